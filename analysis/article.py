@@ -143,12 +143,12 @@ def _unregistered(name: str) -> Experiment:
     """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question."""
 
     def count(arms: pd.DataFrame) -> Answer:
-        right, wrong = arms[~arms["fault"]], faults.judged(arms)
-        runs, controls = (right[right["arm"].eq(name)] for name in ("accumulated", "permuted"))
+        right, wrong = arms.query("not fault"), faults.judged(arms)
+        runs, controls = (right.query("arm == @name") for name in ("accumulated", "permuted"))
         counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())
         why = [
             f"{share(int(own['explained'].sum()), len(own))} that differ by {cause} are what an exact simulation of it gives."
-            for cause, own in runs[runs["cause"].ne("") & runs["verdict"].eq("different")].groupby("cause")
+            for cause, own in runs.query("cause != '' and verdict == 'different'").groupby("cause")
             if own["explained"].any()
         ]
         found = f"Of {len(wrong)} runs that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""

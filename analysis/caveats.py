@@ -74,9 +74,9 @@ def caveats_that_occur(material: Material) -> Section | None:
     swept = {column: sorted(arms[column].unique()) for column in ("norm", "optimizer", "precision")}
     found = (*swept["norm"], *dict.fromkeys(map(state_of, swept["optimizer"])), *swept["precision"])
     told += [Text(INHERENT_OF[one]) for one in found if one in INHERENT_OF]
-    if (bound := arms[arms["norm"] == "batch"])["trial"].any():
+    if (bound := arms.query("norm == 'batch'"))["trial"].any():
         told.append(Text(_momenta(bound)))
-    if len(clipped := arms[arms["clip_norm"].notna()]):
+    if len(clipped := arms.query("clip_norm.notna()")):
         told.append(Text(_clipping(clipped)))
     table = [
         (norm, optimizer, precision, _found(own, material.l4), _advice(own))
@@ -103,7 +103,7 @@ def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
         told.append(f"rounding {number(ratio)}")
     first = arms.iloc[0]
     names = ["norm", "optimizer", "precision"]
-    cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)] if len(l4) else l4
+    cells = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and n >= 2") if len(l4) else l4
     cells = cells[(cells[names] == first[names].to_list()).all(axis=1)] if len(cells) else cells
     if len(cells):
         worst = cells.iloc[int(cells["mean"].abs().to_numpy().argmax())]
@@ -154,7 +154,7 @@ def corrected(momentum: float, num: int) -> float:
 
 def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
-    cells: list[ArmCell] = by_cell(rows(arms[arms["arm"] == "accumulated"]))
+    cells: list[ArmCell] = by_cell(rows(arms.query("arm == 'accumulated'")))
     columns = ("workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause")
     return pd.DataFrame(
         [[getattr(cell, name) for name in (*columns, "gradient_error", "rounding_ratio")] for cell in cells],

@@ -50,7 +50,7 @@ def judged(arms: pd.DataFrame) -> pd.DataFrame:
     is among the causes. `wrong`: causes that are neither the fault's nor the correct arm's; `confidently_wrong`: detected, with
     such a cause and no `unexplained` beside it. `clipping`, `lengths`: of the trial, from the correct arm.
     """
-    correct = arms[arms["arm"] == "accumulated"]
+    correct = arms.query("arm == 'accumulated'")
     beside = correct[[*_PAIR, "verdict", "cause", "clipped_share", "short_windows"]]
     joined = arms[arms["fault"]].merge(beside, on=_PAIR, suffixes=("", "_correct"), validate="many_to_one")
     causes, own = (joined[name].map(causes_of) for name in ("cause", "cause_correct"))
@@ -107,7 +107,7 @@ def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | L
 def visibility(steps: pd.DataFrame) -> pd.DataFrame:
     """`visible_at` of every accumulated arm, by trial, arm and N: `first_visible` beside the correct arm of the same N."""
     rows = []
-    chosen = steps[steps["replicate"] == 0].sort_values("step", kind="stable")
+    chosen = steps.query("replicate == 0").sort_values("step", kind="stable")
     for (trial, n), own in chosen.groupby(["trial", "accumulation_steps"]):
         curves = {str(arm): losses.to_numpy(dtype=np.float64) for arm, losses in own.groupby("arm")["loss"]}
         correct = curves.pop("accumulated", None)

@@ -81,7 +81,7 @@ def gradient_error(material: Material) -> Section | None:
     arms = material.arms[np.isfinite(material.arms["arm_error"])]
     if arms.empty:
         return None
-    good = arms[(arms["arm"] == "accumulated") & (arms["verdict"] == "equivalent")]
+    good = arms.query("arm == 'accumulated' and verdict == 'equivalent'")
     ratios = good["rounding_ratio"].dropna()
     summary = (
         f"In {len(ratios)} equivalent arms the error is {number(ratios.min())} to {number(ratios.max())} times the full batch's "
@@ -103,7 +103,7 @@ def algebra(material: Material) -> Section | None:
     arms = material.arms
     if arms["algebra_error"].notna().sum() == 0:
         return None
-    errors = arms.loc[arms["arm"] == "accumulated", "algebra_error"]
+    errors = arms.query("arm == 'accumulated'")["algebra_error"]
     good, bad = errors[errors <= ALGEBRA_GATE], errors[errors > ALGEBRA_GATE]
     text = f"{share(len(good), len(errors))} accumulated arms pass" + (
         f", the worst of them at {number(good.max())}." if len(good) else "."
@@ -148,7 +148,7 @@ def distances(material: Material) -> Section | None:
     if material.steps.empty:
         return None
     arms = material.arms
-    good = arms[(arms["arm"] == "accumulated") & (arms["verdict"] == "equivalent") & arms["trajectory_ratio"].notna()]
+    good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
     inside = int((good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum())
     text = (
         f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
@@ -169,13 +169,13 @@ def distances(material: Material) -> Section | None:
 def batch_norm(material: Material) -> Section | None:
     """What BatchNorm does to gradients and losses, and how much of it its oracle explains."""
     arms = material.arms[material.arms["norm"] == "batch"]
-    accumulated = arms[(arms["arm"] == "accumulated") & arms["oracle_error"].notna()]
+    accumulated = arms.query("arm == 'accumulated' and oracle_error.notna()")
     if accumulated.empty:
         return None
     l4 = material.l4[(material.l4["norm"] == "batch") & (material.l4["measure"] == "held_out_loss")]
     rows = []
     for n, group in accumulated.groupby("accumulation_steps"):
-        means = l4.loc[(l4["arm"] == "accumulated") & (l4["accumulation_steps"] == n), "mean"]
+        means = l4.query("arm == 'accumulated' and accumulation_steps == @n")["mean"]
         errors = (group["gradient_error"].median(), group["oracle_error"].max())
         rows.append((n, group["micro_batch"].iloc[0], len(group), *errors, span(means)))
     text = (
@@ -204,7 +204,7 @@ def batch_norm(material: Material) -> Section | None:
 def convergence(material: Material) -> Section | None:
     """Losses over seeds, paired with the full batch: L4."""
     margin, l4 = material.experiment.margin, material.l4
-    cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)]
+    cells = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and n >= 2")
     if cells.empty:
         return None
     rows = (
@@ -252,7 +252,7 @@ def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
 def unjudged(material: Material) -> Section:
     """Arms without a clear verdict, and why, leaving out those that are wrong on purpose."""
     arms = material.arms[~material.arms["fault"]]
-    unclear = arms[arms["verdict"].isin(["inconclusive", "degraded"]) | (arms["verdict"].eq("different") & ~arms["explained"])]
+    unclear = arms.query("verdict in ['inconclusive', 'degraded'] or (verdict == 'different' and not explained)")
     title = "What could not be judged or explained"
     if unclear.empty:
         return Section(title, (Text(f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause."),))

@@ -112,7 +112,7 @@ def pictures(results: Path, experiment: str, arms: pd.DataFrame) -> Iterator[tup
     if arms["algebra_error"].notna().any():
         yield "algebra", figures.figure_algebra(arms)
     if arms["arm_error"].notna().any():
-        yield "gradient-error", figures.figure_gradient_error(arms[arms["arm_error"].notna()])
+        yield "gradient-error", figures.figure_gradient_error(arms.query("arm_error.notna()"))
     steps, _ = drawn_steps(results, experiment, arms)
     if steps.empty:
         return

@@ -124,7 +124,7 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     `apart_p`: how many times farther the arm lies from the full batch and its permuted runs than those from each other, by a
     permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the accumulated arms of the measure.
     """
-    arms = arms[arms["arm"].isin(["accumulated", "permuted"])].reset_index(drop=True)
+    arms = arms.query("arm in ['accumulated', 'permuted']").reset_index(drop=True)
     trials = arms["trial"].tolist()
     places = cast(dict[tuple[str, str, int], Places], arms.groupby(["group", "arm", "accumulation_steps"]).indices)
     rows: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
             )
     labels = arms.loc[[own[0] for own in places.values()], CELL]
     frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), pd.DataFrame(rows, columns=L4_COLUMNS)], axis=1)
-    for _, cells in frame[frame["apart_p"].notna() & (frame["arm"] == "accumulated")].groupby("measure"):
+    for _, cells in frame.query("apart_p.notna() and arm == 'accumulated'").groupby("measure"):
         frame.loc[cells.index, "apart_holm"] = statistics.holm(cells["apart_p"].tolist())
     return in_order(frame)
 
@@ -197,7 +197,7 @@ def cells(rows: pd.DataFrame, keys: Sequence[str], of: Callable[[pd.DataFrame], 
 
 def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
     """How often what can reveal a fault occurred, per model: active clipping, short windows, unequal terms, float64 steps."""
-    accumulated = arms[arms["arm"] == "accumulated"]
+    accumulated = arms.query("arm == 'accumulated'")
     table = accumulated.groupby(["workload", "norm"], as_index=False).agg(
         n=("trial", "nunique"),
         arms=("trial", "size"),

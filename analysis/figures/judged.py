@@ -47,8 +47,8 @@ def figure_algebra(arms: pd.DataFrame) -> Figure:
         axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         axes.text(ALGEBRA_GATE * 1.6, -0.62, f"gate {power_of_ten(ALGEBRA_GATE)}", va="center", color=INK)
         for place, norm in enumerate(norms):
-            own = arms[arms["norm"] == norm]
-            accumulated, null = (own[own["arm"] == name] for name in ("accumulated", "permuted"))
+            own = arms.query("norm == @norm")
+            accumulated, null = (own.query("arm == @name") for name in ("accumulated", "permuted"))
             good = accumulated["algebra_error"] <= ALGEBRA_GATE
             _strip(axes, accumulated.loc[good, "algebra_error"], place - 0.06, BLUE, "o")
             _strip(axes, accumulated.loc[~good, "algebra_error"], place - 0.06, VERMILLION, "X")
@@ -84,11 +84,11 @@ def figure_gradient_error(arms: pd.DataFrame) -> Figure:
     arms = arms[np.isfinite(arms["arm_error"])]
     models, panels = facets(arms), dict[str, list[Curve]]()
     for precision, model in product(_precisions(arms), models):
-        own = arms[(arms["precision"] == precision) & (arms["model"] == model)]
+        own = arms.query("precision == @precision and model == @model")
         drawn = panels.setdefault(f"{model}\n{precision} (n = {own['trial'].nunique()})", [])
         if own.empty:
             continue
-        accumulated, null = (own[own["arm"] == name] for name in ("accumulated", "permuted"))
+        accumulated, null = (own.query("arm == @name") for name in ("accumulated", "permuted"))
         ends, full = [own["accumulation_steps"].min(), own["accumulation_steps"].max()], own["full_error"]
         look = {"color": GREY, "label": "full batch: median, range"}
         drawn.append(Curve(ends, [full.median()] * 2, look, band=([full.min()] * 2, [full.max()] * 2)))
@@ -107,9 +107,9 @@ def figure_gradient_error(arms: pd.DataFrame) -> Figure:
 def figure_losses(steps: pd.DataFrame) -> Figure:
     """Loss of every arm, and below it the distance to the full batch's, against the band of the null runs; columns are models."""
     models, above, below = facets(steps), dict[str, list[Curve]](), dict[str, list[Curve]]()
-    colours = by_steps(steps.loc[steps["arm"] == "accumulated", "accumulation_steps"].tolist())
+    colours = by_steps(steps.query("arm == 'accumulated'")["accumulation_steps"].tolist())
     for model in models:
-        own = steps[steps["model"] == model]
+        own = steps.query("model == @model")
         table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="loss")
         full = table["full", 1, 0]
         drawn = above.setdefault(f"{model}\n{own['optimizer'].iloc[0]}, seed {own['seed'].iloc[0]}", [])
@@ -128,9 +128,9 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
 def figure_distances(steps: pd.DataFrame) -> Figure:
     """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
     models, panels = facets(steps), dict[str, list[Curve]]()
-    colours = by_steps(steps.loc[steps["arm"] == "accumulated", "accumulation_steps"].tolist())
+    colours = by_steps(steps.query("arm == 'accumulated'")["accumulation_steps"].tolist())
     for precision, model in product(_precisions(steps), models):
-        own = steps[(steps["model"] == model) & (steps["precision"] == precision)]
+        own = steps.query("model == @model and precision == @precision")
         table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="parameter_distance")
         panels[f"{model}\n{precision}"] = _beside_null(table, colours) if len(own) else []
     size = (WIDTH, 2.8)
@@ -157,7 +157,7 @@ def _beside_null(table: pd.DataFrame, colours: dict[int, str]) -> list[Curve]:
 
 def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
     """BatchNorm over N: the difference and what is left of it against the Ghost-BatchNorm oracle; held-out loss beside it."""
-    accumulated, l4 = arms[arms["arm"] == "accumulated"], l4[l4["measure"] == "held_out_loss"]
+    accumulated, l4 = arms.query("arm == 'accumulated'"), l4.query("measure == 'held_out_loss'")
     gate = {"color": INK, "linestyle": DASHED, "label": f"gate {power_of_ten(ALGEBRA_GATE)}"}
     steps = sorted(set(accumulated["accumulation_steps"]))
     at = "accumulation_steps"
@@ -182,15 +182,15 @@ def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
 
 def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
     """L4 of the held-out loss, one row per configuration: mean difference and interval of every arm, with the margin."""
-    l4 = l4[l4["measure"] == "held_out_loss"]
+    l4 = l4.query("measure == 'held_out_loss'")
     precisions = _precisions(l4)
     rows = list(dict.fromkeys(zip(l4["workload"], l4["norm"], l4["optimizer"], strict=True)))
-    colours = by_steps(l4.loc[l4["arm"] == "accumulated", "accumulation_steps"].tolist())
+    colours = by_steps(l4.query("arm == 'accumulated'")["accumulation_steps"].tolist())
     with style():
         figure = new_figure(WIDTH, 1.3 + 0.36 * len(rows))
         grid = figure.subplots(1, len(precisions), sharey=True, squeeze=False)
         for axes, precision in zip(grid[0], precisions, strict=True):
-            own = l4[l4["precision"] == precision]
+            own = l4.query("precision == @precision")
             axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0)
             axes.axvline(0, color=INK, linewidth=0.8)
             for place, (n, colour) in enumerate({0: GREY, **colours}.items()):

@@ -57,7 +57,7 @@ def panels(
 
 def by_optimizer(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The rows of each optimizer, in the customary order."""
-    return {name: rows[rows["optimizer"] == name] for name in optimizers_of(rows)}
+    return {name: rows.query("optimizer == @name") for name in optimizers_of(rows)}
 
 
 def mean_line(axes: Axes, places: Sequence[float], samples: Sequence[Sequence[float]], **look: Any) -> None:

@@ -68,7 +68,7 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
 def bytes_per_parameter(results: Results) -> ClaimResult:
     """D7: compares the bytes of parameters, gradients and Adam's state for 1.3e9 parameters with the text's 10.4 GB."""
     rows = results.study("model_bytes")
-    adam = rows[rows["optimizer"].isin(ADAM)]
+    adam = rows.query("optimizer in @ADAM")
     pure = adam["kept_in"] == "bfloat16"
     mixed = ~pure & adam["precision"].isin(["float32", "bfloat16", "float16"])
     if not (pure.any() and mixed.any()):
@@ -98,7 +98,7 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
 def adam_copies(results: Results) -> ClaimResult:
     """D11: compares the bytes of Adam's state with twice those of the parameters; S0's plural says how many in neither way."""
     rows = results.study("model_bytes")
-    adam = rows[rows["optimizer"].isin(ADAM)]
+    adam = rows.query("optimizer in @ADAM")
     if adam.empty:
         return undecided("It takes trials with Adam.", 0)
     copies = adam["state_bytes"] / adam["parameter_bytes"]

@@ -52,10 +52,10 @@ OWN_STATES = Claim(
 def hides_missing_division(results: Results) -> ClaimResult:
     """C11: compares the missing 1/N with the right gradient at eps / N, and its effect at the default eps with that under SGD."""
     rows = results.study("adam_scale", ["clip_norm"])
-    free = rows[rows["clip_norm"].isna()]
-    adam = free[free["optimizer"].isin(["adam", "adamw"]) & ((free["weight_decay"] == 0) | (free["optimizer"] == "adamw"))]
-    usual, large = adam[adam["eps"] <= SMALL_EPS], adam[adam["eps"] > SMALL_EPS]
-    sgd = free[(free["optimizer"] == "sgd") & (free["weight_decay"] == 0)]
+    free = rows.query("clip_norm.isna()")
+    adam = free.query("optimizer in ['adam', 'adamw'] and (weight_decay == 0 or optimizer == 'adamw')")
+    usual, large = adam.query("eps <= @SMALL_EPS"), adam.query("eps > @SMALL_EPS")
+    sgd = free.query("optimizer == 'sgd' and weight_decay == 0")
     if usual.empty or large.empty or sgd.empty:
         return undecided("It takes Adam at small and large eps, and SGD.", len(rows))
     right, formula = float(rows["right_error"].max()), closed_form_error(rows)
@@ -86,10 +86,10 @@ def closed_form_error(rows: pd.DataFrame) -> float:
 
 def revealed(rows: pd.DataFrame) -> str:
     """What reveals the fault, or hides it from SGD, in words; empty where nothing of it was run."""
-    clipped = rows[rows["clip_norm"].notna()]
-    decayed = rows[(rows["optimizer"] == "adam") & (rows["weight_decay"] > 0)]
-    sometimes = clipped[(clipped["optimizer"] == "adam") & (clipped["clipped_share"] < 1)]
-    always = clipped[clipped["clipped_share"] == 1]
+    clipped = rows.query("clip_norm.notna()")
+    decayed = rows.query("optimizer == 'adam' and weight_decay > 0")
+    sometimes = clipped.query("optimizer == 'adam' and clipped_share < 1")
+    always = clipped.query("clipped_share == 1")
     parts = [
         f"{what} {number(own['fault_error'].median())}"
         for what, own in (
@@ -122,7 +122,7 @@ def missing_division(material: Material) -> Section | None:
         f"fault under Adam too. The first step agrees with its closed form to {number(closed_form_error(rows))} in {len(rows)} "
         "arms."
     )
-    chosen = rows[rows["optimizer"].eq("adam") & rows["clip_norm"].isna() & (rows["weight_decay"] == 0)]
+    chosen = rows.query("optimizer == 'adam' and clip_norm.isna() and weight_decay == 0")
     head = (
         "optimizer | eps | weight decay | clipping | N | n | first step off by | after 40 steps | "
         "closed form | against the right gradient, rescaled"

@@ -45,8 +45,8 @@ def adapted(results: Results) -> ClaimResult:
     rows = results.study("adaptive_windows")
     if rows["distinct_n"].min() < 2:
         return undecided("It takes windows of several N.", len(rows))
-    same = rows[rows["arm"] == "constant_batch"]
-    other = rows[rows["arm"].str.startswith("varying_batch")]
+    same = rows.query("arm == 'constant_batch'")
+    other = rows.query("arm.str.startswith('varying_batch')")
     exact = (same["gradient_error"] <= ALGEBRA_GATE) & (same["distance"] <= TRAJECTORY_GATE)
     parted = other["distance"] > ANOTHER
     return ClaimResult(
@@ -101,9 +101,9 @@ def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
 def imbalance(results: Results) -> ClaimResult:
     """A17: compares the gradient norms of two towers under a contrastive loss, and of tensors under losses of single samples."""
     rows = results.study("tensor_norms")
-    pairs = rows[rows["workload"] == "pairs"]
-    table = balance(rows[rows["workload"] != "pairs"])
-    free, bound = table[table["norm"] != "batch"], table[table["norm"] == "batch"]
+    pairs = rows.query("workload == 'pairs'")
+    table = balance(rows.query("workload != 'pairs'"))
+    free, bound = table.query("norm != 'batch'"), table.query("norm == 'batch'")
     if free.empty or bound.empty or pairs["trial"].nunique() < LEAST_SEEDS:
         return undecided(f"It takes gradients with and without BatchNorm, and {LEAST_SEEDS} trials with two towers.", len(table))
     if not (bound["off"] > ANOTHER).all():
@@ -149,7 +149,7 @@ def ways_to_adapt(material: Material) -> Section | None:
 def tensor_balance(material: Material) -> Section | None:
     """Deviations of the tensors' gradient norms over N."""
     rows = material.results.study("tensor_norms")
-    rows = rows[rows["workload"] != "pairs"]
+    rows = rows.query("workload != 'pairs'")
     table = balance(rows)
     picture = Picture(
         "tensor-norms",

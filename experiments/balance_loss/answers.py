@@ -27,7 +27,7 @@ def measured(results: Results) -> pd.DataFrame:
 def finding(rows: pd.DataFrame) -> str:
     """What the numbers say of the prediction, clause by clause."""
     identity = float(rows["identity_error"].max())
-    own, passes = (rows.loc[rows["arm"] == arm, "gradient_error"] for arm in ("per_micro_batch", "two_passes"))
+    own, passes = (rows.query("arm == @arm")["gradient_error"] for arm in ("per_micro_batch", "two_passes"))
     another = identity <= ALGEBRA_GATE and own.min() >= APART
     exact = passes.max() <= ALGEBRA_GATE
     nearer = _nearer(rows)
@@ -41,7 +41,7 @@ def finding(rows: pd.DataFrame) -> str:
 
 def advice(rows: pd.DataFrame) -> str:
     """What the numbers advise."""
-    exact = bool(rows.loc[rows["arm"] == "two_passes", "gradient_error"].max() <= ALGEBRA_GATE)
+    exact = bool(rows.query("arm == 'two_passes'")["gradient_error"].max() <= ALGEBRA_GATE)
     nearer = _nearer(rows)
     passes = (
         "route the whole window first, without gradients, and give every micro-batch the window's counts: it costs one forward "
@@ -71,7 +71,7 @@ def _where(chosen: pd.Series[bool]) -> str:
 def losses(material: Material) -> Section | None:
     """Gradient error over N, the formula, and the advice."""
     rows = measured(material.results)
-    chosen = rows[rows["arm"].isin(LABELS)]
+    chosen = rows.query("arm in @LABELS")
     head = "task | way | N | b | n | loss less the window's | by the formula | router gradient off by"
     cells = (
         (task, LABELS[str(arm)][0], num, f"{own['micro_batch'].iloc[0]:g}", len(own), interval(own["loss"] - own["window_loss"]),
@@ -93,7 +93,7 @@ def losses(material: Material) -> Section | None:
 def trained(material: Material) -> Section | None:
     """Where trainings with each end."""
     rows = measured(material.results)
-    full = rows[rows["arm"] == "full"].set_index("trial")
+    full = rows.query("arm == 'full'").set_index("trial")
     measures = ("held_out_loss", "load_entropy", "class_entropy")
     head = "task | way | N | n | held-out loss | less the window's | entropy of the load | less | within a class | less"
     cells = []

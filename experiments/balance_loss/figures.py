@@ -19,7 +19,7 @@ LABELS = {
 def figure_balance(rows: pd.DataFrame) -> Figure:
     """Relative error of the router's gradient over N, at the initial weights, by task: every seed, and the median."""
     panels: dict[str, list[Curve]] = {}
-    for (task, arm), own in rows[rows["arm"].isin(LABELS)].groupby(["workload", "arm"]):
+    for (task, arm), own in rows.query("arm in @LABELS").groupby(["workload", "arm"]):
         label, colour, mark = LABELS[str(arm)]
         every = {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.5, "label": label}
         panels.setdefault(str(task), []).extend((

@@ -70,7 +70,7 @@ def contrasts(rows: pd.DataFrame) -> list[Contrast]:
         wide = own.pivot_table(index="seed", columns="arm", values="test_loss")
         if {"large_then_small", "small_then_large"} <= set(wide):
             differences = (wide["large_then_small"] - wide["small_then_large"]).dropna()
-            mixed = own[own["arm"].isin(["large_then_small", "small_then_large"])]
+            mixed = own.query("arm in ['large_then_small', 'small_then_large']")
             found.append(Contrast(key, differences.tolist(), bool(mixed["interior"].all())))
     return found
 
@@ -125,7 +125,7 @@ def orders(material: Material) -> Section | None:
     )
     cells = []
     for key, own in rows.groupby(SETTING):
-        small = own[own["arm"] == "small"].set_index("seed")["test_loss"]
+        small = own.query("arm == 'small'").set_index("seed")["test_loss"]
         name = Contrast(key, [], True).name
         for arm, label in LABELS.items():
             one = own[own["arm"] == arm]

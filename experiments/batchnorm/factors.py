@@ -30,7 +30,7 @@ def factors(results: Results) -> pd.DataFrame:
     Holm over the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
     """
     rows = remedied(results)
-    chosen = rows[rows["arm"].isin(CORNERS)]
+    chosen = rows.query("arm in @CORNERS")
     key = ["model", "effective_batch", "b"]
     wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()
     wide = wide.assign(of_b=(wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2, of_n=(wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2)

@@ -28,7 +28,7 @@ def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
     panels = {
         f"{NAMES.get(str(model), model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} "
         f"(n = {own['trial'].nunique()})": [
-            median_curve(own[own["arm"] == arm], "micro_batch", column, color=colour, marker=mark, label=label)
+            median_curve(own.query("arm == @arm"), "micro_batch", column, color=colour, marker=mark, label=label)
             for column, arm, colour, mark, label in CURVES
         ]
         for (model, after), own in rows.groupby(["model", "after_steps"], sort=False)
@@ -43,7 +43,7 @@ def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> F
     panels: dict[str, list[Curve]] = {"as it is": [], "momentum 1 - (1 - m)^(1/N)": []}
     for drawn, rows in zip(panels.values(), (plain, corrected), strict=True):
         for colour, m in zip(SERIES, sorted(set(plain["momentum"])), strict=False):
-            own = rows[rows["momentum"] == m]
+            own = rows.query("momentum == @m")
             formula = 1 - (1 - m) ** fine if rows is plain else np.full_like(fine, m)
             look = {"color": colour, "marker": "o", "linestyle": "", "label": f"m = {m:g} (line: formula)"}
             drawn += [Curve(fine, formula, {"color": colour}), Curve(own["accumulation_steps"], own["effective_momentum"], look)]
@@ -56,7 +56,7 @@ def figure_accuracy(panels: Mapping[str, pd.DataFrame]) -> Figure:
         title: [
             mean_curve(own.sort_values("b"), "b", color=colour, marker=mark, label=f"{norm} norm")
             for norm, (colour, mark) in NORMS.items()
-            if len(own := cells[cells["norm"] == norm])
+            if len(own := cells.query("norm == @norm"))
         ]
         for title, cells in panels.items()
     }

@@ -51,10 +51,10 @@ VERDICTS = {
 def gradient_over_b(material: Material) -> Section | None:
     """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
     rows = material.results.study(EXACT)
-    rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM)]
+    rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
     influence = float(plain["influence"].max())
-    lines = [_gradient_words(model, own) for model, own in plain[plain["after_steps"] == 0].groupby("model")]
+    lines = [_gradient_words(model, own) for model, own in plain.query("after_steps == 0").groupby("model")]
     text = (
         "The batch statistics cause all of it. The running statistics have no part in it: other buffers change the gradient by "
         f"{number(influence)} (relative, largest of {len(plain)}), because a training forward does not read them. Splitting the "
@@ -95,9 +95,9 @@ def running_statistics(material: Material) -> Section | None:
     if plain.empty or corrected.empty:
         return None
     usual = exact_rows(material.results, "accumulated")
-    after = usual[usual["after_steps"] == 0].groupby("accumulation_steps")["statistics_error"].median()
+    after = usual.query("after_steps == 0").groupby("accumulation_steps")["statistics_error"].median()
     mended = exact_rows(material.results, "corrected_momentum")
-    left = mended[mended["after_steps"] == 0].groupby("accumulation_steps")["statistics_error"].median()
+    left = mended.query("after_steps == 0").groupby("accumulation_steps")["statistics_error"].median()
     most = int(after.index.max())
     text = (
         "Every micro-batch updates the running statistics, N times in a window. The update is affine in their old values, so "
@@ -118,9 +118,9 @@ def running_statistics(material: Material) -> Section | None:
 def remedies(material: Material) -> Section | None:
     """What each remedy does to gradient and running statistics in one window."""
     rows = material.results.study(EXACT)
-    rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM) & (rows["after_steps"] == 0)]
+    rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
     smallest = int(rows["micro_batch"].min())
-    own = rows[rows["micro_batch"] == smallest]
+    own = rows.query("micro_batch == @smallest")
     columns = ["gradient_error", "split_error", "statistics_error", "effective_momentum", "forwards"]
     table = own.groupby("arm")[columns].median()
     table.loc["frozen_statistics", ["statistics_error", "effective_momentum"]] = float("nan")  # they do not move
@@ -192,7 +192,7 @@ def accuracy_over_b(material: Material) -> Section | None:
         "values of a channel in a micro-batch, in the BatchNorm layer that has the fewest. In the weights alone: with statistics "
         "of the whole training set in both (precise BatchNorm).",
     )
-    return Section("Accuracy over b", (Text(text), picture, *_over_values(costs[costs["values"].notna()]), table, Text(reach)))
+    return Section("Accuracy over b", (Text(text), picture, *_over_values(costs.query("values.notna()")), table, Text(reach)))
 
 
 def _over_values(costs: pd.DataFrame) -> list[Picture]:
@@ -215,12 +215,12 @@ def remedies_trained(material: Material) -> Section | None:
     rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
     cells = []
     for arm in ("full", *WORDS):
-        own = rows[rows["arm"] == arm]
+        own = rows.query("arm == @arm")
         if len(own):
             fixed = arm == "frozen_statistics"  # its weights belong to the statistics that it froze
             again = "-" if fixed else _mean_and_interval(own["again"].tolist())
             cells.append((WORDS.get(arm, "the full batch"), _mean_and_interval(own["kept"].tolist()), again, len(own)))
-    plain, full = rows[rows["arm"] == "accumulated"].set_index("seed"), rows[rows["arm"] == "full"].set_index("seed")
+    plain, full = rows.query("arm == 'accumulated'").set_index("seed"), rows.query("arm == 'full'").set_index("seed")
     b, size = int(plain["micro_batch"].iloc[0]), int(plain["effective_batch"].iloc[0])
     lost = plain["kept"] - full["kept"]
     weights = plain["again"] - full["again"]
@@ -327,7 +327,7 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
 def exact_at_every_n(material: Material) -> Section | None:
     """The gradient errors of every normalisation, over N."""
     rows = material.results.study(EXACT)
-    rows = rows[(rows["arm"] == "accumulated") & ((rows["norm"] != "batch") | (rows["momentum"] == DEFAULT_MOMENTUM))]
+    rows = rows.query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
     cells = (
         (norm, named(model), f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}", len(own),
          own["gradient_error"].min(), own["gradient_error"].max())

@@ -22,7 +22,7 @@ CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
     """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
     rows = results.study(EXACT)
-    chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
+    chosen = rows.query("norm == 'batch' and arm == @arm")
     return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
 
 
@@ -37,25 +37,25 @@ def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
     `norm`: the arms of this normalisation only.
     """
     rows = results.study(TRAINED, [RECALIBRATED, "values_per_channel"])
-    rows = rows if norm is None else rows[rows["norm"] == norm]
+    rows = rows if norm is None else rows.query("norm == @norm")
     return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """The trials that split one B into several N."""
-    several = rows[rows["arm"] == "accumulated"].groupby("trial")["accumulation_steps"].nunique() > 1
+    several = rows.query("arm == 'accumulated'").groupby("trial")["accumulation_steps"].nunique() > 1
     return rows[rows["trial"].map(several).fillna(False).astype(bool)]
 
 
 def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """The accumulated arms of trials with one N, whose B = N b grows with b."""
     rest = rows.drop(fixed_batch(rows).index)
-    return rest[rest["arm"] == "accumulated"]
+    return rest.query("arm == 'accumulated'")
 
 
 def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
     """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
-    shown = _once(rows[rows["arm"].isin(["full", "accumulated"])])
+    shown = _once(rows.query("arm in ['full', 'accumulated']"))
     return tables.cells(shown, CELL, lambda own: tables.paired_comparison(own["error"].tolist(), MARGIN))
 
 
@@ -73,14 +73,14 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
     how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
     """
-    full, others = rows[rows["arm"] == "full"].set_index("trial"), rows[rows["arm"] != "full"]
+    full, others = rows.query("arm == 'full'").set_index("trial"), rows.query("arm != 'full'")
 
     def more(column: str) -> pd.Series[float]:
         above: pd.Series[float] = others[column].astype(float) - others["trial"].map(full[column]).astype(float)
         return above
 
     paired = others.assign(more=more("error"), loss=more("held_out_loss"), weights=-100 * more(RECALIBRATED))
-    null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
+    null = paired.query("arm == 'permuted'").groupby("trial")["loss"].apply(list)
 
     def compared(own: pd.DataFrame) -> dict[str, Any]:
         apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
@@ -90,7 +90,7 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
             "weights": own["weights"].dropna().tolist(), "values": float(own["values_per_channel"].min()),
         }  # fmt: skip
 
-    frame = tables.cells(_once(paired[paired["arm"] == "accumulated"]), CELL, compared)
+    frame = tables.cells(_once(paired.query("arm == 'accumulated'")), CELL, compared)
     if frame.empty:
         return frame
     frame = frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
@@ -99,7 +99,7 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
 
 def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
     """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell."""
-    shown = rows[rows["arm"].isin(["full", "accumulated"])]
+    shown = rows.query("arm in ['full', 'accumulated']")
     keys = ["model", "effective_batch", "accumulation_steps", "b"]
     wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
     if not {"batch", "group"} <= set(wide.columns):
@@ -122,12 +122,12 @@ def remedied(results: Results) -> pd.DataFrame:
     """
     rows = results.study(REMEDIED)
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
-    plain = rows[rows["arm"] == "accumulated"]
+    plain = rows.query("arm == 'accumulated'")
     again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
-    parts = [rows[~rows["arm"].isin(["full", "permuted"])], again]
+    parts = [rows.query("arm not in ['full', 'permuted']"), again]
     if results.has(TRAINED):
         other = trained(results, norm="group")
-        parts.append(other[other["arm"] == "accumulated"].assign(arm="group_norm", accuracy=lambda own: 100 - own["error"]))
+        parts.append(other.query("arm == 'accumulated'").assign(arm="group_norm", accuracy=lambda own: 100 - own["error"]))
     return _beside_full(pd.concat(parts), rows)
 
 
@@ -135,12 +135,12 @@ def gone_on(results: Results) -> pd.DataFrame:
     """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
     rows = results.study(GONE_ON)
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
-    return _beside_full(rows[rows["arm"] != "full"], rows)
+    return _beside_full(rows.query("arm != 'full'"), rows)
 
 
 def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     pair = ["model", "effective_batch", "steps", "lr", "seed"]
-    full = rows[rows["arm"] == "full"].drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
+    full = rows.query("arm == 'full'").drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
     both = chosen.merge(full, on=pair)
     both = both.assign(lost=both["full"] - both["accuracy"], b=both["micro_batch"])
     return both[["model", "effective_batch", "b", "arm", "seed", "accuracy", "full", "lost"]]
@@ -151,4 +151,4 @@ def forwards_of(results: Results) -> pd.Series[float]:
     if not results.has(EXACT):
         return pd.Series(dtype=float)
     rows = results.study(EXACT)
-    return rows[rows["norm"] == "batch"].groupby(["model", "arm"])["forwards"].median()
+    return rows.query("norm == 'batch'").groupby(["model", "arm"])["forwards"].median()

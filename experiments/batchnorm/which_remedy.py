@@ -45,7 +45,7 @@ STEPS = (2, 4, 8, 16, 32, 64)
 def which_remedy(material: Material) -> Section | None:
     """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
     rows = remedied(material.results)
-    rows = rows[rows["arm"].isin(WORDS)]
+    rows = rows.query("arm in @WORDS")
     forwards = forwards_of(material.results)
     blocks: list[Text | Table] = []
     for (model, size), own in rows.groupby(["model", "effective_batch"]):
@@ -73,9 +73,9 @@ def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
 def _over_b(what: str, words: Mapping[str, str], rows: pd.DataFrame, sizes: list[int], caption: str, **more: Any) -> Table:
     """A row for each arm, a column for each b; `more`: other columns, each from the arm."""
     cells = (
-        (told, *(_cell(own if arm in WHOLE else own[own["b"] == b]) for b in sizes), *(of(arm) for of in more.values()))
+        (told, *(_cell(own if arm in WHOLE else own.query("b == @b")) for b in sizes), *(of(arm) for of in more.values()))
         for arm, told in words.items()
-        for own in [rows[rows["arm"] == arm]]
+        for own in [rows.query("arm == @arm")]
         if len(own)
     )
     return table(" | ".join([what, *(f"b = {b}" for b in sizes), *more]), cells, caption)

@@ -57,12 +57,12 @@ def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results
 def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
     rows = results.study(EXACT, ["oracle_error"])
-    rows = rows[rows["dropout"] == 0]
-    plain = rows[rows["arm"] == "accumulated"]
+    rows = rows.query("dropout == 0")
+    plain = rows.query("arm == 'accumulated'")
     if plain.empty:
         return undecided("It takes trials of study=negatives.", 0)
     smallest, oracle = float(plain["gradient_error"].min()), float(plain["oracle_error"].max())
-    cached = float(rows.loc[rows["arm"] == "grad_cache", "gradient_error"].max())
+    cached = float(rows.query("arm == 'grad_cache'")["gradient_error"].max())
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
     explained = oracle <= ALGEBRA_GATE
     if smallest > APART and explained:
@@ -99,9 +99,9 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     if rows.empty:
         return undecided("It takes trials of study=retrieval, and seeds that choose the learning rate.", len(every))
     found = []
-    for num in sorted(set(rows.loc[rows["arm"] == "accumulated", "accumulation_steps"])):
-        plain = rows[(rows["arm"] == "accumulated") & (rows["accumulation_steps"] == num)]
-        own = rows[rows["arm"].str.startswith("dual_bank@") & (rows["accumulation_steps"] == num)]
+    for num in sorted(set(rows.query("arm == 'accumulated'")["accumulation_steps"])):
+        plain = rows.query("arm == 'accumulated' and accumulation_steps == @num")
+        own = rows.query("arm.str.startswith('dual_bank@') and accumulation_steps == @num")
         for arm, bank in own.groupby("arm"):
             if bank["total_bytes"].median() <= EQUAL * plain["total_bytes"].median():
                 apart, n = difference(rows, (str(arm), num), ("accumulated", num))
@@ -141,7 +141,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
 def banks_hold_gradients(results: Results) -> ClaimResult:
     """F3c: looks at what the banks hold."""
     rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"])
-    rows = rows[rows["bank_entries"] > 0]
+    rows = rows.query("bank_entries > 0")
     if rows.empty:
         return undecided("It takes trials of study=negatives with a bank that is not empty.", 0)
     most = float(rows["held_with_gradient"].max())
@@ -171,8 +171,8 @@ def memory_for_time(results: Results) -> ClaimResult:
         return undecided("It takes trials of study=retrieval with dual_bank.", 0)
     keys = ["trial", "accumulation_steps"]
     saved, slower, cached, lighter = [], [], [], []
-    full = rows[rows["arm"] == "full"].set_index("trial")
-    plain, cache = (rows[rows["arm"] == arm].set_index(keys) for arm in ("accumulated", "grad_cache"))
+    full = rows.query("arm == 'full'").set_index("trial")
+    plain, cache = (rows.query("arm == @arm").set_index(keys) for arm in ("accumulated", "grad_cache"))
     for bank in banks:
         own = rows[rows["arm"] == bank].set_index(keys)
         saved += (own["total_bytes"] / own.index.get_level_values("trial").map(full["total_bytes"])).dropna().tolist()
@@ -207,13 +207,13 @@ def memory_for_time(results: Results) -> ClaimResult:
 def banks_balance(results: Results) -> ClaimResult:
     """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
     rows = results.study(TRAINED)
-    one = rows[rows["arm"].str.startswith("passage_bank@")]
+    one = rows.query("arm.str.startswith('passage_bank@')")
     if one.empty:
         return undecided("It takes trials of study=retrieval with passage_bank.", 0)
     keys = ["trial", "accumulation_steps"]
     bank = one.set_index(keys)
     two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]
-    none = rows[rows["arm"] == "grad_cache"].set_index(keys)["norm_ratio"]
+    none = rows.query("arm == 'grad_cache'").set_index(keys)["norm_ratio"]
     table = pd.DataFrame({"one": bank["norm_ratio"], "two": two, "none": none}).dropna()
     of_trial = bank["lr"].reindex(table.index)
     if of_trial.nunique() < 2:
@@ -239,8 +239,8 @@ def banks_balance(results: Results) -> ClaimResult:
 def and_with_in_batch_negatives(results: Results) -> Advice | None:
     """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
     rows = results.of("contrastive").study("negatives")
-    rows = rows[rows["dropout"] == 0]
-    plain, cached = (rows[rows["arm"] == arm] for arm in ("accumulated", "grad_cache"))
+    rows = rows.query("dropout == 0")
+    plain, cached = (rows.query("arm == @arm") for arm in ("accumulated", "grad_cache"))
     if plain.empty or cached.empty:
         return None
     over = plain.groupby("accumulation_steps")["gradient_error"].median()

@@ -47,10 +47,10 @@ def figure_gradients(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
 
 def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
     """Mean reciprocal rank with its interval against bytes of a step and against the time of a window; a row per N."""
-    rows = rows[rows["arm"] != "permuted"]
+    rows = rows.query("arm != 'permuted'")
     panels: dict[str, list[Curve]] = {}
-    for num in sorted(set(rows.loc[rows["arm"] != "full", "accumulation_steps"])) or [1]:
-        at = rows[(rows["arm"] == "full") | (rows["accumulation_steps"] == num)]
+    for num in sorted(set(rows.query("arm != 'full'")["accumulation_steps"])) or [1]:
+        at = rows.query("arm == 'full' or accumulation_steps == @num")
         for column, unit, title in (("total_bytes", MB, "memory of a step, MB"),
                                     ("slowness", 1, "time of a window over the full batch's")):  # fmt: skip
             drawn = panels.setdefault(f"N = {num}: over the {title}", [])

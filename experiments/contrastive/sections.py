@@ -48,7 +48,7 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     where there are several and no tuning seeds, nothing is left. Of several lengths in one store the longest trainings count.
     """
     rows = longest(rows, ["arm", "accumulation_steps"])
-    full = rows[rows["arm"] == "full"].groupby("trial")["seconds"].first()
+    full = rows.query("arm == 'full'").groupby("trial")["seconds"].first()
     beside = rows["seconds"] / rows["trial"].map(full)
     slowness = beside.groupby([rows["arm"], rows["accumulation_steps"]]).transform("median")
     rows = rows.assign(slowness=slowness, validation_loss=-rows["reciprocal_rank"])
@@ -59,8 +59,8 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
 
 def by_seed(rows: pd.DataFrame, arm: str, num: int | None, column: str) -> pd.Series:
     """A column of one method by seed; `num`: its N, None for the full batch."""
-    own = rows[rows["arm"] == arm]
-    own = own if num is None else own[own["accumulation_steps"] == num]
+    own = rows.query("arm == @arm")
+    own = own if num is None else own.query("accumulation_steps == @num")
     return own.groupby("seed")[column].mean()
 
 
@@ -79,10 +79,10 @@ def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple
 def gradients_section(material: Material) -> Section | None:
     """How far each method's gradient is from the full batch's, over N."""
     rows = material.results.study(EXACT, ["oracle_error"])
-    plain = rows[(rows["dropout"] == 0)]
+    plain = rows.query("dropout == 0")
     picture = Picture(
         "contrastive-gradients",
-        figure_gradients(plain[plain["contrast"] == "symmetric"], words),
+        figure_gradients(plain.query("contrast == 'symmetric'"), words),
         "Relative error of the gradient, and the reported loss, over N for each method",
         "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
         "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
@@ -164,8 +164,8 @@ def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
 def memory_section(material: Material) -> Section | None:
     """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
     rows = material.results.study(WEIGHED)
-    rows, b = rows[rows["arm"] != "permuted"], int(rows["micro_batch"].max())
-    full = rows[rows["arm"] == "full"].groupby("window")["peak_bytes"].median()
+    rows, b = rows.query("arm != 'permuted'"), int(rows["micro_batch"].max())
+    full = rows.query("arm == 'full'").groupby("window")["peak_bytes"].median()
     sizes = sorted(full.index)
     middle = sizes[len(sizes) // 2]
     fits = largest_windows(rows, full[middle])
@@ -199,7 +199,7 @@ def order_section(material: Material) -> Section | None:
     if rows.empty:
         return None
     cells = []
-    for num in sorted(set(rows.loc[rows["arm"] == "grad_cache", "accumulation_steps"])):
+    for num in sorted(set(rows.query("arm == 'grad_cache'")["accumulation_steps"])):
         present = [arm for arm in sorted(set(rows["arm"])) if arm.partition("@")[0] in PUBLISHED]
         ladder = sorted(present, key=lambda arm: PUBLISHED.index(arm.partition("@")[0]))
         pairs = [(a, b) for a, b in combinations(ladder, 2) if a.partition("@")[0] != b.partition("@")[0]]

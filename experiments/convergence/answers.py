@@ -56,7 +56,7 @@ def curves(material: Material) -> Section | None:
         return None
     blocks: list[Block] = []
     for key, own in judged.groupby(list(SETTING)):
-        seeds, tuning = own["seed"].nunique(), rows.loc[rows["seed"] >= TUNING_SEEDS, "seed"].nunique()
+        seeds, tuning = own["seed"].nunique(), rows.query(f"seed >= {TUNING_SEEDS}")["seed"].nunique()
         name = setting_name(key)
         blocks.append(Picture(
             f"curves-{plain(name)}",
@@ -187,7 +187,7 @@ def waste(material: Material) -> Section | None:
 def rates(material: Material) -> Section | None:
     """Validation loss over the rate, with what was chosen."""
     rows = convergence.trainings(material.results)
-    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
     if tuning.empty:
         return None
     best = convergence.tuned(rows)

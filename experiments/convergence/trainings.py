@@ -138,10 +138,10 @@ def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:
 
 def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """The rows of the judging seeds, each kind (`by`) at its `best_rate` over the tuning seeds, with `interior` of that rate."""
-    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
     found = [(*key, *best_rate(own)) for key, own in tuning.groupby([*by])]
     chosen = pd.DataFrame(found, columns=[*by, "lr", "interior"])
-    return rows[rows["seed"] < TUNING_SEEDS].merge(chosen, on=[*by, "lr"], how="inner")
+    return rows.query(f"seed < {TUNING_SEEDS}").merge(chosen, on=[*by, "lr"], how="inner")
 
 
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
@@ -157,8 +157,8 @@ def tuned(rows: pd.DataFrame) -> pd.DataFrame:
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
     best = tuned(rows)
-    of_full = best[best["arm"] == "full"].drop(columns=list(ARM))
-    own = rows[rows["seed"] < TUNING_SEEDS]
+    of_full = best.query("arm == 'full'").drop(columns=list(ARM))
+    own = rows.query(f"seed < {TUNING_SEEDS}")
     chooses = own["arm"].isin(OWN_RATE)
     merged = pd.concat([
         own[chooses].merge(best, on=[*SETTING, *ARM, "lr"]), own[~chooses].merge(of_full, on=[*SETTING, "lr"])
@@ -169,7 +169,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge."""
     best = tuned(rows)
-    full = best[best["arm"] == "full"].merge(rows[rows["seed"] >= TUNING_SEEDS], on=[*SETTING, *ARM, "lr"])
+    full = best.query("arm == 'full'").merge(rows.query(f"seed >= {TUNING_SEEDS}"), on=[*SETTING, *ARM, "lr"])
     found = {}
     for key, own in full.groupby(list(SETTING)):
         start = float(np.mean([curve[0] for curve in own["curve_probe_loss"]]))
@@ -210,10 +210,10 @@ def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
 
     found = []
     for key, own in rows.groupby(list(SETTING)):
-        full = own[own["arm"] == "full"].set_index("seed")[measure].astype(float)
-        null = _differences(own[own["arm"] == "permuted"], full, measure)
+        full = own.query("arm == 'full'").set_index("seed")[measure].astype(float)
+        null = _differences(own.query("arm == 'permuted'"), full, measure)
         margin = 0.5 * float(full.std(ddof=1)) if len(full) > 1 else math.nan
-        for arm, arms in own[own["arm"] != "full"].groupby(list(ARM)):
+        for arm, arms in own.query("arm != 'full'").groupby(list(ARM)):
             differences = _differences(arms, full, measure)
             enough = len(differences) > 1 and np.ptp(differences) > 0
             found.append(Beside(
@@ -252,7 +252,7 @@ def pairs(rows: pd.DataFrame) -> list[Pair]:
     """One of each setting whose two rates lie inside the grid; of rows from `judged`."""
     found = []
     for key, own in rows[rows["interior"].astype(bool)].groupby(list(SETTING)):
-        full, small = (own[own["arm"] == arm] for arm in ("full", "small_batch"))
+        full, small = (own.query("arm == @arm") for arm in ("full", "small_batch"))
         small = small[small["accumulation_steps"] == small["accumulation_steps"].max()]
         if len(full) and len(small):
             found.append(Pair(key=key, batch=float(small["step_samples"].iloc[0]), full=full.set_index("seed"),

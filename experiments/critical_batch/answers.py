@@ -51,14 +51,14 @@ def critical_batches(results: Results) -> pd.DataFrame:
     Each setting at the rate whose trunk ends lowest on the tuning seeds; `interior`: whether it lies inside the grid.
     """
     rows = longest(results.study("critical_batch"), SETTING)
-    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
     found = []
-    for key, own in rows[rows["seed"] < TUNING_SEEDS].groupby(SETTING):
+    for key, own in rows.query(f"seed < {TUNING_SEEDS}").groupby(SETTING):
         trunks = tuning[(tuning[SETTING] == list(key)).all(axis=1)].groupby("lr")["trunk_end"].mean()
         if trunks.notna().any():
             lr = trunks.idxmin()
             interior = min(trunks.index) < lr < max(trunks.index)
-            for (seed, point), one in own[own["lr"] == lr].groupby(["seed", "point"]):
+            for (seed, point), one in own.query("lr == @lr").groupby(["seed", "point"]):
                 losses = one.sort_values("batch")[["batch", "validation_loss"]].to_numpy(dtype=float).tolist()
                 critical = critical_batch([(batch, loss) for batch, loss in losses])
                 found.append((*key, lr, interior, seed, point, one["samples"].iloc[0], one["start_loss"].iloc[0], critical,

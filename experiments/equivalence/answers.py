@@ -30,10 +30,10 @@ LEAST_SEEDS = 5  # of A6
 
 def answer(arms: pd.DataFrame) -> Answer:
     """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
-    accumulated = arms[arms["arm"] == "accumulated"]
+    accumulated = arms.query("arm == 'accumulated'")
     sees_chunks = (accumulated["norm"] == BATCH_NORM) & (accumulated["micro_batch"] < accumulated["effective_batch"])
     free, bound = accumulated[~sees_chunks], accumulated[sees_chunks]
-    null = arms[arms["arm"] == "permuted"]
+    null = arms.query("arm == 'permuted'")
     sentences = tuple(filter(None, (_without(free), _with(bound), _null(null))))
     by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)
     as_predicted = pd.concat([free["verdict"].eq("equivalent"), by_batch_statistics, null["verdict"].eq("equivalent")])
@@ -46,7 +46,7 @@ def answer(arms: pd.DataFrame) -> Answer:
 def _without(arms: pd.DataFrame) -> str:
     if arms.empty:
         return ""
-    good = arms[arms["verdict"] == "equivalent"]
+    good = arms.query("verdict == 'equivalent'")
     worst = f" (largest float64 difference {good['algebra_error'].max():.0e}, gate {ALGEBRA_GATE:.0e})" if len(good) else ""
     rest = _others(arms, "equivalent")
     return f"{len(good)} of {len(arms)} accumulated arms without BatchNorm are equivalent to the full batch{worst}{rest}."
@@ -55,7 +55,7 @@ def _without(arms: pd.DataFrame) -> str:
 def _with(arms: pd.DataFrame) -> str:
     if arms.empty:
         return ""
-    different = arms[arms["verdict"] == "different"]
+    different = arms.query("verdict == 'different'")
     explained = different[different["explained"] & different["cause"].eq(Cause.batch_statistics)]
     share = "all" if len(explained) == len(different) else f"{len(explained)} of them"
     oracle = f"largest oracle error {explained['oracle_error'].max():.0e}" if len(explained) else "no oracle agrees"
@@ -122,7 +122,7 @@ def same_update(results: Results) -> ClaimResult:
 def only_approximates(results: Results) -> ClaimResult:
     """A2: tests in which arms accumulation is exact in float64, and in which it only approximates; S1 excepts BatchNorm."""
     free, bound = (_own_algebra(_accumulated(results, batch_norm=kind)) for kind in (False, True))
-    bound = bound[bound["micro_batch"] < bound["effective_batch"]]
+    bound = bound.query("micro_batch < effective_batch")
     if free.empty or bound.empty:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
     exact, off = free["algebra_error"] <= ALGEBRA_GATE, bound["algebra_error"] > ALGEBRA_GATE
@@ -166,7 +166,7 @@ def no_relation(results: Results) -> ClaimResult:
 def eight_and_two(results: Results) -> ClaimResult:
     """A6: tests B = 8 as 4 x 2 under SGD, with the loss divided and undivided, without BatchNorm and with it."""
     arms = results.arms[results.arms["arm"].isin(["accumulated", UNDIVIDED]) & results.arms["norm"].isin(["none", "batch"])]
-    arms = arms[(arms["effective_batch"] == 8) & (arms["accumulation_steps"] == 4) & (arms["optimizer"] == "sgd")]
+    arms = arms.query("effective_batch == 8 and accumulation_steps == 4 and optimizer == 'sgd'")
     cells = {(str(arm), str(norm)): own["verdict"] for (arm, norm), own in arms.groupby(["arm", "norm"])}
     if len(cells) < 4 or min(map(len, cells.values())) < LEAST_SEEDS:
         return undecided(f"It takes 8 as 4 x 2, divided and not, with BatchNorm and not, over {LEAST_SEEDS} seeds.", len(arms))
@@ -199,10 +199,10 @@ def eight_and_two(results: Results) -> ClaimResult:
 def may_i_accumulate(results: Results) -> Advice | None:
     """Of the experiment on equivalence: arms without batch statistics."""
     arms = results.of("equivalence").arms
-    free = arms[(arms["arm"] == "accumulated") & (arms["norm"] != "batch")]
+    free = arms.query("arm == 'accumulated' and norm != 'batch'")
     if free.empty:
         return None
-    same = free[free["verdict"] == "equivalent"]
+    same = free.query("verdict == 'equivalent'")
     return Advice(
         "May I accumulate instead of a large batch?",
         "Yes, where no layer and no loss couples the samples" if len(same) == len(free) else "Not in every case",

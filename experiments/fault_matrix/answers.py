@@ -70,7 +70,7 @@ def _arms(one: Rate) -> str:
 def _at_rest(arms: pd.DataFrame) -> list[str]:
     """Faults that change nothing in their trial have to be judged as its correct arm."""
     rest = faults.catalogue(arms)
-    rest = rest[~rest["changes"]]
+    rest = rest.query("not changes")
     same = (rest["verdict"] == rest["verdict_correct"]) & (rest["cause"] == rest["cause_correct"])
     return [f"Where a fault changes nothing, {share(int(same.sum()), len(rest))} arms are judged as the correct arm is."] * bool(
         len(rest)
@@ -82,11 +82,11 @@ def matrix(material: Material) -> Section | None:
     rows = active(material.arms)
     if rows.empty:
         return None
-    known = rows[rows["visible_at"].notna()]
+    known = rows.query("visible_at.notna()")
     seen = faults.shown(known).groupby(known["arm"]).mean()
     order = seen.reindex(sorted(set(rows["arm"])), fill_value=0.0).sort_values(ascending=False, kind="stable").index
     outcome = rows.groupby("arm")[["detected", "named"]].mean().reindex(order)
-    free = rows[rows["verdict_correct"] == "equivalent"]
+    free = rows.query("verdict_correct == 'equivalent'")
     checks = faults.by_check(free).groupby(free["arm"]).mean().reindex(order).rename(columns=faults.CHECKS)
     loss_curve = [("loss curve: steps until it shows", *curves(known, order))] if len(known) else []
     picture = Picture(
@@ -130,7 +130,7 @@ def _percents(shares: pd.DataFrame) -> pd.DataFrame:
 
 def _hiding(rows: pd.DataFrame) -> str:
     """Which optimizer hides what from the loss curve, without clipping."""
-    plain = rows[rows["clipping"] == "off"]
+    plain = rows.query("clipping == 'off'")
     seen = faults.shown(plain)
     optimizers = tables.optimizers_of(plain)
     counts = {name: seen[plain["optimizer"] == name].groupby(plain["arm"]).sum() for name in optimizers}
@@ -152,7 +152,7 @@ def misses(material: Material) -> Section | None:
     rows = active(material.arms)
     if rows.empty:
         return None
-    odd = rows[~rows["detected"] | ~rows["named"] | rows["confidently_wrong"]]
+    odd = rows.query("not detected or not named or confidently_wrong")
     title = "What was missed or called by a wrong name"
     if odd.empty:
         return Section(title, (Text(f"Nothing: all {len(rows)} arms are detected and named, and no other cause beside theirs."),))

@@ -48,10 +48,10 @@ def figure_sensitivity(rates: pd.DataFrame, targets: dict[str, float], wanted: f
     precisions = list(dict.fromkeys(rates["precision"]))
     panels: dict[str, list[Curve]] = {}
     for precision in precisions:
-        own = rates[rates["precision"] == precision]
+        own = rates.query("precision == @precision")
         drawn = panels.setdefault(f"{precision} (n = {own['n'].max()} a point)", [])
         for place, (kind, (colour, mark)) in enumerate(KINDS.items()):
-            of_kind = own[own["kind"] == kind]
+            of_kind = own.query("kind == @kind")
             found = [Rate(k, n) for k, n in zip(of_kind["k"], of_kind["n"], strict=True)]
             bars = [[one.share - one.low for one in found], [one.high - one.share for one in found]]
             look = {"color": colour, "marker": mark, "label": kind}

@@ -16,7 +16,7 @@ RUNGS = ("ledger", "sketch", "replay")
 def random_settings(_material: Material) -> Section:
     """Right trials with all settings drawn at random, and watched loops, right and wrong: recorded, not measured here."""
     right, watched = recorded("right_settings").iloc[0], recorded("watch")
-    loops, wrong = watched[watched["fault"] == RIGHT], watched[watched["fault"] != RIGHT]
+    loops, wrong = watched.query("fault == @RIGHT"), watched.query("fault != @RIGHT")
     text = (
         f"Recorded at {right['commit']}: of {right['trials']} right trials ({right['arms']} arms) with every setting drawn at "
         f"random, {Rate(right['alarms'], right['trials'])} raised a false alarm; {right['not_judged']} have arms that could "

@@ -33,12 +33,12 @@ AT = ["trial", "step", "replacement"]
 
 def scales(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with exact noise scales."""
-    return rows[rows["quantity"] == "noise_scale"].astype({"windows": int})
+    return rows.query("quantity == 'noise_scale'").astype({"windows": int})
 
 
 def variances(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
-    own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int, "step": int})
+    own = rows.query("quantity == 'variance'").astype({"batch": int, "draws": int, "step": int})
     factor = (
         own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
     )
@@ -87,7 +87,7 @@ def quarters(rows: pd.DataFrame) -> pd.DataFrame:
     found = {}
     for trial, own in scales(rows).groupby("trial"):
         end = own["step"].max()
-        parts = {"first": own[own["step"] <= QUARTER * end], "last": own[own["step"] >= (1 - QUARTER) * end]}
+        parts = {"first": own.query(f"step <= {QUARTER * end}"), "last": own.query(f"step >= {(1 - QUARTER) * end}")}
         found[trial] = {name: part["noise_trace"].sum() / part["gradient_square"].sum() for name, part in parts.items()}
     return pd.DataFrame.from_dict(found, orient="index", columns=["first", "last"])
 

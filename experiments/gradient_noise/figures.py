@@ -18,7 +18,7 @@ KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "
 def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
     """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
     panels: dict[str, list[Curve]] = {f"step {step}": [] for step in moments}
-    for (step, replacement), own in rows[rows["step"].isin(moments)].sort_values("batch").groupby(["step", "replacement"]):
+    for (step, replacement), own in rows.query("step in @moments").sort_values("batch").groupby(["step", "replacement"]):
         label, colour, mark = KINDS[bool(replacement)]
         look = {"color": colour, "marker": mark, "markerfacecolor": "none", "linestyle": "", "label": label}
         panels[f"step {step}"] += [
@@ -34,7 +34,7 @@ def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.Data
     for title, seeds in panels.items():
         for place, (exact, estimated) in enumerate(seeds):
             look = {"color": INK, "alpha": 0.8, "linestyle": DASHES[place % len(DASHES)], "label": "from every sample's gradient"}
-            shown = estimated[estimated["estimate"] > 0]
+            shown = estimated.query("estimate > 0")
             open_end = ~np.isfinite(shown["high"])
             closed, without = shown[~open_end], shown[open_end]
             bars = np.clip([closed["estimate"] - closed["low"].clip(lower=1.0), closed["high"] - closed["estimate"]], 0, None)

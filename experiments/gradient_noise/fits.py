@@ -20,7 +20,7 @@ def two_size(rows: pd.DataFrame, population: float = np.inf) -> pd.DataFrame:
     ones, whose gradient was not finite, are left out.
     """
     usable = rows[np.isfinite(rows[SQUARES].astype(float)).all(axis=1)]
-    usable = usable[usable["micro_batches"] > 1]
+    usable = usable.query("micro_batches > 1")
     samples, num = usable["window_samples"].astype(float), usable["micro_batches"].astype(float)
     trace = (usable["micro_batch_square"] - usable["window_square"]) * samples / (num - 1)
     return usable.assign(noise_trace=trace, gradient_square=usable["window_square"] - trace / samples + trace / population)

@@ -43,7 +43,7 @@ EXTERNAL = (
 def better_choice(results: Results) -> ClaimResult:
     """B3: tests whether GroupNorm is exact at every N, and for which models and b at fixed B it saves error."""
     exact = results.study(EXACT)
-    own = exact[exact["norm"].isin(["group", "layer"])]
+    own = exact.query("norm in ['group', 'layer']")
     gains = between_norms(fixed_batch(trained(results)))
     if own.empty or gains.empty or gains["b"].nunique() < 2 or gains["n"].min() < FEWEST_SEEDS:
         needed = f"It takes exact trials with GroupNorm, and {FEWEST_SEEDS} seeds trained with both at two b or more."
@@ -92,7 +92,7 @@ def predicted(results: Results) -> bool | None:
     gains, exact = between_norms(fixed_batch(trained(results))), results.study(EXACT)
     if gains.empty or not {2, 4} <= set(gains["b"]) or gains["b"].nunique() < 3:
         return None
-    verdicts = [bool((exact.loc[exact["norm"].isin(["group", "layer"]), "gradient_error"] <= ALGEBRA_GATE).all())]
+    verdicts = [bool((exact.query("norm in ['group', 'layer']")["gradient_error"] <= ALGEBRA_GATE).all())]
     for _, own in gains.groupby(["model", "effective_batch"]):
         by_b = own.sort_values("b", ascending=False)
         rises = by_b["batch"].diff().dropna().tolist()

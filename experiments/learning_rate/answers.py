@@ -52,7 +52,7 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
     """C4: compares accumulation with the true batch at several rates, and the best rates of large and small batches."""
     pairs, rows = learning_rates.against_true_batch(results), learning_rates.trained(results)
     pairs = pairs[pairs["optimizer"].map(pairs.groupby("optimizer")["held_out_loss_full"].max()) <= TRAINED]
-    same, other = pairs[pairs["factor"].round(6) == 1], pairs[pairs["factor"] > 1.5]
+    same, other = pairs[pairs["factor"].round(6) == 1], pairs.query("factor > 1.5")
     if same.empty or other.empty or rows.empty:
         reason = f"It takes accumulation beside a true batch that learned (held-out loss ≤ {TRAINED:g}), and small batches."
         return undecided(reason, len(pairs))
@@ -91,7 +91,7 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
 def linear_scaling_is_stable(results: Results) -> ClaimResult:
     """C5: compares the training loss under linear scaling with that at the batch's own best rate, paired by seed."""
     table = learning_rates.scaled(results)
-    linear = table[table["rule"] == "linear"]
+    linear = table.query("rule == 'linear'")
     if linear["optimizer"].nunique() < 2 or linear["batch"].nunique() < 2:
         return undecided("It takes SGD and Adam at two larger batches each.", len(linear))
     if linear["excess_by_seed"].map(len).min() < LEAST_SEEDS:

@@ -74,9 +74,9 @@ def against_true_batch(results: Results) -> pd.DataFrame:
     A row per optimizer, seed and `factor` of the rate; the full batch's rate is the lowest that was trained.
     """
     rows = results.study("convergence")
-    full = rows[rows["arm"] == "full"]
+    full = rows.query("arm == 'full'")
     base = full[full["lr"] == full.groupby("optimizer")["lr"].transform("min")]
-    pairs = rows[rows["arm"] == "accumulated"].merge(base, on=["optimizer", "seed"], suffixes=("", "_full"))
+    pairs = rows.query("arm == 'accumulated'").merge(base, on=["optimizer", "seed"], suffixes=("", "_full"))
     off = (pairs["held_out_loss"].astype(float) / pairs["held_out_loss_full"].astype(float) - 1).abs()
     return pairs.assign(factor=pairs["lr"] / pairs["lr_full"], difference=off.fillna(math.inf))
 
@@ -89,7 +89,9 @@ def best_rate_ratios(rows: pd.DataFrame) -> dict[str, float]:
 
 def raised_in_every_subset(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
-    found = [best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()] if rows["seed"].nunique() > 1 else []
+    found = (
+        [best_rate_ratios(rows.query("seed != @seed")) for seed in rows["seed"].unique()] if rows["seed"].nunique() > 1 else []
+    )
     return {name: (min(one[name] for one in found), max(one[name] for one in found)) for name in (found[0] if found else {})}
 
 

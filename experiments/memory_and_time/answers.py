@@ -77,8 +77,8 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
         if own["model_state"].nunique() < 2:
             continue
         smallest = own[(own["model_state"] == own["model_state"].min())]
-        budget = float(smallest.loc[smallest["accumulation_steps"] == 1, "alive_bytes"].max())
-        for num, split in own[own["accumulation_steps"] > 1].groupby("accumulation_steps"):
+        budget = float(smallest.query("accumulation_steps == 1")["alive_bytes"].max())
+        for num, split in own.query("accumulation_steps > 1").groupby("accumulation_steps"):
             fits = split.loc[split["alive_bytes"] <= budget, "model_state"]
             larger = float(fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
             found.append((" ".join(map(str, family[:3])), num, larger))
@@ -98,7 +98,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     if found["family"].nunique() < 2:
         return undecided("It takes two kinds of model, each in several sizes.", len(found))
     best = found.groupby("family")["larger"].max()
-    first = found[found["larger"] >= LARGER].groupby("family")["accumulation_steps"].min()
+    first = found.query("larger >= @LARGER").groupby("family")["accumulation_steps"].min()
     never = best.index.difference(first.index)
     verdict = CONFIRMED if never.empty else REFUTED if first.empty else CONDITIONAL
     where = ", ".join(f"{family} from N = {num:g}" for family, num in first.items())
@@ -183,7 +183,7 @@ def cost_in_time(results: Results) -> ClaimResult:
     cost = {num: 1 / against_full(rows, "seconds", num) for num in nums}
     every = pd.concat([one.rename(num).to_frame("cost").assign(num=num) for num, one in cost.items()])
     size = int((rows["micro_batch"] * rows["accumulation_steps"]).median())
-    says = {text: every[(every["cost"] > low) & (every["cost"] <= high)] for text, (low, high) in TEXTS.items()}
+    says = {text: every.query("cost > @low and cost <= @high") for text, (low, high) in TEXTS.items()}
     says["N times (S3)"] = every[(every["cost"] / every["num"] - 1).abs() <= N_TIMES]
     right = {text: len(cells) for text, cells in says.items()}
     alone = [text for text, count in right.items() if count == len(every)]
@@ -221,7 +221,7 @@ def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
     """`total_bytes`, `static_bytes` (M_s of the fit) and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
     groups = []
     for _, own in rows.groupby(["workload", "model", "optimizer"]):
-        full = own[own["accumulation_steps"] == 1].groupby("trial")["seconds"].first()
+        full = own.query("accumulation_steps == 1").groupby("trial")["seconds"].first()
         slowdown = own["seconds"] / own["trial"].map(full)
         taken = own.assign(slowdown=slowdown, static_bytes=fitted(own)[0])
         groups.append(taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True))

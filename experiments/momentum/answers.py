@@ -45,8 +45,8 @@ LEAST_SEEDS = 5  # for the comparison of Adam's beta2
 def states_evolve_otherwise(results: Results) -> ClaimResult:
     """C3: compares optimizer state and weights of every accumulated arm after 200 steps with arms that have to differ."""
     rows = optimizers.long_runs(results, LONG)
-    right = rows[rows["arm"] == "accumulated"]
-    small = rows[rows["arm"] == "small_steps"]
+    right = rows.query("arm == 'accumulated'")
+    small = rows.query("arm == 'small_steps'")
     fault = rows[(rows["arm"] == Cause.optimizer_state_per_micro_batch) & (rows["optimizer"] != "sgd")]
     if right.empty or small.empty:
         return undecided(f"It takes trajectories of {LONG} steps.", len(right))
@@ -77,12 +77,12 @@ def older_micro_batches(results: Results) -> ClaimResult:
     """C1: tests whether the order inside a window matters, and whether its micro-batches weigh the same in the momentum."""
     reordered, small = optimizers.orders(results, ORDERED)
     reordered, small = reordered[optimizers.uncoupled(reordered)], small[optimizers.uncoupled(small)]
-    momentum = reordered[reordered["optimizer"] != "sgd"]
+    momentum = reordered.query("optimizer != 'sgd'")
     memory = results.study("optimizer_memory")
     if momentum.empty or memory.empty:
         return undecided("It takes reordered windows and the weights in the state.", len(momentum))
     worst = optimizers.largest_error(reordered, "state_error", "parameter_error")
-    spread, spread_small = (optimizers.spread_in_window(memory[memory["arm"] == arm]) for arm in ("accumulated", "small_steps"))
+    spread, spread_small = (optimizers.spread_in_window(memory.query("arm == @arm")) for arm in ("accumulated", "small_steps"))
     if not (optimizers.smallest_difference(small) >= APART and spread_small.min() >= APART):
         return undecided("Small steps in another order have to differ and did not.", len(momentum))
     cost = float((momentum["loss"] / momentum["loss_against"] - 1).abs().max())
@@ -113,7 +113,7 @@ def coupled_in_time(results: Results) -> ClaimResult:
     """C2: tests whether anything but running statistics and random draws couples a micro-batch to those before it."""
     reordered, small = optimizers.orders(results, ORDERED)
     free, bound = reordered[optimizers.uncoupled(reordered)], reordered[~optimizers.uncoupled(reordered)]
-    batch_norm, dropout = bound[bound["norm"] == "batch"], bound[bound["dropout"] > 0]
+    batch_norm, dropout = bound.query("norm == 'batch'"), bound.query("dropout > 0")
     if free.empty or batch_norm.empty or dropout.empty:
         return undecided("It takes reordered windows without coupling, with BatchNorm and with dropout.", len(reordered))
     if not optimizers.smallest_difference(small) >= APART:
@@ -196,7 +196,7 @@ def states(material: Material) -> Section | None:
 def order(material: Material) -> Section | None:
     """What another order of the micro-batches changes."""
     rows = optimizers.states(material.results)
-    rows = rows[(rows["after_steps"] == ORDERED) & rows["arm"].isin(["reordered", "small_steps_reordered"])]
+    rows = rows.query("after_steps == @ORDERED and arm in ['reordered', 'small_steps_reordered']")
     if rows.empty:
         return None
     head = "model | dropout | arm | n | gradient | state | weights | running statistics"
@@ -227,7 +227,7 @@ def memory(material: Material) -> Section | None:
         f"(largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch have "
         "the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
     )
-    own = rows[rows["optimizer"] != "nesterov"]  # whose buffer is momentum's
+    own = rows.query("optimizer != 'nesterov'")  # whose buffer is momentum's
     pictures = () if own.empty else (_memory_picture(own),)
     caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
     return Section("What the state remembers", (text, *pictures, table(head, cells, caption, folded=True)))
@@ -301,7 +301,7 @@ def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
     if not parts:
         return None
     right = pd.concat([optimizers.long_runs(part, 1) for part in parts])
-    error = optimizers.largest_error(right[right["arm"] == "accumulated"], "state_error", "parameter_error")
+    error = optimizers.largest_error(right.query("arm == 'accumulated'"), "state_error", "parameter_error")
     return Advice(
         "Do I change learning rate, momentum or β₂?",
         "No, while B = N·b stays what it was",

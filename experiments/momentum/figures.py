@@ -66,7 +66,7 @@ def figure_paths(steps: pd.DataFrame) -> Figure:
         for arm in PATHS:
             _lines(axes, rows, "parameter_error", arm)
 
-    shown = {f"{name}, N = {most}": rows for name, rows in by_optimizer(steps[steps["accumulation_steps"] == most]).items()}
+    shown = {f"{name}, N = {most}": rows for name, rows in by_optimizer(steps.query("accumulation_steps == @most")).items()}
     return panels(shown, draw, 3.0, x="window", y="distance to the window's weights")
 
 
@@ -132,5 +132,5 @@ def figure_second_moment(rows: pd.DataFrame) -> Figure:
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str, arm: str) -> None:
     """Draw one line per N; a difference of exactly zero is drawn at the bottom of the panel."""
-    for _, own in rows[rows["arm"] == arm].sort_values("step").groupby("accumulation_steps"):
+    for _, own in rows.query("arm == @arm").sort_values("step").groupby("accumulation_steps"):
         axes.plot(own["step"] + 1, own[measure].clip(lower=ZERO), color=COLOURS[arm], linewidth=1, label=LABELS[arm])

@@ -87,8 +87,8 @@ def long_runs(results: Results, fewest_steps: int) -> pd.DataFrame:
 def orders(results: Results, after_steps: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
     rows = states(results)
-    rows = rows[rows["after_steps"] == after_steps]
-    return rows[rows["arm"] == "reordered"], rows[rows["arm"] == "small_steps_reordered"]
+    rows = rows.query("after_steps == @after_steps")
+    return rows.query("arm == 'reordered'"), rows.query("arm == 'small_steps_reordered'")
 
 
 def uncoupled(rows: pd.DataFrame) -> pd.Series[bool]:
@@ -111,7 +111,7 @@ def smallest_difference(rows: pd.DataFrame) -> float:
 def beta2_trials(results: Results) -> pd.DataFrame:
     """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
     rows = results.study("batch_sizes")
-    return rows[(rows["optimizer"] == "adam") & (rows["accumulation_steps"] > 1)]
+    return rows.query("optimizer == 'adam' and accumulation_steps > 1")
 
 
 def beta2_differences(rows: pd.DataFrame) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
     """How far state and weights are off over the steps: a figure of one trial per optimizer, and a table of all."""
     if rows.empty:
         return None
-    first = rows[rows["workload"] == "digits"].drop_duplicates("optimizer")
+    first = rows.query("workload == 'digits'").drop_duplicates("optimizer")
     steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
     picture = Picture(
         "states",
@@ -200,7 +200,7 @@ def power(differences: Sequence[float]) -> str:
 def equal_table(results: Results) -> Table | None:
     """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
     rows = results.study("batch_sizes")
-    rows = rows[rows["optimizer"] == "momentum"]
+    rows = rows.query("optimizer == 'momentum'")
     if rows.empty:
         return None
     head = (

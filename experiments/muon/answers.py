@@ -20,7 +20,7 @@ LIFT = 10.0  # from the gradient's relative error to the update's
 def measured(results: Results, quantity: str) -> pd.DataFrame:
     """The study's rows of one quantity; `lift` is the update's error over the gradient's."""
     rows = results.study("muon")
-    rows = rows[rows["quantity"] == quantity]
+    rows = rows.query("quantity == @quantity")
     return rows.assign(lift=rows["update_error"].astype(float) / rows["gradient_error"].astype(float))
 
 
@@ -34,7 +34,7 @@ def finding(rows: pd.DataFrame) -> str:
         words.append(
             f"In float64 the update is the full batch's to the bit in {int(double['same'].sum())} of {windows} windows. "
         )
-    single = rows[rows["precision"] == "float32"]
+    single = rows.query("precision == 'float32'")
     if len(single):
         by_trial = single.groupby(["trial", "arm"])["update_error"].mean().unstack()
         ratio = ratio_of_means(by_trial["accumulated"].tolist(), by_trial["permuted"].tolist())
@@ -57,7 +57,7 @@ def finding(rows: pd.DataFrame) -> str:
 def updates(material: Material) -> Section | None:
     """The update of a window beside the full batch's, and the advice."""
     rows = measured(material.results, "update")
-    chosen = rows[rows["arm"].isin(LABELS)]
+    chosen = rows.query("arm in @LABELS")
     head = (
         "way | N | format | trained | trials | orthogonalisations | same to the bit | gradient error | update error | cosine | "
         "length"
@@ -89,7 +89,7 @@ def updates(material: Material) -> Section | None:
 def trained(material: Material) -> Section | None:
     """Where trainings end, beside the full batch's."""
     rows = measured(material.results, "training")
-    full = rows[rows["arm"] == "full"].set_index("trial")["held_out_loss"]
+    full = rows.query("arm == 'full'").set_index("trial")["held_out_loss"]
     rows = rows.assign(more=rows["held_out_loss"] - rows["trial"].map(full))
     head = "workload | way | N | format | n | held-out loss | less the full batch's | detectable"
     cells = (

@@ -22,7 +22,7 @@ def figure_muon(rows: pd.DataFrame) -> Figure:
         Curve(own["gradient_error"], own["update_error"],
               {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.6, "label": label})
         for arm, (label, colour, mark) in LABELS.items()
-        for own in [rows[(rows["arm"] == arm) & (rows["update_error"] > 0) & (rows["gradient_error"] > 0)]]
+        for own in [rows.query("arm == @arm and update_error > 0 and gradient_error > 0")]
     ]  # fmt: skip
     x, y = "gradient: relative error", "Muon's update: relative error"
     return curves({"": drawn}, x, y, axes=("log", "log"), size=(5.6, 3.2), ncols=2)

@@ -37,7 +37,7 @@ GROWTH = 2.0
 
 
 def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
-    return arms[arms["arm"] == "accumulated"]
+    return arms.query("arm == 'accumulated'")
 
 
 @claim(
@@ -49,7 +49,7 @@ def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
 def sum_of_gradients(results: Results) -> ClaimResult:
     """A3: tests whether sums of the window's summed losses, and sums of mean losses, give the full batch's gradient."""
     arms = results.arms
-    summed, means = _accumulated(arms), arms[(arms["arm"] == UNDIVIDED) & ~arms["unequal_terms"] & (arms["short_windows"] == 0)]
+    summed, means = _accumulated(arms), arms.query("arm == @UNDIVIDED and not unequal_terms and short_windows == 0")
     if summed.empty or means.empty:
         return undecided("It takes sums of summed losses, and of mean losses over equal micro-batches.", len(summed) + len(means))
     exact = summed["gradient_error"] <= ALGEBRA_GATE
@@ -83,7 +83,7 @@ def sum_of_gradients(results: Results) -> ClaimResult:
 def undivided_loop(results: Results) -> ClaimResult:
     """A4: tests whether the sum of mean losses gives N times the gradient, under every optimizer."""
     arms = results.arms[~results.arms["unequal_terms"]]
-    wrong, right = arms[arms["arm"] == UNDIVIDED], _accumulated(arms)
+    wrong, right = arms.query("arm == @UNDIVIDED"), _accumulated(arms)
     if wrong.empty or right["verdict"].ne("equivalent").any():
         return undecided("It takes equal micro-batches, with correct arms that are equivalent.", len(wrong))
     off = float((wrong["scale"] / wrong["accumulation_steps"] - 1).abs().max())
@@ -113,8 +113,8 @@ def undivided_loop(results: Results) -> ClaimResult:
 def divided_by_n(results: Results) -> ClaimResult:
     """A9: tests division by N with equal weights in full windows, with unequal weights, and in short windows."""
     arms = results.arms
-    by_n, short = arms[arms["arm"] == DIVIDED_BY_N], arms[(arms["arm"] == BY_FULL_N) & (arms["short_windows"] > 0)]
-    even = by_n[~by_n["unequal_terms"] & (by_n["short_windows"] == 0)]
+    by_n, short = arms.query("arm == @DIVIDED_BY_N"), arms.query("arm == @BY_FULL_N and short_windows > 0")
+    even = by_n.query("not unequal_terms and short_windows == 0")
     uneven = pd.concat([by_n[by_n["unequal_terms"]], short])
     if even.empty or short.empty or not by_n["unequal_terms"].any():
         return undecided("It takes equal weights in full windows, unequal weights, and short windows.", len(even) + len(uneven))
@@ -143,10 +143,10 @@ def divided_by_n(results: Results) -> ClaimResult:
 def loop_over_the_loader(results: Results) -> ClaimResult:
     """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
     rows = results.study("epoch_tail")
-    tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
+    tails, none = rows.query("tail_samples > 0"), rows.query("tail_samples == 0")
     if tails.empty or none.empty:
         return undecided("It takes an epoch with a remainder and one without.", len(rows))
-    written, whole = tails[tails["arm"] == "as_written"], tails[tails["arm"] == "complete"]
+    written, whole = tails.query("arm == 'as_written'"), tails.query("arm == 'complete'")
     lost = (written["steps"] < written["windows"]) & (written["leaked_samples"] + written["unused_samples"] > 0)
     mended = (whole["gradient_error"] <= ALGEBRA_GATE) & (whole["steps"] == whole["windows"]) & (whole["unused_samples"] == 0)
     if not mended.all() or (none["gradient_error"] > ALGEBRA_GATE).any():
@@ -176,8 +176,8 @@ def update_over_n(results: Results) -> ClaimResult:
     rows = results.study("update_size")
     keys = ["trial", "optimizer", "accumulation_steps", "arm"]
     first, mean = (rows.set_index(keys)[name].unstack().reset_index() for name in ("first_update", "mean_update"))
-    one = {name: frame[frame["accumulation_steps"] == 1].set_index("trial")["accumulated"] for name, frame in _named(first, mean)}
-    first, mean = first[first["accumulation_steps"] > 1], mean[mean["accumulation_steps"] > 1]
+    one = {name: frame.query("accumulation_steps == 1").set_index("trial")["accumulated"] for name, frame in _named(first, mean)}
+    first, mean = first.query("accumulation_steps > 1"), mean.query("accumulation_steps > 1")
     plain, adam = first["optimizer"].isin(["sgd", "momentum"]), first["optimizer"] == "adam"
     if not (plain.any() and adam.any()):
         return undecided("It takes SGD and Adam.", len(first))

@@ -15,7 +15,7 @@ ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VER
 
 def figure_update_size(rows: pd.DataFrame) -> Figure:
     """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial; a panel per optimizer, a line per trial."""
-    start = rows[(rows["accumulation_steps"] == 1) & (rows["arm"] == "accumulated")].set_index("trial")["first_update"]
+    start = rows.query("accumulation_steps == 1 and arm == 'accumulated'").set_index("trial")["first_update"]
     rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start)).sort_values("accumulation_steps")
     numbers = sorted(set(rows["accumulation_steps"].astype(int)))  # among other studies the column has gaps
 

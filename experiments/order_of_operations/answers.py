@@ -47,7 +47,7 @@ SMALL_PRINT = 1e-3
 def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
     """Confirmed when the correct arm is equivalent and every arm with one of these faults is different."""
     arms = results.arms
-    wrong = arms[arms["arm"].isin(names) & arms["changes"]]
+    wrong = arms.query("arm in @names and changes")
     right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
     if wrong.empty:
         return undecided(f"It takes arms with {' or '.join(names)}.", 0)
@@ -101,7 +101,7 @@ def schedule(results: Results) -> ClaimResult:
 def clip_afterwards(results: Results) -> ClaimResult:
     """A13: tests clipping inside the window and before unscaling, with clipping off and active, and how much it changes."""
     arms = results.arms
-    right = arms[arms["arm"] == "accumulated"]
+    right = arms.query("arm == 'accumulated'")
     active = right["clipped_share"] > 0
     if not active.any() or active.all() or not arms["arm"].eq(Cause.clip_before_unscale).any():
         return undecided("It takes trials in which clipping is off and is active, and a loss scaler.", len(right))
@@ -186,7 +186,7 @@ def checkpoints(results: Results) -> ClaimResult:
     never = not any(same["in_window"])
     saved = all(same["in_window_with_gradients"]) and all(same["in_window_replayed"])
     belong = never and all(same["at_boundary"])
-    lost = rows.loc[rows["arm"] == "in_window", "distance"]
+    lost = rows.query("arm == 'in_window'")["distance"]
     counts = {name: share(sum(own), len(own)) for name, own in same.items()}
     return ClaimResult(
         verdict=REFUTED if not belong else CONDITIONAL if saved else CONFIRMED,
@@ -266,7 +266,7 @@ def in_the_loss(material: Material) -> Section | None:
 
 def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
     """Which rows are of arms that change nothing in their trial, such as clipping inside the window where nothing is clipped."""
-    right = steps[steps["arm"] == "accumulated"].set_index(["trial", "step"])["loss"]
+    right = steps.query("arm == 'accumulated'").set_index(["trial", "step"])["loss"]
     own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
     apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
     rest: pd.Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)

@@ -43,7 +43,7 @@ def figure_tensor_norms(table: pd.DataFrame) -> Figure:
     def draw(axes: Axes, table: pd.DataFrame) -> None:
         log_axis(axes, "y", most=9)
         for place, norm in enumerate(norms):
-            own = table[table["norm"] == norm]
+            own = table.query("norm == @norm")
             shifted = own["accumulation_steps"] * 1.1 ** (place - (len(norms) - 1) / 2)
             colour, mark = (VERMILLION, "X") if norm == "batch" else (SERIES[place], "o")
             axes.plot(shifted, np.maximum(own["off"], EXACT), mark, color=colour, markersize=4, alpha=0.7, label=f"norm {norm}")

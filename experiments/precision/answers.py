@@ -46,16 +46,16 @@ HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 def small_micro_batches(results: Results) -> ClaimResult:
     """E1: compares the error at micro-batches of 1 or 2 with the full batch's own, by accumulator, the forward in float32."""
     every = errors(results)
-    rows = every[every["precision"] == "float32"]
-    small = rows[rows["micro_batch"] <= SMALL]
+    rows = every.query("precision == 'float32'")
+    small = rows.query("micro_batch <= @SMALL")
     if small.empty or rows["accumulation_steps"].nunique() < 2:
         return undecided("It takes micro-batches of 1 or 2 beside larger ones, with the forward in float32.", len(rows))
-    wide, narrow = growth(rows[rows["accumulator"] == "float32"]), growth(rows[rows["accumulator"].isin(SIXTEEN)])
-    ratio = small.loc[small["accumulator"] == "float32", "ratio"]
-    clean = bool((wide < GROWTH).all()) and bool((small.loc[small["accumulator"] == "float32", "high"] <= NOTICEABLE).all())
+    wide, narrow = growth(rows.query("accumulator == 'float32'")), growth(rows.query("accumulator in @SIXTEEN"))
+    ratio = small.query("accumulator == 'float32'")["ratio"]
+    clean = bool((wide < GROWTH).all()) and bool((small.query("accumulator == 'float32'")["high"] <= NOTICEABLE).all())
     dirty = bool((narrow >= GROWTH).all())
     worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
-    realistic = growth(every[(every["precision"] == "bfloat16") & (every["accumulator"] == "bfloat16")])
+    realistic = growth(every.query("precision == 'bfloat16' and accumulator == 'bfloat16'"))
     added = (
         f" With the forward in bfloat16 too, whose own error is larger, they grow {span(realistic)}-fold."
         if len(realistic)
@@ -86,12 +86,12 @@ def small_micro_batches(results: Results) -> ClaimResult:
 def scaling_works(results: Results) -> ClaimResult:
     """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
     rows = scaling(results)
-    good, wrong = rows[rows["arm"].isin(["full", "accumulated"])], rows[~rows["arm"].isin(["full", "accumulated"])]
-    accumulated = good[good["arm"] == "accumulated"]
+    good, wrong = rows.query("arm in ['full', 'accumulated']"), rows.query("arm not in ['full', 'accumulated']")
+    accumulated = good.query("arm == 'accumulated'")
     if accumulated.empty or wrong.empty:
         return undecided("It takes accumulated arms, and arms in a wrong order beside them.", len(rows))
     works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
-    exact = accumulated[accumulated["width"] == "float64"]
+    exact = accumulated.query("width == 'float64'")
     return ClaimResult(
         verdict=CONFIRMED if works and tells else REFUTED if not accumulated["right"].any() else CONDITIONAL,
         condition="in some arms, or not told from a wrong order",
@@ -114,7 +114,7 @@ def accuracy(results: Results) -> pd.DataFrame:
     `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
     """
     own = results.study("convergence")
-    own = own[own["arm"].isin(["full", "accumulated"])]
+    own = own.query("arm in ['full', 'accumulated']")
     found = []
     for name, trained in own.groupby(own["workload"] + " " + own["model"]):
         pivot = trained.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
@@ -146,7 +146,7 @@ def accuracy(results: Results) -> pd.DataFrame:
 def mixed_precision(results: Results) -> ClaimResult:
     """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4), by task."""
     rounded, cells = errors(results), accuracy(results)
-    rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")]
+    rounded = rounded.query("precision in @SIXTEEN and accumulator == 'float32'")
     if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
         return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
     no_rougher = bool((rounded["high"] <= ROUNDING_GATE).all())
@@ -176,13 +176,13 @@ def mixed_precision(results: Results) -> ClaimResult:
 def accumulator_section(material: Material) -> Section | None:
     """The error of the sum over N, by the format of the accumulator."""
     rows = errors(material.results)
-    rows = rows[rows["precision"] == "float32"]
+    rows = rows.query("precision == 'float32'")
     if rows.empty:
         return None
     titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
     panels = {str(title): own for title, own in rows.groupby(titles)}
     over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
-    narrow = over[over["accumulator"].isin(SIXTEEN)]
+    narrow = over.query("accumulator in @SIXTEEN")
     counted = material.measurements[material.measurements["quantity"] == "ones"]
     ones = counted.groupby("accumulator")["stops_at"].min()
     stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
@@ -237,8 +237,8 @@ def _values(column: pd.Series[float]) -> str:
 def mixed_section(material: Material) -> Section | None:
     """Rounding under autocast, accumulated beside full."""
     rows = errors(material.results)
-    wide = rows[rows["accumulator"] == "float32"]
-    panels = {name: own for name in tables.PRECISIONS if len(own := wide[wide["precision"] == name])}
+    wide = rows.query("accumulator == 'float32'")
+    panels = {name: own for name in tables.PRECISIONS if len(own := wide.query("precision == @name"))}
     ratios = Picture(
         "ratios",
         precision_figures.figure_ratios(panels, ROUNDING_GATE),
@@ -266,7 +266,7 @@ def accuracy_section(material: Material) -> Section | None:
 def does_half_precision_hold(results: Results) -> Advice | None:
     """Of the experiment on equivalence: rounding error over that of the large batch, by precision."""
     arms = results.of("equivalence").arms
-    arms = arms[(arms["arm"] == "accumulated") & (arms["norm"] != "batch") & arms["precision"].isin(["float16", "bfloat16"])]
+    arms = arms.query("arm == 'accumulated' and norm != 'batch' and precision in ['float16', 'bfloat16']")
     if arms.empty:
         return None
     told = [

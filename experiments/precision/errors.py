@@ -14,12 +14,12 @@ FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in whi
 def errors(results: Results) -> pd.DataFrame:
     """The rows of the study `accumulators` that hold errors."""
     rows = results.study("accumulators")
-    return rows[rows["quantity"] == "error"]
+    return rows.query("quantity == 'error'")
 
 
 def growth(rows: pd.DataFrame) -> pd.Series[float]:
     """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
-    split = rows[rows["accumulation_steps"] > 1].sort_values("accumulation_steps")
+    split = rows.query("accumulation_steps > 1").sort_values("accumulation_steps")
     ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
     return ends["last"] / ends["first"]
 

@@ -21,7 +21,7 @@ def figure_accumulators(rows: Mapping[str, pd.DataFrame]) -> Figure:
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         log_axis(axes, "y", most=8)
         for name, (colour, mark) in ACCUMULATORS.items():
-            own = rows[rows["accumulator"] == name]
+            own = rows.query("accumulator == @name")
             axes.plot(own["accumulation_steps"], own["arm_error"], mark, color=colour, markersize=4.5, markerfacecolor="none",
                       label=f"sum in {name}")  # fmt: skip
             predicted = own.groupby("accumulation_steps")["predicted_error"].median()

@@ -33,7 +33,7 @@ def single_runs_differ(results: Results) -> ClaimResult:
     rows = results.study("randomness")
     if rows["draws"].min() < FEWEST_DRAWS or rows["trial"].nunique() < 2 or rows["dropout_layers"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws, two trials, and models with one dropout layer and several.", len(rows))
-    plain, remedy, repeated = (rows[rows["masks"] == name] for name in ("accumulated", "masks_of_samples", "masks_repeated"))
+    plain, remedy, repeated = (rows.query("masks == @name") for name in ("accumulated", "masks_of_samples", "masks_repeated"))
     finest = repeated[repeated["accumulation_steps"] == repeated["accumulation_steps"].max()]
     if not finest["spread_ratio"].mean() > 1 + SPREAD:
         return undecided(

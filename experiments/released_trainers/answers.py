@@ -16,7 +16,7 @@ def of(name: str) -> pd.DataFrame:
 
 def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
     """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out."""
-    plain, documented = arms[arms["function"] == "naive"], arms[arms["function"] == "documented"]
+    plain, documented = arms.query("function == 'naive'"), arms.query("function == 'documented'")
     if plain.empty or documented.empty:
         return undecided("It takes the audit of accelerate: make trainer NAME=accelerate.", len(arms))
     by_itself, by_hand = (bool(own["verdict"].eq("equivalent").all()) for own in (plain, documented))
@@ -29,7 +29,7 @@ def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
         measured=float(plain["distance"].max()),
         threshold="every arm of the plain loop equivalent; distance of its first gradient",
         n=len(plain) + len(documented),
-        explanation=f"{_versions(arms)}: {_each(arms[arms['function'].isin(['naive', 'documented'])])}. The documented recipe "
+        explanation=f"{_versions(arms)}: {_each(pd.concat([plain, documented]))}. The documented recipe "
         "without its factor is a misuse, shown below and not counted here.",
     )
 
@@ -68,7 +68,7 @@ def by_hand(arms: pd.DataFrame) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition="if the loop divides by N, and no epoch ends inside a window" if verdict == CONDITIONAL else "",
-        measured=float(arms.loc[arms["function"] == "divided", "largest_distance"].max()),
+        measured=float(arms.query("function == 'divided'")["largest_distance"].max()),
         threshold="distance of the weights, within the audit's gate",
         n=len(arms),
         explanation=f"{_versions(arms)}, by hand with a GradientTape: {_each(arms)}.",

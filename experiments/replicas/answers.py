@@ -44,7 +44,7 @@ WORDS = {
 def synchronised_once(results: Results) -> ClaimResult:
     """D10: tests whether right ways to synchronise take the window's step, and wrong ones do not and are named."""
     rows = results.study("replicas")
-    right, wrong = rows[rows["expected"] == ""], rows[rows["expected"] != ""]
+    right, wrong = rows.query("expected == ''"), rows.query("expected != ''")
     if set(right["unequal_terms"]) != {False, True} or wrong["expected"].nunique() < 2:
         return undecided("It takes equal and unequal numbers of loss terms per rank, and wrong ways of both kinds.", len(rows))
     exact = (right["cause"] == "") & (right["trajectory_error"] <= TRAJECTORY_GATE)
@@ -75,8 +75,8 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     table = rows.pivot_table(index=["trial", "accumulation_steps"], columns="arm", values="gradient_bytes").reset_index()
     pairs = []
     for once, every in PAIRS.items():
-        true = table[table["accumulation_steps"] == 1].set_index("trial")[once]
-        own = table[table["accumulation_steps"] > 1]
+        true = table.query("accumulation_steps == 1").set_index("trial")[once]
+        own = table.query("accumulation_steps > 1")
         pairs.append(pd.DataFrame({
             "trial": own["trial"], "accumulation_steps": own["accumulation_steps"], "once": once,
             "every": own[every] / own[once], "true_batch": own["trial"].map(true) / own[once],

@@ -89,7 +89,7 @@ def test_effects_of_b_and_n_are_those_of_a_least_squares_fit_of_the_2_x_2_design
     fitted = np.linalg.lstsq(
         np.c_[np.ones(len(design)), design - design.mean(axis=0)], -np.concatenate([*own.values()]), rcond=None
     )
-    assert (row["b_mean"], row["n_mean"]) == pytest.approx(tuple(fitted[0][1:])) and row["b_mean"] > 1
+    assert (row["of_b"].estimate, row["of_n"].estimate) == pytest.approx(tuple(fitted[0][1:])) and row["of_b"].estimate > 1
     less = KEPT.measurements.query("not (study == 'remedies' and arm == 'two_pass_statistics' and seed == 0)")
     assert set(factors(changed(less))["n"]) == {row["n"] - 1}, "a seed without all corners is left out"
 
