@@ -59,7 +59,7 @@ def verdict_matrix(material: Material) -> Section | None:
 
 def _columns(cells: pd.DataFrame) -> list[tuple[str, int]]:
     """Arms of one precision: every N, then the null."""
-    return sorted({(str(arm), int(n)) for arm, n in zip(cells["arm"], cells["accumulation_steps"], strict=True)})
+    return sorted({(arm, n) for arm, n in zip(cells["arm"], cells["accumulation_steps"], strict=True)})
 
 
 def _cell(row: tuple[object, ...] | None) -> Cell | None:
@@ -149,7 +149,7 @@ def distances(material: Material) -> Section | None:
         return None
     arms = material.arms
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
-    inside = int((good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum())
+    inside = (good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum()
     text = (
         f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
         "own first jump. This is reported and never a gate: rounding that flips one ReLU separates correct runs by decades, in "
@@ -209,7 +209,7 @@ def convergence(material: Material) -> Section | None:
         return None
     rows = (
         (*(row[name] for name in ("workload", "norm", "optimizer", "precision")), _arm_name(row),
-         str(row["measure"]).removesuffix("_loss").replace("_", "-"), row["n"], row["mean"],
+         row["measure"].removesuffix("_loss").replace("_", "-"), row["n"], row["mean"],
          f"{number(row['low'])} to {number(row['high'])}", *(row[name] for name in ("tost_p", "apart", "apart_p", "apart_holm")))
         for row in l4.head(MAX_FOLDED).to_dict("records")
     )  # fmt: skip
@@ -239,7 +239,7 @@ def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
         "(permutation test, Holm, 5%)"
         f"{': ' + scattered if scattered else ''}."
     )
-    unable = int((cells["detectable"] > margin).sum())
+    unable = (cells["detectable"] > margin).sum()
     power = (
         f"With {seeds} seeds the power is small. The smallest difference that a paired t test would have found (5%, power 80%) "
         f"is {number(cells['detectable'].median())} nats at the median and {number(cells['detectable'].max())} at worst; for "

@@ -42,7 +42,7 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     table = rows.pivot_table(index="trial", columns="accumulation_steps", values="alive_bytes")
     if table.shape[1] < 3 or 1 not in table:
         return undecided("It takes the bytes alive at N = 1 and at two larger N, at one b.", len(rows))
-    nums = sorted(int(num) for num in rows["accumulation_steps"].unique())
+    nums = sorted(num for num in rows["accumulation_steps"].unique())
     few, many = nums[1], nums[-1]
     first, later = table[few] / table[1] - 1, table[many] / table[few] - 1
     once, keeps_on = (first > RISES).any(), (later > RISES).any()

@@ -58,14 +58,14 @@ def hides_missing_division(results: Results) -> ClaimResult:
     sgd = free.query("optimizer == 'sgd' and weight_decay == 0")
     if usual.empty or large.empty or sgd.empty:
         return undecided("It takes Adam at small and large eps, and SGD.", len(rows))
-    right, formula = float(rows["right_error"].max()), closed_form_error(rows)
+    right, formula = rows["right_error"].max(), closed_form_error(rows)
     if right > ALGEBRA_GATE or formula > CLOSED_FORM or sgd["fault_error_first"].min() < SHOWN:
         return undecided("The right recipe, the closed form or SGD did not do what they must: the comparison is void.", len(rows))
-    exact, hidden = float(free["as_if_error"].max()), float(usual["fault_error_first"].max())
-    loss = float((usual["loss_undivided"] / usual["loss"] - 1).abs().max())
+    exact, hidden = free["as_if_error"].max(), usual["fault_error_first"].max()
+    loss = (usual["loss_undivided"] / usual["loss"] - 1).abs().max()
     unseen = hidden <= HIDDEN and loss <= VISIBLE
     holds = exact <= ALGEBRA_GATE and unseen
-    bits = int((free["as_if_error"] == 0).sum())
+    bits = (free["as_if_error"] == 0).sum()
     return ClaimResult(
         verdict=CONFIRMED if holds else CONDITIONAL if unseen else REFUTED,
         condition="not exactly as eps/N",
@@ -151,11 +151,11 @@ def missing_division(material: Material) -> Section | None:
 
 
 def _eps(rows: pd.DataFrame) -> str:
-    return f"{rows['eps'].iloc[0]:g}" if str(rows["optimizer"].iloc[0]).startswith("adam") else "-"
+    return f"{rows['eps'].iloc[0]:g}" if rows["optimizer"].iloc[0].startswith("adam") else "-"
 
 
 def _clipping(rows: pd.DataFrame) -> str:
-    share = float(rows["clipped_share"].mean())
+    share = rows["clipped_share"].mean()
     return "off" if rows["clip_norm"].isna().all() else f"at {rows['clip_norm'].iloc[0]:g}, active in {share:.0%}"
 
 

@@ -26,7 +26,7 @@ def measured(results: Results) -> pd.DataFrame:
 
 def finding(rows: pd.DataFrame) -> str:
     """What the numbers say of the prediction, clause by clause."""
-    identity = float(rows["identity_error"].max())
+    identity = rows["identity_error"].max()
     own, passes = (rows.query("arm == @arm")["gradient_error"] for arm in ("per_micro_batch", "two_passes"))
     another = identity <= ALGEBRA_GATE and own.min() >= APART
     exact = passes.max() <= ALGEBRA_GATE

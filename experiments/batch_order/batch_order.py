@@ -62,7 +62,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         rows = []
         for run in runs:
             with setting.randomness(t):
-                loss = float(take_step(run.arm, run.arm.workload.batch(ids)))
+                loss = take_step(run.arm, run.arm.workload.batch(ids))
             rows.append({"arm": run.order, "accumulation_steps": run.num, "step": t, "replicate": 0, "samples": num_samples,
                          "loss": loss})  # fmt: skip
         on_step(t, rows)

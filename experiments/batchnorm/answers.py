@@ -49,8 +49,8 @@ FEWEST_SEEDS = 4  # accuracies of 297 images are discrete: two or three seeds ca
 def sees_micro_batches(results: Results) -> ClaimResult:
     """B1: compares accumulated gradients with the full batch's, and with those of a full batch normalised in the same chunks."""
     rows = exact_rows(results, "accumulated")
-    smallest, largest = float(rows["gradient_error"].min()), float(rows["gradient_error"].max())
-    oracle = float(rows[["oracle_error", "oracle_statistics_error"]].max().max())
+    smallest, largest = rows["gradient_error"].min(), rows["gradient_error"].max()
+    oracle = rows[["oracle_error", "oracle_statistics_error"]].max().max()
     limits = (CONDITIONING * rows["oracle_floor"]).clip(lower=ALGEBRA_GATE)
     explained = bool((rows["oracle_error"] <= limits).all() and (rows["oracle_statistics_error"] <= ALGEBRA_GATE).all())
     verdict = CONFIRMED if smallest > APART and explained else REFUTED if largest <= ALGEBRA_GATE else CONDITIONAL
@@ -74,9 +74,9 @@ def sees_micro_batches(results: Results) -> ClaimResult:
 def cannot_be_accumulated(results: Results) -> ClaimResult:
     """B2: tests what pooled running statistics and two-pass statistics each restore of the full batch."""
     pooled, exact = exact_rows(results, "window_statistics"), exact_rows(results, "two_pass_statistics")
-    running = float(pooled["first_statistics_error"].max())
-    left = float(pooled["gradient_error"].min())
-    mended = float(exact[["gradient_error", "statistics_error"]].max().max())
+    running = pooled["first_statistics_error"].max()
+    left = pooled["gradient_error"].min()
+    mended = exact[["gradient_error", "statistics_error"]].max().max()
     can_be_pooled, stays_off, can_be_exact = running <= ALGEBRA_GATE, left > APART, mended <= ALGEBRA_GATE
     verdict = (
         CONDITIONAL if can_be_pooled and stays_off and can_be_exact else REFUTED if can_be_pooled and not stays_off else CONFIRMED
@@ -108,10 +108,10 @@ def effective_momentum(results: Results) -> ClaimResult:
         exact_rows(results, "accumulated", all_momenta=True),
         exact_rows(results, "corrected_momentum", all_momenta=True),
     )
-    off = float((plain["effective_momentum"] - expected_momentum(plain)).abs().max())
-    corrected_off = float((corrected["effective_momentum"] - corrected["momentum"]).abs().max())
-    telling = float((expected_momentum(plain) - plain["momentum"]).min())
-    same_gradient = float(corrected["change"].max()) <= ALGEBRA_GATE and float(corrected["gradient_error"].min()) > APART
+    off = (plain["effective_momentum"] - expected_momentum(plain)).abs().max()
+    corrected_off = (corrected["effective_momentum"] - corrected["momentum"]).abs().max()
+    telling = (expected_momentum(plain) - plain["momentum"]).min()
+    same_gradient = corrected["change"].max() <= ALGEBRA_GATE and corrected["gradient_error"].min() > APART
     holds = off <= ALGEBRA_GATE and corrected_off <= ALGEBRA_GATE and same_gradient and telling > APART
     return ClaimResult(
         verdict=CONFIRMED if holds else REFUTED,
@@ -139,13 +139,13 @@ def costs_accuracy(results: Results) -> ClaimResult:
         return undecided(f"It takes two b and {FEWEST_SEEDS} seeds.", n)
     harmed = cells["costs"]
     spared = ~harmed & (cells["tost_p"] < LEVEL)
-    left = int((~harmed & ~spared).sum())
+    left = (~harmed & ~spared).sum()
     kinds = (harmed.all(), CONFIRMED), (spared.all(), REFUTED), (harmed.any() and spared.any(), CONDITIONAL)
     rest = f" {left} of {len(cells)} cells are settled neither way." if left else ""
     return ClaimResult(
         verdict=next((ruling for holds, ruling in kinds if holds), UNDECIDED),
         condition=_fates(cells, harmed, spared),
-        measured=float(cells["mean"].max()),
+        measured=cells["mean"].max(),
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,
         explanation=f"Points of held-out error above the full batch's at fixed B, mean over seeds: {_by_b(cells)}.{rest} "

@@ -51,7 +51,7 @@ def in_words(cells: pd.DataFrame) -> str:
     if cells.empty:
         return "b and N were not moved apart."
     costly = cells[(cells["b_holm"] < LEVEL) & (cells["of_b"].map(lambda one: one.estimate) > 0)]
-    same = int((cells["n_tost"] < LEVEL).sum())
+    same = (cells["n_tost"] < LEVEL).sum()
     sizes = ", ".join(f"{named(model)} at b = {', '.join(map(str, own['b']))}" for model, own in costly.groupby("model"))
     return (
         f"Moved apart at one B, b costs accuracy in {len(costly)} of {len(cells)} cells{f' ({sizes})' if sizes else ''}, and N "

@@ -53,7 +53,7 @@ def gradient_over_b(material: Material) -> Section | None:
     rows = material.results.study(EXACT)
     rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
-    influence = float(plain["influence"].max())
+    influence = plain["influence"].max()
     lines = [_gradient_words(model, own) for model, own in plain.query("after_steps == 0").groupby("model")]
     text = (
         "The batch statistics cause all of it. The running statistics have no part in it: other buffers change the gradient by "
@@ -98,7 +98,7 @@ def running_statistics(material: Material) -> Section | None:
     after = usual.query("after_steps == 0").groupby("accumulation_steps")["statistics_error"].median()
     mended = exact_rows(material.results, "corrected_momentum")
     left = mended.query("after_steps == 0").groupby("accumulation_steps")["statistics_error"].median()
-    most = int(after.index.max())
+    most = after.index.max()
     text = (
         "Every micro-batch updates the running statistics, N times in a window. The update is affine in their old values, so "
         "two different starting values measure exactly how much of the old values is left. After the first window, the distance "
@@ -119,7 +119,7 @@ def remedies(material: Material) -> Section | None:
     """What each remedy does to gradient and running statistics in one window."""
     rows = material.results.study(EXACT)
     rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
-    smallest = int(rows["micro_batch"].min())
+    smallest = rows["micro_batch"].min()
     own = rows.query("micro_batch == @smallest")
     columns = ["gradient_error", "split_error", "statistics_error", "effective_momentum", "forwards"]
     table = own.groupby("arm")[columns].median()
@@ -157,7 +157,7 @@ def accuracy_over_b(material: Material) -> Section | None:
         "intervals, which are wider than those of the paired differences below. Same weights, windows and learning-rate "
         "schedule within a seed.",
     )
-    inside, beyond = int((costs["tost_p"] < LEVEL).sum()), int(((costs["p_holm"] < LEVEL) & (costs["mean"] > MARGIN)).sum())
+    inside, beyond = (costs["tost_p"] < LEVEL).sum(), ((costs["p_holm"] < LEVEL) & (costs["mean"] > MARGIN)).sum()
     text = (
         f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose more "
         "than that (paired t test, Holm, 5%)."
@@ -221,7 +221,7 @@ def remedies_trained(material: Material) -> Section | None:
             again = "-" if fixed else _mean_and_interval(own["again"].tolist())
             cells.append((WORDS.get(arm, "the full batch"), _mean_and_interval(own["kept"].tolist()), again, len(own)))
     plain, full = rows.query("arm == 'accumulated'").set_index("seed"), rows.query("arm == 'full'").set_index("seed")
-    b, size = int(plain["micro_batch"].iloc[0]), int(plain["effective_batch"].iloc[0])
+    b, size = plain["micro_batch"].iloc[0], plain["effective_batch"].iloc[0]
     lost = plain["kept"] - full["kept"]
     weights = plain["again"] - full["again"]
     text = (

@@ -87,7 +87,7 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
         costs = own["more"].tolist()
         return {
             **tables.paired_comparison(costs, margin), "apart": apart, "apart_p": apart_p, "p": statistics.t_test(costs),
-            "weights": own["weights"].dropna().tolist(), "values": float(own["values_per_channel"].min()),
+            "weights": own["weights"].dropna().tolist(), "values": own["values_per_channel"].min(),
         }  # fmt: skip
 
     frame = tables.cells(_once(paired.query("arm == 'accumulated'")), CELL, compared)

@@ -61,8 +61,8 @@ def any_loss(results: Results) -> ClaimResult:
     plain = rows.query("arm == 'accumulated'")
     if plain.empty:
         return undecided("It takes trials of study=negatives.", 0)
-    smallest, oracle = float(plain["gradient_error"].min()), float(plain["oracle_error"].max())
-    cached = float(rows.query("arm == 'grad_cache'")["gradient_error"].max())
+    smallest, oracle = plain["gradient_error"].min(), plain["oracle_error"].max()
+    cached = rows.query("arm == 'grad_cache'")["gradient_error"].max()
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
     explained = oracle <= ALGEBRA_GATE
     if smallest > APART and explained:
@@ -105,7 +105,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
         for arm, bank in own.groupby("arm"):
             if bank["total_bytes"].median() <= EQUAL * plain["total_bytes"].median():
                 apart, n = difference(rows, (str(arm), num), ("accumulated", num))
-                ends = max(float(one["gain_of_last_quarter"].mean()) for one in (bank, plain))
+                ends = max(one["gain_of_last_quarter"].mean() for one in (bank, plain))
                 found.append((str(arm), num, apart, n, 100 * ends))
     if not found:
         return undecided(f"No bank has at most {EQUAL:g} times the bytes of accumulation.", len(rows))
@@ -144,7 +144,7 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
     rows = rows.query("bank_entries > 0")
     if rows.empty:
         return undecided("It takes trials of study=negatives with a bank that is not empty.", 0)
-    most = float(rows["held_with_gradient"].max())
+    most = rows["held_with_gradient"].max()
     return ClaimResult(
         verdict=REFUTED if most == 0 else CONFIRMED,
         measured=most,
@@ -186,7 +186,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition="for some sizes of the bank",
-        measured=float(time.median()),
+        measured=time.median(),
         threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
         n=len(saves),
         explanation=f"Bytes of a step are {span(saves)} times the full batch's and "
@@ -228,7 +228,7 @@ def banks_balance(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=condition,
-        measured=float(middle["two"]),
+        measured=middle["two"],
         threshold="|log ratio| of two banks below that of one, which is above log 1.5, in every trial",
         n=len(table),
         explanation=f"Norm of the query tower's gradient over the passage tower's, medians: {number(middle['one'])} with a bank "

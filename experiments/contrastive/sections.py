@@ -73,7 +73,7 @@ def difference(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[
 def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> list[float]:
     """By seed."""
     a, b = (by_seed(rows, *one, "reciprocal_rank") for one in (first, second))
-    return [float(value) for value in (POINTS * (a - b)).dropna()]
+    return [value for value in (POINTS * (a - b)).dropna()]
 
 
 def gradients_section(material: Material) -> Section | None:
@@ -139,7 +139,7 @@ def retrieval_section(material: Material) -> Section | None:
 
 def _advice(rows: pd.DataFrame) -> str:
     """What to use when, from the rows."""
-    num = int(rows["accumulation_steps"].max())
+    num = rows["accumulation_steps"].max()
     told = []
     for first, second in (("grad_cache", "accumulated"), ("accumulated", "small")):
         apart, n = difference(rows, (first, num), (second, num))
@@ -164,7 +164,7 @@ def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
 def memory_section(material: Material) -> Section | None:
     """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
     rows = material.results.study(WEIGHED)
-    rows, b = rows.query("arm != 'permuted'"), int(rows["micro_batch"].max())
+    rows, b = rows.query("arm != 'permuted'"), rows["micro_batch"].max()
     full = rows.query("arm == 'full'").groupby("window")["peak_bytes"].median()
     sizes = sorted(full.index)
     middle = sizes[len(sizes) // 2]

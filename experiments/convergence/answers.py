@@ -147,7 +147,7 @@ def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
     if one is None:
         return ("-",) * 5
     differences = pd.Series(one.differences, dtype=float)
-    verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
+    verdict = one.verdict if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
     return interval(differences), number(statistics.detectable(one.differences)), number(one.margin), verdict, number(one.spread)
 
 
@@ -194,7 +194,7 @@ def rates(material: Material) -> Section | None:
     blocks: list[Block] = []
     for key, own in tuning.groupby(list(SETTING)):
         here = best[(best[list(SETTING)] == list(key)).all(axis=1)]
-        chosen = {(row["arm"], int(row["accumulation_steps"])): row["lr"] for row in here.to_dict("records")}
+        chosen = {(row["arm"], row["accumulation_steps"]): row["lr"] for row in here.to_dict("records")}
         name = setting_name(key)
         blocks.append(Picture(
             f"tuning-{plain(name)}",

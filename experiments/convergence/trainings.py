@@ -69,7 +69,7 @@ def arm_name(arm: object, num: object) -> str:
 
 def last(curve: Sequence[float]) -> float:
     """The last value of a curve."""
-    return float(curve[-1])
+    return curve[-1]
 
 
 # Of one curve ------------------------------------------------------------------------------------------------------------------
@@ -80,15 +80,15 @@ def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> Reach:
     for i, value in enumerate(loss):
         if value <= target:
             if i == 0 or not math.isfinite(loss[i - 1]):
-                return Reach(float(cost[i]), True)
+                return Reach(cost[i], True)
             share = (loss[i - 1] - target) / (loss[i - 1] - value)
-            return Reach(float(cost[i - 1] + share * (cost[i] - cost[i - 1])), True)
-    return Reach(float(cost[-1]), False)
+            return Reach((cost[i - 1] + share * (cost[i] - cost[i - 1])), True)
+    return Reach(cost[-1], False)
 
 
 def area(samples: Sequence[float], loss: Sequence[float]) -> float:
     """Mean loss over the samples, by trapezoids: the area under the curve over its width."""
-    return float(np.trapezoid(loss, samples) / (samples[-1] - samples[0]))
+    return np.trapezoid(loss, samples) / (samples[-1] - samples[0])
 
 
 def drift(loss: Sequence[float]) -> float:
@@ -172,8 +172,8 @@ def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     full = best.query("arm == 'full'").merge(rows.query(f"seed >= {TUNING_SEEDS}"), on=[*SETTING, *ARM, "lr"])
     found = {}
     for key, own in full.groupby(list(SETTING)):
-        start = float(np.mean([curve[0] for curve in own["curve_probe_loss"]]))
-        end = float(np.mean([last(curve) for curve in own["curve_probe_loss"]]))
+        start = np.mean([curve[0] for curve in own["curve_probe_loss"]])
+        end = np.mean([last(curve) for curve in own["curve_probe_loss"]])
         found[tuple(key)] = tuple(start - fraction * (start - end) for fraction in FRACTIONS)
     return found
 
@@ -212,7 +212,7 @@ def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
     for key, own in rows.groupby(list(SETTING)):
         full = own.query("arm == 'full'").set_index("seed")[measure].astype(float)
         null = _differences(own.query("arm == 'permuted'"), full, measure)
-        margin = 0.5 * float(full.std(ddof=1)) if len(full) > 1 else math.nan
+        margin = 0.5 * full.std(ddof=1) if len(full) > 1 else math.nan
         for arm, arms in own.query("arm != 'full'").groupby(list(ARM)):
             differences = _differences(arms, full, measure)
             enough = len(differences) > 1 and np.ptp(differences) > 0
@@ -220,7 +220,7 @@ def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
                 key=(*key, *arm),
                 differences=tuple(differences),
                 margin=margin,
-                difference_p=float(stats.ttest_1samp(differences, 0).pvalue) if enough else math.nan,
+                difference_p=stats.ttest_1samp(differences, 0).pvalue if enough else math.nan,
                 same_p=statistics.equivalence_p(differences, margin) if len(differences) > 1 else math.nan,
                 spread=_ratio(differences, null),
             ))  # fmt: skip
@@ -240,7 +240,7 @@ class Pair:
 
     def differences(self, of: Callable[[pd.DataFrame], pd.Series[float]]) -> list[float]:
         """Of the full batch less the small batch, paired by seed."""
-        return [float(one) for one in (of(self.full) - of(self.small)).dropna()]
+        return [one for one in (of(self.full) - of(self.small)).dropna()]
 
     @property
     def change(self) -> float:
@@ -255,14 +255,14 @@ def pairs(rows: pd.DataFrame) -> list[Pair]:
         full, small = (own.query("arm == @arm") for arm in ("full", "small_batch"))
         small = small[small["accumulation_steps"] == small["accumulation_steps"].max()]
         if len(full) and len(small):
-            found.append(Pair(key=key, batch=float(small["step_samples"].iloc[0]), full=full.set_index("seed"),
+            found.append(Pair(key=key, batch=small["step_samples"].iloc[0], full=full.set_index("seed"),
                               small=small.set_index("seed")))  # fmt: skip
     return found
 
 
 def _differences(arm: pd.DataFrame, full: pd.Series[float], measure: str) -> list[float]:
     own = arm.set_index("seed")[measure].astype(float)
-    return [float(own[seed] - full[seed]) for seed in own.index if seed in full.index]
+    return [(own[seed] - full[seed]) for seed in own.index if seed in full.index]
 
 
 def _ratio(differences: Sequence[float], null: Sequence[float]) -> float:

@@ -108,7 +108,7 @@ def growths(table: pd.DataFrame) -> list[Growth]:
         wide, censored = (
             own.pivot_table(index="seed", columns="point", values=name, aggfunc="first") for name in ("critical", "censored")
         )
-        first, last = int(own["point"].min()), int(own["point"].max())
+        first, last = own["point"].min(), own["point"].max()
         known = ~censored[first].astype(bool)
         pairs = zip(wide[first][known], wide[last][known], strict=True)
         octaves = [math.log2(b / a) for a, b in pairs]

@@ -66,7 +66,7 @@ def _with(arms: pd.DataFrame) -> str:
 def _null(arms: pd.DataFrame) -> str:
     if arms.empty:
         return ""
-    good = int((arms["verdict"] == "equivalent").sum())
+    good = (arms["verdict"] == "equivalent").sum()
     return f"The check on the test itself, a full batch in another order, is called equivalent {good} of {len(arms)} times."
 
 
@@ -167,7 +167,7 @@ def eight_and_two(results: Results) -> ClaimResult:
     """A6: tests B = 8 as 4 x 2 under SGD, with the loss divided and undivided, without BatchNorm and with it."""
     arms = results.arms[results.arms["arm"].isin(["accumulated", UNDIVIDED]) & results.arms["norm"].isin(["none", "batch"])]
     arms = arms.query("effective_batch == 8 and accumulation_steps == 4 and optimizer == 'sgd'")
-    cells = {(str(arm), str(norm)): own["verdict"] for (arm, norm), own in arms.groupby(["arm", "norm"])}
+    cells = {(arm, norm): own["verdict"] for (arm, norm), own in arms.groupby(["arm", "norm"])}
     if len(cells) < 4 or min(map(len, cells.values())) < LEAST_SEEDS:
         return undecided(f"It takes 8 as 4 x 2, divided and not, with BatchNorm and not, over {LEAST_SEEDS} seeds.", len(arms))
     same = {cell: bool(verdicts.eq("equivalent").all()) for cell, verdicts in cells.items()}

@@ -178,7 +178,7 @@ def settings(material: Material) -> Section | None:
     listed = []
     for names, own in tables.in_order(rows).groupby(SETTING, sort=False):
         found = own[own["detected"]]
-        detected, named, wrong = rate(own["detected"]), rate(found["named"]), int(found["confidently_wrong"].sum())
+        detected, named, wrong = rate(own["detected"]), rate(found["named"]), found["confidently_wrong"].sum()
         low = percent(of_trials(own["detected"], own["trial"]).low)
         seen = percent(rate(faults.shown(own)).share)
         listed.append((*names, own["trial"].nunique(), _together(detected), low, _together(named), wrong, seen))

@@ -31,7 +31,7 @@ def figure_matrix(panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]]) -> F
             axes.pcolormesh(np.ma.masked_invalid(values), cmap=SHADES, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
             for (row, column), value in np.ndenumerate(values):
                 if np.isfinite(value):
-                    ink, text = "white" if value > 0.7 else GREY if value == 0 else INK, str(words.iat[row, column])
+                    ink, text = "white" if value > 0.7 else GREY if value == 0 else INK, words.iat[row, column]
                     axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=ink, fontsize=7.5)
             axes.set_xticks(np.arange(values.shape[1]) + 0.5, list(map(str, shares.columns)), rotation=55, ha="left")
             axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)

@@ -150,11 +150,11 @@ def noise_section(material: Material) -> Section | None:
     pooled = []
     for (norm, optimizer), trials in rows.groupby(["norm", "optimizer"]):
         for trial, exact in trials.groupby("trial"):
-            estimates = noise.two_size(steps[steps["trial"] == trial], population=float(exact["population"].iloc[0]))
+            estimates = noise.two_size(steps[steps["trial"] == trial], population=exact["population"].iloc[0])
             panels.setdefault(f"{optimizer}, norm {norm}", []).append((exact, noise.stretches(estimates, STRETCHES)))
             pooled.append(estimates)
     every = pd.concat(pooled)
-    negative = float((every["gradient_square"] <= 0).mean())
+    negative = (every["gradient_square"] <= 0).mean()
     text = (
         f"Every accumulated run logs two squared norms of a window. Of {len(every)} single windows {negative:.0%} give a "
         "negative |G|²: therefore means over steps are divided, and ratios of single steps are never averaged."
@@ -175,7 +175,7 @@ def _standing(rows: pd.DataFrame) -> Table:
     estimates = noise.two_size(rows.drop(columns=["noise_trace", "gradient_square"]))
     trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]
     square = estimates["gradient_square"] / rows.loc[estimates.index, "gradient_square"]
-    error = number(float(rows["loop_error"].max()))
+    error = number(rows["loop_error"].max())
     cells = (
         (name, len(ratio), ratio.mean(), *(f"{ratio.quantile(q):.3f}" for q in (0.05, 0.5, 0.95)))
         for name, ratio in (("tr Σ", trace), ("|G|²", square))

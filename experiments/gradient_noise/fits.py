@@ -39,7 +39,7 @@ def stretches(estimates: pd.DataFrame, num: int) -> pd.DataFrame:
     found = []
     for k, own in estimates.groupby(place):
         scale = noise_scale(own)
-        middle = float(steps.min() + (k + 0.5) * width)
+        middle = steps.min() + (k + 0.5) * width
         found.append({"step": middle, "estimate": scale.estimate, "low": scale.low, "high": scale.high, "n": len(own)})
     return pd.DataFrame(found)
 
@@ -48,6 +48,6 @@ def slopes(rows: pd.DataFrame, value: str, by: list[str]) -> pd.DataFrame:
     """Least-squares slope of log `value` over log `batch` in each group of `by`, in a column `slope`."""
     found = []
     for key, own in rows.groupby(by):
-        slope = float(np.polyfit(np.log(own["batch"].astype(float)), np.log(own[value].astype(float)), 1)[0])
+        slope = np.polyfit(np.log(own["batch"].astype(float)), np.log(own[value].astype(float)), 1)[0]
         found.append({**dict(zip(by, key, strict=True)), "slope": slope})
     return pd.DataFrame(found)

@@ -48,7 +48,7 @@ def better_choice(results: Results) -> ClaimResult:
     if own.empty or gains.empty or gains["b"].nunique() < 2 or gains["n"].min() < FEWEST_SEEDS:
         needed = f"It takes exact trials with GroupNorm, and {FEWEST_SEEDS} seeds trained with both at two b or more."
         return undecided(needed, len(own) + len(gains))
-    worst = float(own["gradient_error"].max())
+    worst = own["gradient_error"].max()
     gains = gains.assign(p_holm=holm(gains["p"].tolist()))
     told = gains["p_holm"] < LEVEL
     better, worse = gains[told & (gains["gain"] > 0)], gains[told & (gains["gain"] < 0)]
@@ -63,7 +63,7 @@ def better_choice(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=f"for {_cells(better)}; not for {_cells(pd.concat([worse, same]))}",
-        measured=float(gains["gain"].max()),
+        measured=gains["gain"].max(),
         threshold=f"gradient ≤ {ALGEBRA_GATE:.0e}; gain above 0 (Holm) in every cell: confirmed",
         n=len(own) + int(gains["n"].sum()),
         explanation=f"Exact at every N (largest float64 difference {worst:.0e}, {len(own)} arms), so that b does not matter to "
@@ -97,7 +97,7 @@ def predicted(results: Results) -> bool | None:
         by_b = own.sort_values("b", ascending=False)
         rises = by_b["batch"].diff().dropna().tolist()
         verdicts += [min(rises) > -ROUGHLY, max(rises) == rises[-1]]
-        verdicts += [float(by_b["group"].max() - by_b["group"].min()) <= MARGIN, float(by_b["gain"].iloc[0]) <= 0]
+        verdicts += [(by_b["group"].max() - by_b["group"].min()) <= MARGIN, by_b["gain"].iloc[0] <= 0]
     return all(verdicts)
 
 

@@ -58,7 +58,7 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
         return undecided(reason, len(pairs))
     if not other["difference"].min() >= APART:
         return undecided("Another learning rate has to change the result and did not.", len(pairs))
-    worst = float(same["difference"].max())
+    worst = same["difference"].max()
     ratios, ranges = learning_rates.best_rate_ratios(rows), learning_rates.raised_in_every_subset(rows)
     words = ", ".join(
         f"{name} {ratio:g}" + (f" ({ranges[name][0]:g} to {ranges[name][1]:g}, any seed left out)" if name in ranges else "")

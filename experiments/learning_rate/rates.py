@@ -37,14 +37,14 @@ def scaled(results: Results) -> pd.DataFrame:
     for optimizer, own in means.groupby(level="optimizer"):
         losses = own.droplevel("optimizer")
         smallest = min(losses.index.get_level_values("batch"))
-        base = float(losses[smallest].idxmin())
+        base = losses[smallest].idxmin()
         for batch in sorted(set(losses.index.get_level_values("batch")) - {smallest}):
             rates = losses[batch]
             for rule, exponent in RULES.items():
                 lr = base * (batch / smallest) ** exponent
                 near = [rate for rate in rates.index if math.isclose(rate, lr, rel_tol=1e-6)]
                 if near:
-                    loss, tuned, best_rate = float(rates[near[0]]), float(rates.min()), float(rates.idxmin())
+                    loss, tuned, best_rate = rates[near[0]], rates.min(), rates.idxmin()
                     apart = seeds[optimizer, batch, near[0]] - seeds[optimizer, batch, best_rate]
                     edge = best_rate in (rates.index.min(), rates.index.max())
                     found.append((optimizer, rule, batch, lr, loss, tuned, loss - tuned, apart.tolist(), edge))
@@ -103,9 +103,9 @@ def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[i
     found = {}
     for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):
         wide = own.pivot_table(index="seed", columns="batch", values="judged_loss")
-        sizes = sorted(int(batch) for batch in own["batch"].unique())
+        sizes = sorted(batch for batch in own["batch"].unique())
         inside = [batch for batch in sizes if low <= batch <= high]
-        outside = {batch: float(wide[batch].mean()) for batch in sizes if batch not in inside}
+        outside = {batch: wide[batch].mean() for batch in sizes if batch not in inside}
         if inside and outside:
             winner = min(outside, key=outside.__getitem__)
             found[str(name)] = (winner, [[float(one) for one in (wide[b] - wide[winner]).dropna()] for b in inside])

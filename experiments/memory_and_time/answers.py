@@ -57,7 +57,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=where,
-        measured=float(factors.median()),
+        measured=factors.median(),
         threshold="4 within 2%",
         n=len(factors),
         explanation=f"What is alive at its most falls {factors.min():.2f} to {factors.max():.2f} times: parameters, optimizer "
@@ -77,10 +77,10 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
         if own["model_state"].nunique() < 2:
             continue
         smallest = own[(own["model_state"] == own["model_state"].min())]
-        budget = float(smallest.query("accumulation_steps == 1")["alive_bytes"].max())
+        budget = smallest.query("accumulation_steps == 1")["alive_bytes"].max()
         for num, split in own.query("accumulation_steps > 1").groupby("accumulation_steps"):
             fits = split.loc[split["alive_bytes"] <= budget, "model_state"]
-            larger = float(fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
+            larger = (fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
             found.append((" ".join(map(str, family[:3])), num, larger))
     return pd.DataFrame(found, columns=["family", "accumulation_steps", "larger"])
 
@@ -110,7 +110,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=f"for {where}; not for {', '.join(never)}",
-        measured=float(best.max()),
+        measured=best.max(),
         threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
         n=len(rows),
         explanation="Within the memory that the smallest model takes at N = 1, the largest measured model that fits has so many "
@@ -135,7 +135,7 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition="while the static part and the smallest micro-batch's activations fit",
-        measured=float(floor.median()),
+        measured=floor.median(),
         threshold="memory at the smallest b over that at b = B: below 1 (helps); 0 would remove every such error",
         n=len(ends),
         explanation=f"Choosing b to fit keeps a run alive down to {floor.min():.2f} to {floor.max():.2f} of the full batch's "
@@ -156,7 +156,7 @@ def activations_fall(results: Results) -> ClaimResult:
     worst = 0.0
     for num in sorted(set(rows["accumulation_steps"]) - {1}):
         factors = against_full(rows, "activation_bytes", num) / num
-        worst = max(worst, float((factors - 1).abs().max()))
+        worst = max(worst, (factors - 1).abs().max())
     return ClaimResult(
         verdict=CONFIRMED if worst <= CLOSE else REFUTED,
         measured=worst,
@@ -195,7 +195,7 @@ def cost_in_time(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=f"on b and the device: {where}",
-        measured=float(largest.median()),
+        measured=largest.median(),
         threshold=f"≤ {1 + NEGLIGIBLE:g} (S0), ≤ {SLIGHTLY:g} (S4), N within {N_TIMES:.0%} (S3); outside all of them: refuted",
         n=len(every),
         explanation=f"At N = {nums[-1]:.0f} a window takes {largest.min():.2g} to {largest.max():.2g} times as long, at "
@@ -214,7 +214,7 @@ def _at(cells: pd.DataFrame, size: int) -> str:
 def fitted(rows: pd.DataFrame) -> tuple[float, float]:
     """M_s and a of M = M_s + a b, in bytes, by least squares over b."""
     slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
-    return float(static), float(slope)
+    return static, slope
 
 
 def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:

@@ -33,7 +33,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     weighed = {num: weigh(make_arm(num)) for num in nums}  # one arm at a time: an allocator's peak has all that lives
     arms = {num: make_arm(num) for num in nums}
     for arm in arms.values():
-        float(take_step(arm, arm.workload.batch(first)))
+        take_step(arm, arm.workload.batch(first))
     seconds: dict[int, list[float]] = {num: [] for num in arms}
     for ids in timed:
         for num, arm in arms.items():
@@ -41,7 +41,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             if setting.device.type != "cpu":
                 accelerator.module(setting.device).synchronize()  # the window's own copies are none of the step
             started = time.perf_counter()
-            float(take_step(arm, window))  # waits for the device
+            take_step(arm, window)  # waits for the device
             seconds[num].append(time.perf_counter() - started)
     return [_row(arms[num], weighed[num], seconds[num], config.effective_batch) for num in arms]
 

@@ -85,9 +85,9 @@ def older_micro_batches(results: Results) -> ClaimResult:
     spread, spread_small = (optimizers.spread_in_window(memory.query("arm == @arm")) for arm in ("accumulated", "small_steps"))
     if not (optimizers.smallest_difference(small) >= APART and spread_small.min() >= APART):
         return undecided("Small steps in another order have to differ and did not.", len(momentum))
-    cost = float((momentum["loss"] / momentum["loss_against"] - 1).abs().max())
-    where_stale = float((small["loss"] / small["loss_against"] - 1).abs().max())
-    stale = max(worst, float(spread.max()))
+    cost = (momentum["loss"] / momentum["loss_against"] - 1).abs().max()
+    where_stale = (small["loss"] / small["loss_against"] - 1).abs().max()
+    stale = max(worst, spread.max())
     cheap, fresh = cost <= BOUND, stale <= ALGEBRA_GATE
     return ClaimResult(
         verdict=REFUTED if not cheap else CONDITIONAL if fresh else CONFIRMED,
@@ -120,7 +120,7 @@ def coupled_in_time(results: Results) -> ClaimResult:
         return undecided("Small steps in another order have to differ and did not.", len(reordered))
     worst = optimizers.largest_error(free, "gradient_error", "state_error", "parameter_error")
     gradients = optimizers.largest_error(batch_norm, "gradient_error")
-    buffers, draws = float(batch_norm["buffer_error_now"].min()), float(dropout["gradient_error"].min())
+    buffers, draws = batch_norm["buffer_error_now"].min(), dropout["gradient_error"].min()
     apart = buffers >= APART and draws >= APART
     return ClaimResult(
         verdict=CONFIRMED if worst > ALGEBRA_GATE else CONDITIONAL if apart else REFUTED,
@@ -147,11 +147,11 @@ def memory_in_samples(results: Results) -> ClaimResult:
     paths = optimizers.path_ratios(optimizers.states(results), ORDERED)
     if lives.empty or paths.empty:
         return undecided("It takes the weights in the state and paths of small steps.", len(lives))
-    error = float((lives["half_life"] / lives["predicted"] - 1).abs().max())
+    error = (lives["half_life"] / lives["predicted"] - 1).abs().max()
     matched = lives.pivot_table(index=["trial", "accumulation_steps", "entry"], columns="arm", values="half_life")
-    off = float((matched["small_steps_memory"] / matched["accumulated"] - 1).abs().max())
+    off = (matched["small_steps_memory"] / matched["accumulated"] - 1).abs().max()
     shortened = matched["accumulated"] / matched["small_steps"]
-    nearest = float(paths["ratio"].min())
+    nearest = paths["ratio"].min()
     sentences = [
         f"The half-life of the state is that of beta times the samples of a step (to {number(error)}): small steps at the same "
         f"beta remember {span(shortened)} times fewer samples, at beta^(1/N) as many.",

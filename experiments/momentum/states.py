@@ -40,7 +40,7 @@ def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for (trial, arm, _, entry), own in memory.groupby(["trial", "arm", "accumulation_steps", "entry"]):
-        num = int(own["accumulation_steps"].iloc[0])
+        num = own["accumulation_steps"].iloc[0]
         ends = own[own["position"] == own["position"].max()].sort_values("age")
         newest, oldest = ends.iloc[0], ends.iloc[-1]
         beta, batch = float(newest[BETAS[str(entry)]]), float(newest["effective_batch"])
@@ -105,7 +105,7 @@ def largest_error(rows: pd.DataFrame, *columns: str) -> float:
 def smallest_difference(rows: pd.DataFrame) -> float:
     """The smallest difference among arms that have to differ: of the optimizer state, or of the weights under SGD."""
     error = rows["state_error_now"].where(rows["optimizer"] != "sgd", rows["parameter_error_now"])
-    return float(error.astype(float).fillna(math.inf).min())
+    return error.astype(float).fillna(math.inf).min()
 
 
 def beta2_trials(results: Results) -> pd.DataFrame:
@@ -158,12 +158,12 @@ def state_table(rows: pd.DataFrame) -> Table:
     for (model, optimizer), own in sorted(
         rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], place_of(pair[0][1]))
     ):
-        by_arm = {str(arm): group for arm, group in own.groupby("arm")}
+        by_arm = {arm: group for arm, group in own.groupby("arm")}
         right = by_arm["accumulated"]
         stateless = right["state_error"].isna().all()
         small = "parameter_error_now" if stateless else "state_error_now"
         cells.append((
-            model, optimizer, ", ".join(str(n) for n in sorted(set(right["accumulation_steps"]))),
+            model, optimizer, ", ".join(map(str, sorted(set(right["accumulation_steps"])))),
             right["trial"].nunique(), right["state_error"].max(), right["parameter_error"].max(),
             by_arm["reordered"]["state_error"].max(),
             by_arm["permuted"]["parameter_error" if stateless else "state_error"].max(),

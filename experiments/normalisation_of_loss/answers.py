@@ -86,7 +86,7 @@ def undivided_loop(results: Results) -> ClaimResult:
     wrong, right = arms.query("arm == @UNDIVIDED"), _accumulated(arms)
     if wrong.empty or right["verdict"].ne("equivalent").any():
         return undecided("It takes equal micro-batches, with correct arms that are equivalent.", len(wrong))
-    off = float((wrong["scale"] / wrong["accumulation_steps"] - 1).abs().max())
+    off = (wrong["scale"] / wrong["accumulation_steps"] - 1).abs().max()
     parted = wrong["verdict"].eq("different") & wrong["cause"].eq(UNDIVIDED)
     same = wrong["verdict"].eq("equivalent")
     few = wrong[wrong["accumulation_steps"] == wrong["accumulation_steps"].min()]
@@ -186,7 +186,7 @@ def update_over_n(results: Results) -> ClaimResult:
     times_n = (first[UNDIVIDED] / first["accumulated"])[plain] / first.loc[plain, "accumulation_steps"] - 1
     steady, hidden = (divided <= GROWTH).all(), (first[UNDIVIDED] / first["accumulated"])[adam] - 1
     grows = bool((times_n.abs() <= EXACT).all())
-    most = int(first["accumulation_steps"].max())
+    most = first["accumulation_steps"].max()
     return ClaimResult(
         verdict=CONFIRMED if not steady else CONDITIONAL if grows else REFUTED,
         condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)",

@@ -135,7 +135,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
 
 def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> str:
     """By how far the gradient is off, where that parts the arms that matter from the others; else how many do."""
-    least, most = float(gradients[matters].min()), float(gradients[~matters].max())
+    least, most = gradients[matters].min(), gradients[~matters].max()
     if least <= most:
         return f"in {counted(matters)} arms"
     return f"where the gradient is off by {number(least)} or more; not where by {number(most)} or less"

@@ -126,7 +126,7 @@ def accuracy(results: Results) -> pd.DataFrame:
                 differences = (pivot[(precision, num)] - pivot[other]).dropna().tolist()
                 interval = mean_interval(differences)
                 found.append({
-                    "task": name, "reference": float(pivot[other].mean()),
+                    "task": name, "reference": pivot[other].mean(),
                     "precision": precision, "accumulation_steps": num, "other": other[0], "n": len(differences),
                     "label": f"{precision} N={num} - {other[0]} full",
                     "mean": interval.estimate, "low": interval.low, "high": interval.high,
@@ -180,7 +180,7 @@ def accumulator_section(material: Material) -> Section | None:
     if rows.empty:
         return None
     titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
-    panels = {str(title): own for title, own in rows.groupby(titles)}
+    panels = {title: own for title, own in rows.groupby(titles)}
     over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
     narrow = over.query("accumulator in @SIXTEEN")
     counted = material.measurements[material.measurements["quantity"] == "ones"]
@@ -203,7 +203,7 @@ def accumulator_section(material: Material) -> Section | None:
         "error.",
     )
     cells = tuple(
-        (name, n, int(own["micro_batch"].max()), len(own), own["arm_error"].median(),
+        (name, n, own["micro_batch"].max(), len(own), own["arm_error"].median(),
          own["predicted_error"].median(), own["ratio"].min(), own["ratio"].max())
         for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
     )  # fmt: skip

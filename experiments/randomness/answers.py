@@ -42,10 +42,10 @@ def single_runs_differ(results: Results) -> ClaimResult:
         )
     one = plain["dropout_layers"] == 1
     apart = {True: plain[one]["distance"] > DIFFERS, False: plain[~one]["distance"] > DIFFERS}
-    single, several = float(plain[one]["distance"].median()), float(plain[~one]["distance"].median())
+    single, several = plain[one]["distance"].median(), plain[~one]["distance"].median()
     by_setting = plain.groupby(["dropout_layers", "accumulation_steps"])[["mean_shift", "spread_ratio"]].mean()
     shift, spread = plain["mean_shift"].mean(), plain["spread_ratio"].mean()
-    farthest = float((by_setting["spread_ratio"] - 1).abs().max())  # of a setting: a mean over all of them could hide one
+    farthest = (by_setting["spread_ratio"] - 1).abs().max()  # of a setting: a mean over all of them could hide one
     in_law = by_setting["mean_shift"].max() <= SHIFT and farthest <= SPREAD
     exact = bool((remedy["largest_distance"] <= ALGEBRA_GATE).all())
     everywhere, somewhere = apart[True].all() and apart[False].all(), apart[True].any() or apart[False].any()
@@ -75,7 +75,7 @@ def masks_section(material: Material) -> Section | None:
         shift=("mean_shift", "mean"), spread=("spread_ratio", "mean"),
     )  # fmt: skip
     cells = tuple(
-        (row["dropout_layers"], WORDS[str(row["masks"])], row["accumulation_steps"], row["trials"],
+        (row["dropout_layers"], WORDS[row["masks"]], row["accumulation_steps"], row["trials"],
          *(row[name] for name in ("distance", "largest", "shift", "spread")))
         for row in means.to_dict("records")
     )  # fmt: skip

@@ -26,7 +26,7 @@ def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
         condition="with unequal lengths or a short window only if the loss is summed and divided by hand, as documented"
         if verdict == CONDITIONAL
         else "",
-        measured=float(plain["distance"].max()),
+        measured=plain["distance"].max(),
         threshold="every arm of the plain loop equivalent; distance of its first gradient",
         n=len(plain) + len(documented),
         explanation=f"{_versions(arms)}: {_each(pd.concat([plain, documented]))}. The documented recipe "
@@ -39,14 +39,14 @@ def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimRe
     known = recorded("defaults").query("framework == 'lightning' and setting == 'accumulate_grad_batches'")
     if arms["function"].nunique() < 2 or known.empty:
         return undecided("It takes the audit of lightning: make trainer NAME=lightning.", len(arms))
-    value = int(known["value"].iloc[-1]) if default is None else default
+    value = known["value"].iloc[-1] if default is None else default
     right = arms["verdict"].eq("equivalent")
     handled = CONFIRMED if right.all() else CONDITIONAL if right.any() else REFUTED
     verdict = REFUTED if value == 1 else handled
     return ClaimResult(
         verdict=verdict,
         condition=f"equivalent in {_settings(arms[right])}" if verdict == CONDITIONAL else "",
-        measured=float(value),
+        measured=value,
         threshold="Trainer().accumulate_grad_batches above 1",
         n=len(arms),
         explanation=f"The second half is wrong: Trainer().accumulate_grad_batches is {value} in lightning "
@@ -59,7 +59,7 @@ def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimRe
 
 def by_hand(arms: pd.DataFrame) -> ClaimResult:
     """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied."""
-    one = {str(name): own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
+    one = {name: own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
     if not {"divided", "undivided", "divided_remainder"} <= set(one):
         reason = "It takes the audit of a GradientTape loop: make trainer NAME=keras-by-hand. Keras' own option is another thing."
         return undecided(reason, len(arms))
@@ -68,7 +68,7 @@ def by_hand(arms: pd.DataFrame) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition="if the loop divides by N, and no epoch ends inside a window" if verdict == CONDITIONAL else "",
-        measured=float(arms.query("function == 'divided'")["largest_distance"].max()),
+        measured=arms.query("function == 'divided'")["largest_distance"].max(),
         threshold="distance of the weights, within the audit's gate",
         n=len(arms),
         explanation=f"{_versions(arms)}, by hand with a GradientTape: {_each(arms)}.",
@@ -79,7 +79,7 @@ def _each(arms: pd.DataFrame) -> str:
     """What each audited function is, in words."""
     words = []
     for name, own in arms.groupby("function", sort=False):
-        causes = sorted({str(one) for one in own["causes"] if one})
+        causes = sorted({one for one in own["causes"] if one})
         found = "equivalent" if own["verdict"].eq("equivalent").all() else f"different ({', '.join(causes) or 'no cause'})"
         words.append(f"{str(name).replace('_', ' ')}: {found}")
     return "; ".join(words)
@@ -91,7 +91,7 @@ def _versions(arms: pd.DataFrame) -> str:
 
 def _settings(arms: pd.DataFrame) -> str:
     """The audited functions, by their names."""
-    return ", ".join(str(name).replace("_", " ") for name in dict.fromkeys(arms["function"])) or "no setting"
+    return ", ".join(name.replace("_", " ") for name in dict.fromkeys(arms["function"])) or "no setting"
 
 
 CLAIMS = (

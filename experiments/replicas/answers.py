@@ -56,7 +56,7 @@ def synchronised_once(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition="some wrong ways are found and not named",
-        measured=float(right["gradient_error"].max()),
+        measured=right["gradient_error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e} where synchronised, above it where not",
         n=len(rows),
         explanation=f"On two processes the ranks take the whole window's step in {share(int(exact.sum()), len(exact))} trainings "
@@ -106,7 +106,7 @@ def communication(results: Results) -> ClaimResult:
     return ClaimResult(
         verdict=verdict,
         condition=where,
-        measured=float(ratios["every"].max()),
+        measured=ratios["every"].max(),
         threshold="N against every micro-batch, 1 against the true batch",
         n=len(ratios),
         explanation=f"Gradient bytes per optimizer step fall N times against synchronising after every micro-batch "
@@ -124,7 +124,7 @@ def ways(material: Material) -> Section | None:
     for arm, words in WORDS.items():
         for unequal, own in rows[rows["arm"] == arm].groupby("unequal_terms"):
             (wanted,) = set(own["expected"])
-            right = int((own["cause"] == wanted).sum())
+            right = (own["cause"] == wanted).sum()
             cells.append((
                 words, "unequal" if unequal else "equal", wanted or "equivalent", share(right, len(own)),
                 *(_range(own[name]) for name in ("gradient_error", "scale", "rank_distance", "trajectory_error")),
@@ -157,7 +157,7 @@ def wire(material: Material) -> Section | None:
 
 
 def _range(values: pd.Series[float]) -> str:
-    low, high = number(float(values.min())), number(float(values.max()))
+    low, high = number(values.min()), number(values.max())
     return low if low == high else f"{low} to {high}"
 
 

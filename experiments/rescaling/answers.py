@@ -85,7 +85,7 @@ def differences(rows: pd.DataFrame, what: str, measure: str) -> tuple[float, ...
     if not {what, COPIED} <= set(table.columns):
         return ()
     values = table if measure == CURVE else np.log(table)
-    return tuple(float(value) for value in values[what] - values[COPIED])
+    return tuple(value for value in values[what] - values[COPIED])
 
 
 def rescaled_alone(material: Material) -> Section | None:

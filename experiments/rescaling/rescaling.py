@@ -43,7 +43,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         num_samples += len(ids)
         for name, arm in arms.items():
             with setting.randomness(t):
-                loss = float(take_step(arm, window))
+                loss = take_step(arm, window)
             rows.append({"arm": name, "accumulation_steps": k, "step": t, "replicate": 0, "samples": num_samples, "loss": loss})
         if t in points:
             samples.append(num_samples)
@@ -93,7 +93,7 @@ def _arms(setting: Setting, k: int) -> dict[str, Arm]:
         SMALL: _arm(setting, every_step(right), small),
         REORDERED: _arm(setting, every_step(dataclasses.replace(right, split=order, arrange=order.arrange)), small),
     }
-    return arms | {str(what): _arm(setting, right, rescaled(config, what, k)) for what in Rescaling}
+    return arms | {what: _arm(setting, right, rescaled(config, what, k)) for what in Rescaling}
 
 
 def _arm(setting: Setting, recipe: Recipe, own: TrialConfig) -> Arm:

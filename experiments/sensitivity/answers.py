@@ -38,7 +38,7 @@ def smallest(own: pd.DataFrame) -> float:
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
         if k < WANTED * n:
             break
-        found = float(size)
+        found = size
     return found
 
 
@@ -58,7 +58,7 @@ def answer(arms: pd.DataFrame) -> Answer:
         )
         if target is not None:
             decided[precision] = len(sizes) == len(KINDS) and all(size <= target for size in sizes.values())
-    least = int(table["n"].min())
+    least = table["n"].min()
     sentences.append(f"Each size was planted in {least} trials or more: {Rate(least, least)} is the most that so many can show.")
     if not all(decided.values()):
         return Answer(tuple(sentences), False)

@@ -7,7 +7,6 @@ import pytest
 
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.experiments.accounting.answers import arithmetic, cache_ruling
-from tests.golden import kept_results
 
 
 def caches(*, old: int = 100, new: int = 0, beyond: int = 0) -> pd.DataFrame:
@@ -34,6 +33,6 @@ def test_d3(rows: pd.DataFrame, verdict: Ruling) -> None:
 
 
 def test_what_is_calculated_is_not_counted_as_measured() -> None:
-    right, wrong = (arithmetic(value, 4.0, "Because.", kept_results()) for value in (4.0, 16.0))
+    right, wrong = (arithmetic(value, 4.0, "Because.") for value in (4.0, 16.0))
     assert (right.verdict, wrong.verdict) == (Ruling.right_by_arithmetic, Ruling.wrong_by_arithmetic)
     assert right.n == 0 and pd.isna(right.measured)
