@@ -40,7 +40,7 @@ Start = Literal[
     "changed",  # others
     "manual",  # unknown: this backward returned its gradient instead of adding it
 ]
-Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step"]
+Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step", "other step"]
 Kind = Literal[
     "seen",  # wrong by itself: a call, a counter, a row, a movement of the parameters inside a window
     "predicted",  # the gradient is what the cause predicts

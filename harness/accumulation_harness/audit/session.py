@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,8 @@ class Session:
                 for n in self.arms:
                     self._arm(family, n)
         if self.repeatable and not self.problems and not any(result.findings for result in self.results):
+            self._look_beside_aliases(families[0])
+        if self.repeatable and not self.problems and not any(result.findings for result in self.results):
             self._look_for_silent_terms(families[0])
         return Report(
             batch_size=self.runs.batch_size,
@@ -109,6 +111,28 @@ class Session:
             notes=tuple(self.notes),
             hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
         )
+
+    def _look_beside_aliases(self, family: Family) -> None:
+        """Where each of N micro-batches has N rows, division by either is the same: another N tells them apart."""
+        size, arms = self.runs.batch_size, [n for n in self.arms if n > 1]
+        if not arms or any(size != n * n for n in arms) or self.runs.is_recorded:
+            return
+        n, other = arms[0], next((k for k in range(2, size) if size % k == 0 and size != k * k), 0)
+        run = self._candidate(family, other) if other else None
+        if run is None or run.error is not None or not run.num_steps:
+            self.unseen.append(f"N={n} has {n} rows in every micro-batch: division by the one or the other cannot be told apart")
+            return
+        with suppress(ShapeError):
+            compared = facts(run, family.reference, family.floor(family.nulls, drift=True))
+            if all(step.agrees for item in compared for step in item.steps):
+                return
+        family.candidates[other] = run
+        self._arm(family, other)
+        if found := [f.cause for result in self.results for f in result.findings]:
+            what = f"there are {n} rows in each of {n} micro-batches, and with {other} of them it is another computation"
+            self._problem(f"{what} ({', '.join(found)})", n)
+        else:
+            self.results = [result for result in self.results if result.accumulation_steps != other]
 
     def _look_for_silent_terms(self, family: Family) -> None:
         """Terms of the loss that give no gradient at N=1: whatever accumulation does to them does not show."""

@@ -238,8 +238,8 @@ WRONG: dict[Loop, set[str]] = {
 }
 RIGHT = frame.unlisted(globals(), WRONG)
 SAID: dict[Loop, str] = {  # words of the first finding
-    divided_by_place: "not by their numbers of loss terms; right weights: 0.25, 0.5, 0.75, 1",
-    running_total: "right weights: ",
+    divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
+    running_total: "micro-batches count ",
     changed_before_the_step: "changed before the optimizer takes it",
     sum_halved_each_time: "divided by 2 again and again: micro-batches count 0.0625, 0.125, 0.25, 0.5 times",
     mean_without_terms: "1 of them none",

@@ -25,7 +25,18 @@ from accumulation_harness.audit.compare.facts import (
     Update,
     Window,
 )
-from accumulation_harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, rescaled
+from accumulation_harness.audit.compare.fits import (
+    FEWEST,
+    Fitted,
+    by_rank,
+    emptied_at_last,
+    fits,
+    giving,
+    in_few,
+    lost,
+    narrow_format,
+    rescaled,
+)
 from accumulation_harness.audit.compare.floors import COARSE_GATE, FACTOR, Floor, Gates, gates, noisy
 from accumulation_harness.audit.compare.held import apart, laid_out_alike
 from accumulation_harness.audit.compare.windows import (
@@ -49,6 +60,7 @@ from accumulation_harness.audit.compare.windows import (
     until_not_finite,
     update_distances,
     views,
+    without_constants,
     without_preparation,
 )
 from accumulation_harness.audit.evidence import Call, Run, Step, Track, Vector, norms_by, overflow_is_expected
@@ -148,6 +160,7 @@ class Aligned:
     step: int
     mine: Step
     theirs: Step
+    steps: Sequence[Step]  # all of the candidate's
     before: Step | None  # the candidate's step before
     nulls: Sequence[Step]  # the same step of the runs that do the same computation as the reference
     keep: np.ndarray  # mask [P] of the elements whose update is more than noise
@@ -172,7 +185,7 @@ def facts(candidate: Run, reference: Run, floor: Floor) -> list[Facts]:
 
 
 def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track], index: int, held: tuple[Apart, ...]) -> Facts:
-    (candidate, reference), (track, other) = runs, pair
+    (candidate, reference), (track, other) = runs, without_constants(*pair)
     if sizes(track) != sizes(other):
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
     mine, theirs = until_not_finite(*without_preparation(track, other))
@@ -185,10 +198,10 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     steps = []
     for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         others = [null[t] for null in nulls if t < len(null)]
-        aligned = Aligned(t, a, b, mine[t - 1] if t else None, others, ~noise[t])
+        aligned = Aligned(t, a, b, mine, mine[t - 1] if t else None, others, ~noise[t])
         buffers = tuple(one.path for one in held if one.of_model and one.window <= t + 1)
         steps.append(_step_facts(track.name, candidate, aligned, allowed, buffers))
-    seen = run_facts(runs, pair, (mine, theirs), nulls)
+    seen = run_facts(runs, (track, other), (mine, theirs), nulls)
     return Facts(replace(seen, apart=held if index == 0 else ()), tuple(steps))
 
 
@@ -198,7 +211,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
     mine, theirs = judged(aligned.mine, aligned.theirs, n, gate)
     a, g = _judged_gradients(mine, theirs, gate)
     tensors = {name: _compared(a[part], g[part]) for name, part in slices(mine).items()}
-    keep, only = aligned.keep, tuple[str, ...]()
+    keep, only, places = aligned.keep, tuple[str, ...](), tuple[int, ...]()
     if chosen := _alone(mine, theirs, a, g, allowed.tensors[t]):
         places, gate = chosen
         only = tuple(mine.tensors[place][0] for place in places)
@@ -212,6 +225,8 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
     # a gradient that differs outside the sample alone is wrong, and no prediction of what was kept says how
     wrong = not skipped and not (finite(distance(mine.gradient, theirs.gradient)) <= gate and unclipped.distance <= gate)
     fitted = fits(mine, theirs, before, a, g, candidate, gate) if wrong else Fitted()
+    if wrong and a.size < FEWEST:
+        fitted = in_few(fitted, a, mine, [raw(of_tensors(step, places)) if only else raw(step) for step in aligned.steps], gate)
     return StepFacts(
         accumulation_steps=n,
         ranks=candidate.ranks,
@@ -334,6 +349,8 @@ def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
         drawn_inside=any(b.draws for b in mine.backwards),
         drawn_outside=any(b.outside for b in mine.backwards),
         drawn_between=bool(later) and all(b.outside for b in later),
+        other_steps=_other_steps(mine),
+        reference_other_steps=_other_steps(theirs),
         moves=len(inside),
         reference_moves=len(usual),
         move_along_weights=cosine(moved, mine.before) if moved is not None else math.nan,
@@ -342,6 +359,11 @@ def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
         moved_before=_relative(before, mine.before),
         before_along_weights=cosine(before[before != 0], mine.before[before != 0]) if before is not None else math.nan,
     )
+
+
+def _other_steps(step: Step) -> int:
+    """Steps of other optimizers after the first backward of the window, and before the last."""
+    return _calls_inside(step).count("other step")
 
 
 def _moves_inside(step: Step) -> list[Vector]:

@@ -34,6 +34,7 @@ class Fits:
 
     times_n: float = inf  # N g
     times_k: float = inf  # K g
+    squared: float = inf  # N^2 g
     over_n: float = inf  # g / N
     over_k: float = inf  # g / K
     k_over_n: float = inf  # g K / N
@@ -103,6 +104,8 @@ class Window:
     drawn_outside: bool = False  # or between two events, but not inside a forward
     drawn_between: bool = False  # or so before every backward but the first
     without_terms: int = 0  # backwards that gave nothing at all
+    other_steps: int = 0  # of other optimizers, between its first forward and its last backward
+    reference_other_steps: int = 0
     moves: int = 0  # times the parameters moved between the backwards
     reference_moves: int = 0
     move_along_weights: float = nan  # cosine of that movement with the parameters

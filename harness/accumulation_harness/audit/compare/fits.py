@@ -43,7 +43,7 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
     if total is None or not np.isfinite(total).all():
         return Fitted(found)
     found = _of_sum(found, mine, theirs, before, a, g, candidate, gate)
-    parts = [b.contribution for b in giving(mine) if b.contribution is not None]
+    parts = _by_forward(giving(mine), gate)
     if not parts:
         return Fitted(found)
     right, taken = _decomposed(g, parts), _decomposed(a, parts)
@@ -71,6 +71,19 @@ def giving(step: Step) -> list[Backward]:
     return [b for b in step.backwards if b.contribution is not None and b.finite and b.contribution.any()]
 
 
+def _by_forward(backwards: Sequence[Backward], gate: float) -> list[Vector]:
+    """What each gave; a second backward of one forward that gives a multiple of the first counts that one again."""
+    parts: list[Vector] = []
+    for b in backwards:
+        if b.contribution is None:
+            continue
+        if parts and not b.forwards and off_line(b.contribution, parts[-1]) <= gate:
+            parts[-1] = parts[-1] + b.contribution
+        else:
+            parts.append(b.contribution)
+    return parts
+
+
 def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run) -> Fits:
     """Predictions from the reference gradient alone."""
     n, k, ranks, rows = candidate.accumulation_steps, len(mine.backwards), candidate.ranks, mine.num_rows
@@ -78,6 +91,7 @@ def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run) -> Fits:
     return Fits(
         times_n=distance(a, n * g),
         times_k=distance(a, (k or 1) * g),
+        squared=distance(a, n * n * g),
         over_n=distance(a, 1 / n * g),
         over_k=distance(a, 1 / (k or 1) * g),
         k_over_n=distance(a, k / n * g) if k else math.inf,
@@ -141,9 +155,22 @@ def _by_part(found: Fits, mine: Step, a: Vector, g: Vector, parts: Sequence[Vect
     )
 
 
-def _clamped_sum(a: Vector, parts: Sequence[Vector]) -> float:
+def in_few(found: Fitted, a: Vector, mine: Step, every: Sequence[Vector], gate: float) -> Fitted:
+    """With the clamp of a few numbers, a limit that steps reach again and again. `every`: these numbers in all steps."""
+    sizes = np.abs(np.concatenate(every))
+    limit = float(sizes.max(initial=0.0))
+    parts = [b.contribution for b in giving(mine) if b.contribution is not None]
+    if found.fits.own_sum <= gate or np.count_nonzero(sizes >= limit * (1 - AT_LIMIT)) < 2 or not parts:
+        return found
+    return found._replace(fits=replace(found.fits, clamped=_clamped_sum(a, parts, limit)))
+
+
+AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
+
+
+def _clamped_sum(a: Vector, parts: Sequence[Vector], limit: float | None = None) -> float:
     """The sum so far, clamped by value after every part: at its end it is nowhere larger than that value."""
-    limit, total = np.abs(a).max(), np.zeros_like(a)
+    limit, total = np.abs(a).max() if limit is None else limit, np.zeros_like(a)
     for part in parts:
         total = np.clip(total + part, -limit, limit)
     return distance(a, total)

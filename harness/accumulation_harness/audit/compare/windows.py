@@ -37,6 +37,26 @@ def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[St
     return a, b
 
 
+def without_constants(mine: Track, theirs: Track) -> tuple[Track, Track]:
+    """Both without the rows that every backward of both was made with (a prompt): these are none of the windows'."""
+    every = [set(b.rows) for track in (mine, theirs) for step in track.steps for b in step.backwards if b.rows]
+    constant = set.intersection(*every) if len(every) >= FEWEST_BACKWARDS else set()
+    if not constant:
+        return mine, theirs
+
+    def of(b: Backward) -> Backward:
+        return replace(b, rows=tuple(row for row in b.rows or () if row not in constant) or None)
+
+    def cut(track: Track) -> Track:
+        steps = [replace(step, backwards=tuple(map(of, step.backwards))) for step in track.steps]
+        return replace(track, steps=steps, pending=[of(b) for b in track.pending])
+
+    return cut(mine), cut(theirs)
+
+
+FEWEST_BACKWARDS = 4  # in which a row that is in all of them is no row of the data
+
+
 def until_not_finite(mine: list[Step], theirs: list[Step]) -> tuple[list[Step], list[Step]]:
     """The steps of both that begin with finite weights at N=1; of later ones nothing can be said."""
     broken = (place for place, step in enumerate(theirs) if place and not np.isfinite(step.before).all())
@@ -266,7 +286,17 @@ def stitched(run: Run) -> list[Track]:
         steps, lost = (track.steps, len(last.pending)) if not _restored(last, track) else (_continued(last, track), 0)
         last.resumed = (*last.resumed, (len(last.steps), lost))
         last.steps, last.pending, last.last_backward = [*last.steps, *steps], track.pending, track.last_backward
-    return kept
+    return _told_apart(kept)
+
+
+def _told_apart(tracks: list[Track]) -> list[Track]:
+    """Optimizers of one name, by their parameters."""
+    names = [track.name for track in tracks]
+    for place, track in enumerate(tracks):
+        if names.count(track.name) > 1:
+            first = ", ".join(name for name, _ in track.tensors[:2]) + (", ..." if len(track.tensors) > 2 else "")
+            tracks[place] = replace(track, name=f"{track.name} {1 + names[:place].count(track.name)} ({first})")
+    return tracks
 
 
 def _restored(last: Track, track: Track) -> bool:

@@ -175,6 +175,9 @@ class Recorder:
             if id(outer) in observed.live:
                 observed.live[id(outer)].stepped_inside(live)
         live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
+        for other in observed.live.values():
+            if other is not live:
+                other.note("other step")
         observed.settle(live)
 
     def _count_step(self) -> None:

@@ -121,11 +121,11 @@ class Conclusion:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """One per arm and cause, in whichever arithmetic it was seen first."""
-        kept: dict[tuple[int, Cause], Finding] = {}
+        """One per arm, cause and optimizer, in whichever arithmetic it was seen first."""
+        kept: dict[tuple[int, Cause, str | None], Finding] = {}
         for result in self.results:
             for finding in result.findings:
-                kept.setdefault((finding.accumulation_steps, finding.cause), finding)
+                kept.setdefault((finding.accumulation_steps, finding.cause, finding.track), finding)
         return tuple(kept[key] for key in sorted(kept, key=lambda key: key[0]))
 
     @property

@@ -19,6 +19,7 @@ from accumulation_harness.audit.rules.finding import (
     other_factors,
     same_factor,
     same_row,
+    told,
 )
 from accumulation_harness.audit.rules.weights import own_means
 from accumulation_harness.judge.cause import Cause
@@ -50,8 +51,9 @@ def _without_a_name(facts: StepFacts) -> str:
     if facts.fits.line <= facts.gate:
         return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
     if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
-        weights = listed(facts.parts.weights)
-        return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
+        right = facts.parts.weights
+        counted = told(tuple(1 / w for w in right)) if all(abs(w) > UNEQUAL for w in right) else f"right weights: {listed(right)}"
+        return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms: {counted}"
     if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
         return (
             f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
@@ -65,6 +67,11 @@ def _without_a_name(facts: StepFacts) -> str:
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
             "micro-batch, or other targets"
         )
+    if 0 < facts.window.without_terms < facts.window.backwards:
+        seen = f"{facts.window.without_terms} of {facts.window.backwards} backwards give nothing" + (
+            " there" if facts.only else ""
+        )
+        return f"the gradients differ, and {seen}: what they should give is not known"
     return "the gradients differ, and no known cause reproduces how"
 
 
@@ -234,6 +241,8 @@ def _random_draws(facts: StepFacts) -> Named | None:
     known = layers.dropout or layers.batch_norm or window.rows == "different"
     if _outside(facts) and window.drawn_inside and not known:
         return Cause.stochastic_layers, {}, "random numbers are drawn inside the forward"
+    if window.drawn_between and window.rows == "same" and _outside(facts) and not known:
+        return Cause.stochastic_layers, {}, "random numbers are drawn by the loop for every micro-batch"
     if window.drawn_between and facts.fits.sums <= facts.gate:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
         return Cause.stochastic_layers, {}, message
@@ -249,8 +258,9 @@ def _changed_before_step(facts: StepFacts) -> Named | None:
     ):
         return None
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
-    if known_weights(facts, facts.taken):
-        message += f": micro-batches count {listed(facts.taken.weights)} times there"
+    taken = facts.taken
+    if len(taken.weights) > 1 and taken.condition <= CONDITION_LIMIT and taken.residual <= facts.gate:
+        message += f": there {told(taken.weights)}"
     return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
 
 
@@ -310,7 +320,17 @@ def _some_tensors(facts: StepFacts) -> Named | None:
     return Cause.auxiliary_loss_scale, {}, "a term of the loss that reaches only some tensors is not divided like the rest"
 
 
+def _stepped_inside(facts: StepFacts) -> Named | None:
+    """Another optimizer's step moves what the forwards of one window use."""
+    inside, usual = facts.window.other_steps, facts.window.reference_other_steps
+    if not inside > usual:
+        return None
+    message = f"another optimizer stepped inside this window ({inside} steps, at N=1 {usual}): micro-batches meet other weights"
+    return Cause.unexplained, {"steps_of_others_inside": inside}, message
+
+
 RULES = (
+    _stepped_inside,
     _moved_state,
     _cached_weights,
     _random_draws,

@@ -72,3 +72,26 @@ def same_row(facts: StepFacts) -> float:
 def same_factor(facts: StepFacts) -> float:
     """The relative distance below which two factors of a gradient are the same."""
     return max(facts.gate, SAME_FACTOR)
+
+
+def told(weights: tuple[float, ...]) -> str:
+    """How often each micro-batch counts, and what that is: lost, subtracted, counted again.
+
+    >>> told((1.0, 0.0, 0.0, 1.0))
+    'micro-batches count 1, 0, 0, 1 times: 2, 3 lost'
+    >>> told((1.0, 1.0, -1.0, 2.0)), told((0.5, 0.5, 1.0)), told((0.5, 1.0))
+    ('micro-batches count 1, 1, -1, 2 times: 3 subtracted; 4 counted 2 times', 'micro-batches count 0.5, 0.5, 1 times: 3 counted \
+2 times as often as others', 'micro-batches count 0.5, 1 times')
+    """
+    known = tuple(0.0 if abs(w) <= UNEQUAL else w for w in weights)
+    usual = max(known, key=lambda w: (sum(abs(v - w) <= UNEQUAL for v in known), -abs(w - 1)))
+    often = sum(abs(v - usual) <= UNEQUAL for v in known) > 1 or usual == 1
+    of_others = "" if abs(usual - 1) <= UNEQUAL else " as often as others"
+    said: dict[str, list[str]] = {}
+    for place, w in enumerate(known, 1):
+        ratio = w / usual if usual > 0 else 0.0
+        again = often and ratio > 1 + UNEQUAL and abs(ratio - round(ratio)) <= UNEQUAL
+        if what := "lost" if w == 0 else "subtracted" if w < 0 else f"counted {round(ratio)} times{of_others}" if again else "":
+            said.setdefault(what, []).append(str(place))
+    reading = "; ".join(f"{', '.join(places)} {what}" for what, places in said.items())
+    return f"micro-batches count {listed(known)} times" + (f": {reading}" if reading else "")

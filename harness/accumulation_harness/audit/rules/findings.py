@@ -10,8 +10,8 @@ from typing import Any
 
 from accumulation_harness.audit.compare.facts import Facts, RunFacts, StepFacts
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
-from accumulation_harness.audit.rules.gradient_rules import explain_step
+from accumulation_harness.audit.rules.finding import CERTAIN, UNEQUAL, equal, known_weights, listed
+from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, explain_step
 from accumulation_harness.audit.rules.weights import growth
 from accumulation_harness.audit.rules.whole_run import (
     buffers,
@@ -86,8 +86,32 @@ def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding
         message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
         otherwise: dict[str, Any] = {"cause": Cause.unexplained, "kind": "gradient", "message": message}
         return [replace(f, **otherwise) if _predicted(f, Cause.counter_wrong) else f for f in found]
+    if nameless and (more := _more_terms([facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}])):
+        count: dict[str, Any] = {"cause": Cause.counter_wrong, "kind": "predicted", "message": more}
+        found = [replace(f, **count) if f in nameless else f for f in found]
     counted = any(_predicted(f, Cause.counter_wrong) for f in found)
     return [f for f in found if not (counted and f in nameless)]
+
+
+def _more_terms(steps: Sequence[StepFacts]) -> str:
+    """Whether every window is divided by N - 1 terms more (or fewer) than at N=1: by one more in every micro-batch.
+
+    With T terms the factor is T / (T + N - 1), hence T = (N - 1) F / (1 - F), a whole number in every window.
+    """
+    chance, terms = 1.0, list[int]()
+    for facts in steps:
+        factor, more = facts.raw.scale, facts.window.backwards - 1
+        if not more or factor == 1:
+            return ""
+        number = more * factor / (1 - factor)
+        known = max(facts.fits.line, facts.precision.roundoff) * CERTAIN * abs(more) / (1 - factor) ** 2
+        if abs(abs(number) - round(abs(number))) > known or round(abs(number)) <= more:
+            return ""
+        chance, terms = chance * min(1.0, 2 * known), [*terms, round(number)]
+    if not terms or chance > BY_CHANCE or len({t > 0 for t in terms}) > 1:
+        return ""
+    which = "more" if terms[0] > 0 else "fewer"
+    return f"the divisor counts one term {which} in every micro-batch: {listed(tuple(map(float, map(abs, terms))))} terms at N=1"
 
 
 def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
@@ -137,18 +161,18 @@ def _grows(weights: tuple[float, ...], factor: float | None) -> bool:
 
 
 def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding per cause and arm, the first, with the steps it was seen at; `unexplained` only after nothing else.
+    """One finding per cause, arm and optimizer, the first, with the steps it was seen at; `unexplained` only after nothing else.
 
     An unexplained gradient stays beside explained ones: it is another difference. An update after a wrong gradient is not.
     """
-    kept: dict[tuple[int, Cause], Finding] = {}
-    steps: dict[tuple[int, Cause], set[int]] = {}
+    kept: dict[tuple[int, Cause, str | None], Finding] = {}
+    steps: dict[tuple[int, Cause, str | None], set[int]] = {}
     for one in findings:
-        key = (one.accumulation_steps, one.cause)
+        key = (one.accumulation_steps, one.cause, one.track)
         kept.setdefault(key, one)
         seen = one.steps if one.steps or one.optimizer_step is None else (one.optimizer_step,)
         steps.setdefault(key, set()).update(seen)
-    explained = {n for n, cause in kept if cause is not Cause.unexplained}
+    explained = {n for n, cause, _ in kept if cause is not Cause.unexplained}
     return [
         _seen_at(one, tuple(sorted(steps[key])))
         for key, one in kept.items()

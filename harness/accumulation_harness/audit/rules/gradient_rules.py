@@ -221,16 +221,26 @@ def _factors(facts: StepFacts) -> list[Factor]:
     added = "times too large: the losses are added, not averaged"
     again = "times too small: something divides again"
     not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
+    alone = facts.probe.same_at_one  # the reference is another function
     short = Factor(fits.k_over_n, k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
     return [
         *([short] if n > 1 and k < n else []),
         Factor(fits.times_n, n, not_divided, f"the gradient is {n} {added}"),
+        *([Factor(fits.squared, n * n, Cause.counter_wrong, _squared(n, rows))] if n > 1 and not alone else []),
         Factor(fits.times_k, k, not_divided, f"the gradient is {k} {added}"),
         Factor(fits.over_n, 1 / n, twice, f"the gradient is {n} {again}"),
         Factor(fits.over_k, 1 / (k or 1), twice, f"the gradient is {k} {again}"),
         Factor(fits.times_rows, rows, not_divided, f"the gradient is {rows} times too large: rows are added, not averaged"),
         Factor(fits.over_rows, 1 / (rows or 1), twice, "the gradient is divided by the number of rows again"),
     ]
+
+
+def _squared(n: int, rows: int) -> str:
+    """N times for the sum, and N times for a divisor that goes with the micro-batch; where a window has N^2 rows, either way."""
+    also = f" (its {rows} rows, added, would look alike)" if rows == n * n else ""
+    return (
+        f"the gradient is {n} times {n} too large: losses are added, and divided by what is {n} times smaller than at N=1{also}"
+    )
 
 
 def _miscounted(facts: StepFacts) -> list[Finding]:

@@ -140,6 +140,17 @@ def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> Finding:
         return finding(run, place, Cause.unexplained, "seen", evidence, message)
     if sum(run.repeated):
         return _repeated(run, place)
+    window = facts.window if facts is not None else None
+    if (
+        window is not None
+        and run.never
+        and window.forwards > window.reference_forwards
+        and window.backwards < run.accumulation_steps
+    ):
+        unused = window.forwards // max(1, window.reference_forwards) - window.backwards
+        told = f"{window.forwards} forwards and {window.backwards} backward in a window"
+        message = f"{told}: the losses of {unused} micro-batches are never differentiated"
+        return finding(run, place, Cause.unexplained, "seen", evidence, message)
     message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
     return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
 
