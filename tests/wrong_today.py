@@ -59,6 +59,7 @@ class Trained:
                 self.after_backward()
             self.before_step()
             self.optimizer.step()
+            self.after_step()
             self.optimizer.zero_grad()
 
     def make(self) -> nn.Module:
@@ -68,6 +69,7 @@ class Trained:
         return ce(self.model(X[ids]), Y[ids]) / self.num
 
     def after_backward(self) -> None: ...
+    def after_step(self) -> None: ...
     def before_step(self) -> None: ...
 
 
@@ -116,6 +118,87 @@ class RatesByLayer(Trained):
 class ComplexWeights(Trained):
     def make(self) -> nn.Module:
         return Spectral()
+
+
+class Scaled(nn.Module):
+    """Logits times a temperature of 1e-5 of the gradient, a prior that training alone moves, and an entropy for a log."""
+
+    def __init__(self, remembers: bool) -> None:
+        super().__init__()
+        self.net, self.scale, self.remembers = data.model(), nn.Parameter(torch.tensor(1.0)), remembers
+        self.prior, self.entropy = torch.full((4,), 0.25), torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x) * (1 + 1e-5 * self.scale)
+        p = out.detach().softmax(-1).mean(0)
+        self.entropy = -(p * p.log()).sum()
+        if self.remembers:
+            self.prior = 0.9 * self.prior + 0.1 * p
+        return out
+
+
+class Temperature(Trained):
+    """The temperature alone is clamped after every backward."""
+
+    def make(self) -> nn.Module:
+        return Scaled(False)
+
+    def after_backward(self) -> None:
+        assert isinstance(self.model, Scaled) and self.model.scale.grad is not None
+        self.model.scale.grad.clamp_(-1e-7, 1e-7)
+
+
+class LoggedEntropy(Temperature):
+    """The model keeps the entropy of its last forward, which nothing reads."""
+
+    def after_backward(self) -> None: ...
+
+
+class PriorByForward(LoggedEntropy):
+    def make(self) -> nn.Module:
+        return Scaled(True)
+
+
+class AverageFromZero(Trained):
+    """An average of the weights that begins at zeros moves after every micro-batch."""
+
+    def make(self) -> nn.Module:
+        model = super().make()
+        self.kept = [torch.zeros_like(p) for p in model.parameters()]
+        return model
+
+    def after_backward(self) -> None:
+        for kept, p in zip(self.kept, self.model.parameters(), strict=True):
+            kept.lerp_(p.detach(), 0.1)
+
+
+class AverageByStep(AverageFromZero):
+    def after_step(self) -> None:
+        super().after_backward()
+
+    def after_backward(self) -> None: ...
+
+
+class UnusedWeights(Trained):
+    """Weights that no row uses shrink N times after each step."""
+
+    def make(self) -> nn.Module:
+        self.spare = nn.Parameter(torch.ones(4))
+        return nn.ModuleDict({"net": super().make(), "spare": nn.ParameterList([self.spare])})
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return ce(self.model["net"](X[ids]), Y[ids]) / self.num  # type: ignore[index]
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.spare.mul_(0.99**self.num)
+
+
+class DividedByOwnRows(Trained):
+    """`/ len(ids)` in place of `/ N`."""
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return ce(self.model(X[ids]), Y[ids]) / len(ids)
 
 
 def watched(model: nn.Module, micro_batches: Callable[[], Iterator[Tensor]], num: int = N) -> Report:
@@ -178,6 +261,13 @@ AUDITED: dict[str, Callable[[], Any]] = {
     "A11 divided by rows": lambda: audited(DividedByRows),
     "A12 rates by layer": lambda: audited(RatesByLayer),
     "A13 complex weights": lambda: audited(ComplexWeights),
+    "A15 entropy for a log": lambda: audited(LoggedEntropy),
+    "A18 divided by own rows": lambda: audited(DividedByOwnRows),
+    "A3 average from zero": lambda: audited(AverageFromZero),
+    "A3 average by step": lambda: audited(AverageByStep),
+    "A4 prior by forward": lambda: audited(PriorByForward),
+    "A5 temperature": lambda: audited(Temperature),
+    "A6 unused weights": lambda: audited(UnusedWeights),
 }
 WATCHED: dict[str, Callable[[], Report]] = {
     "W10 real and fake rows": critic_of_real_and_fake,

@@ -233,6 +233,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
         track=track,
         step=t,
         gate=gate,
+        whole_gate=allowed.gradient[t],
         consumed=consumed,
         raw=unclipped,
         window=_window(mine, theirs, keep),

@@ -251,6 +251,7 @@ class StepFacts:
     track: str  # name of the optimizer
     step: int  # from 0
     gate: float  # largest relative distance of gradients that rounding explains
+    whole_gate: float = 0.0  # of all tensors together, where `gate` is of some
     consumed: Compared  # the gradients that the optimizer took
     raw: Compared  # the gradients before clipping
     window: Window

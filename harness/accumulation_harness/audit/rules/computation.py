@@ -107,6 +107,7 @@ def _evidence(facts: StepFacts) -> dict[str, Any]:
 
 def _by_term(facts: StepFacts) -> list[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
+    facts = replace(facts, gate=max(facts.gate, facts.whole_gate))  # terms are measured by the whole gradient
     if found := _by_micro_batch(facts):
         return found
     each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
