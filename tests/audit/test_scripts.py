@@ -234,3 +234,22 @@ def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
     assert (code, told.get("status")) == ((1, "different") if planted else (0, "equivalent")), out + err
     assert {finding["cause"] for finding in told["findings"]} == ({case.cause} if planted else set()), out
     assert everything(home) == before, "what was there is as it was, and nothing else is"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
+def test_a_script_that_torchrun_starts(planted: bool, home: Path) -> None:
+    if planted:
+        CASES["DDP"].plant(home)
+    before = everything(home)
+    words = ["--set", "--batch-size {batch_size} --accumulate {accumulation_steps}", "--evidence", str(home.parent / "evidence")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "accumulation_harness.audit"]
+    sizes = ["--batch-size", "32", "--accumulation-steps", "4"]
+    code, out, err = run([*torchrun, "by_ddp.py", *sizes, *words], home)
+    assert code == 0, out + err
+    code, out, err = audit(home, "merge", str(home.parent / "evidence"), "--format", "json")
+    told = json.loads(out)
+    assert (code, {finding["cause"] for finding in told["findings"]}) == ((1, {"loss_not_divided"}) if planted else (0, set())), (
+        out
+    )
+    assert everything(home) == before
