@@ -76,6 +76,14 @@ def test_where_no_script_shows_it_the_issue_says_so() -> None:
     assert "def not_divided(" in issue and "def divided_twice(" not in issue, "of a long file the function"
 
 
+def test_a_script_is_run_where_it_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ckpt.pt").write_text("precious")
+    printed = "print('optimizer steps: 1 of one batch, 2 of micro-batches')"
+    script = f"import torch\nassert open('ckpt.pt').read() == 'precious'\ntorch.save(1, 'ckpt.pt')\nopen('new', 'w')\n{printed}"
+    assert scripts._output(script, tmp_path, 60.0).startswith("optimizer steps: 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"] and (tmp_path / "ckpt.pt").read_text() == "precious"
+
+
 def test_a_script_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     endless = "import subprocess, time\nprint('optimizer steps: 1 of one batch, 2 of micro-batches', flush=True)\n"
     output = scripts._output(endless + "subprocess.Popen(['sleep', '20'])\ntime.sleep(900)", tmp_path, 2.0)

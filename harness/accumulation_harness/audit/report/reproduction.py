@@ -7,7 +7,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.windows import distance
 from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
 from accumulation_harness.audit.report.subject import Place, Subject
+from accumulation_harness.system.processes import module_command
 
 NAME = "reproduce.py"
 SAME_RATE = 1e-6  # relative distance of learning rates
@@ -183,14 +183,14 @@ def _import(place: Place, name: str) -> str:
 
 
 def _output(script: str, folder: Path, seconds: float) -> str:
-    """What the script prints of its own, run in the folder; empty when it fails. The audited function may print as well."""
+    """What the script prints of its own, run in an image of the folder; empty when it fails. The function may print as well."""
     with tempfile.TemporaryDirectory() as aside:
         file, output = Path(aside, NAME), Path(aside, "output")
         file.write_text(script)
         # A file, not a pipe: what the audited code leaves running would keep a pipe open.
         with output.open("wb") as out, suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
-                [sys.executable, str(file)],
+                [*module_command("accumulation_harness.audit.user_code.aside"), str(file)],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
