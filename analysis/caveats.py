@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.content import Section, Table, Text, number, section
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import State, state_of
 from accumulation_harness.judge.cause import INHERENT, Cause, parsed
@@ -86,7 +86,7 @@ def caveats_that_occur(material: Material) -> Section | None:
         "One row for each combination that was swept. Gradient difference: relative, in double precision, largest over the "
         "steps. Rounding: error over that of the large batch, median; below 1 accumulation is the more accurate."
     )
-    return Section("Caveats", (*told, Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption)))
+    return section("Caveats", *told, Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption))
 
 
 def _whose(caveat: Caveat) -> str:

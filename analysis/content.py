@@ -101,6 +101,11 @@ class Section:
     blocks: tuple[Block, ...]
 
 
+def section(title: str, *blocks: Block | str | None) -> Section:
+    """A section; a string is a paragraph, and None is none of its blocks."""
+    return Section(title, tuple(Text(block) if isinstance(block, str) else block for block in blocks if block is not None))
+
+
 def plain(name: str) -> str:
     """A name as an id of the page and in a file's name: itself if it is short and plain, else what is plain in it, and a hash."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", name) and name not in TAKEN:

@@ -58,7 +58,7 @@ class ClaimResult:
         assert self.condition or self.verdict != Ruling.conditional
 
 
-def undecided(reason: str, n: int) -> ClaimResult:
+def undecided(reason: str, n: int = 0) -> ClaimResult:
     """The results are there and do not suffice: `reason` says what is missing."""
     return ClaimResult(verdict=Ruling.needs_full_grid, measured=math.nan, threshold="", n=n, explanation=reason)
 
@@ -142,11 +142,6 @@ class Material:
     def arms(self) -> pd.DataFrame:
         """The judged arms of the experiment."""
         return self.results.arms
-
-    @property
-    def measurements(self) -> pd.DataFrame:
-        """What the experiment's studies measured."""
-        return self.results.measurements
 
 
 class ReportWarning(UserWarning):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Text, number, share, span, table
+from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Text, number, section, share, span, table
 from accumulation_harness.analysis.figures import judged as figures
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
@@ -54,7 +54,7 @@ def verdict_matrix(material: Material) -> Section | None:
         "disagree the worst is shown. Control: the large batch with its rows shuffled, which has to be equivalent, or the test "
         "itself is wrong.",
     )
-    return Section("Verdicts", (matrix,))
+    return section("Verdicts", matrix)
 
 
 def _columns(cells: pd.DataFrame) -> list[tuple[str, int]]:
@@ -121,7 +121,7 @@ def algebra(material: Material) -> Section | None:
         "Red crosses: another one. Green diamonds: what is left of BatchNorm's difference when the full batch normalises in the "
         "same chunks.",
     )
-    return Section("The algebra, in float64", (Text(text), picture))
+    return section("The algebra, in float64", text, picture)
 
 
 def losses(material: Material) -> Section | None:
@@ -140,7 +140,7 @@ def losses(material: Material) -> Section | None:
                     "rows were permuted; gaps are steps without any difference.",
                 )
             )
-    return Section("Loss curves", tuple(pictures)) if pictures else None
+    return section("Loss curves", *pictures) if pictures else None
 
 
 def distances(material: Material) -> Section | None:
@@ -163,7 +163,7 @@ def distances(material: Material) -> Section | None:
         "another order, and one with a single weight moved by one unit in the last place. In 16-bit formats reordering changes "
         "almost nothing: there arms above the band are no sign of a fault, and their rounding is judged against float64.",
     )
-    return Section("Distance of the parameters", (Text(text), picture))
+    return section("Distance of the parameters", text, picture)
 
 
 def batch_norm(material: Material) -> Section | None:
@@ -198,7 +198,7 @@ def batch_norm(material: Material) -> Section | None:
     )
     head = "N | b | arms | gradient difference, median | oracle error, worst | held-out loss - full batch's, means"
     numbers = table(head, rows, "The same in numbers; means over seeds, from the lowest configuration to the highest.")
-    return Section("BatchNorm", (Text(text), picture, numbers))
+    return section("BatchNorm", text, picture, numbers)
 
 
 def convergence(material: Material) -> Section | None:
@@ -224,9 +224,7 @@ def convergence(material: Material) -> Section | None:
         f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:g} nats, fixed beforehand "
         f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
     )
-    return Section(
-        "Convergence over seeds", (*map(Text, _l4_text(cells, margin)), picture, table(L4_HEAD, rows, caption, folded=True))
-    )
+    return section("Convergence over seeds", *_l4_text(cells, margin), picture, table(L4_HEAD, rows, caption, folded=True))
 
 
 def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
@@ -255,7 +253,7 @@ def unjudged(material: Material) -> Section:
     unclear = arms.query("verdict in ['inconclusive', 'degraded'] or (verdict == 'different' and not explained)")
     title = "What could not be judged or explained"
     if unclear.empty:
-        return Section(title, (Text(f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause."),))
+        return section(title, f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause.")
     rows = (
         (row["trial"], _arm_name(row), row["verdict"], row["reasons"])
         for row in tables.in_order(unclear).head(MAX_LISTED).to_dict("records")
@@ -263,7 +261,7 @@ def unjudged(material: Material) -> Section:
     more = f" The first {MAX_LISTED} are listed; verdicts.csv has all." if len(unclear) > MAX_LISTED else ""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(unclear).items())
     caption = f"{len(unclear)} of {len(arms)} arms: {counts}.{more}"
-    return Section(title, (table("trial | arm | verdict | reason", rows, caption),))
+    return section(title, table("trial | arm | verdict | reason", rows, caption))
 
 
 def _arm_name(row: Mapping[Any, Any]) -> str:
@@ -286,4 +284,4 @@ def vacuity(material: Material) -> Section | None:
         "B, micro-batches with unequal numbers of loss terms. A zero means that the verdicts say nothing about that case. "
         "Floor: the difference of a permuted full batch, the least that can be told apart."
     )
-    return Section("Was the test able to fail?", (table(head, rows, caption),))
+    return section("Was the test able to fail?", table(head, rows, caption))

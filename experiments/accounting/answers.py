@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, number, span, table
+from accumulation_harness.analysis.content import Section, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -100,7 +100,7 @@ def adam_copies(results: Results) -> ClaimResult:
     rows = results.study("model_bytes")
     adam = rows.query("optimizer in @ADAM")
     if adam.empty:
-        return undecided("It takes trials with Adam.", 0)
+        return undecided("It takes trials with Adam.")
     copies = adam["state_bytes"] / adam["parameter_bytes"]
     return ClaimResult(
         verdict=CONFIRMED if copies.eq(2).all() else REFUTED,
@@ -207,7 +207,7 @@ READ = (
 )  # fmt: skip
 
 
-def byte_table(material: Material) -> Section | None:
+def byte_table(material: Material) -> Section:
     """Bytes per parameter that stay from one micro-batch to the next."""
     rows = material.results.study("model_bytes")
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
@@ -224,7 +224,7 @@ def byte_table(material: Material) -> Section | None:
         for row in grouped.to_dict("records")
     )
     caption = "Bytes per parameter that stay from one micro-batch to the next, counted on the live tensors; medians over models."
-    return Section("Bytes that accumulation does not save", (table(head, cells, caption, folded=True),))
+    return section("Bytes that accumulation does not save", table(head, cells, caption, folded=True))
 
 
 EXPERIMENT = Experiment(

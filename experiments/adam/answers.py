@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -110,10 +110,10 @@ def states(material: Material) -> Section | None:
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
-def missing_division(material: Material) -> Section | None:
+def missing_division(material: Material) -> Section:
     """What the missing 1/N does to Adam's steps, by eps, weight decay and clipping."""
     rows = material.results.study("adam_scale", ["clip_norm"])
-    text = Text(
+    text = (
         "A sum of mean losses gives N times the gradient. Adam divides the first moment by the root of the second, so the factor "
         "cancels except in eps: N m / (N √v + eps) = m / (√v + eps/N). Training with the fault is therefore exactly right "
         "training at eps/N, and it shows where eps is not small compared with the gradients. Weight decay that Adam adds to the "
@@ -147,7 +147,7 @@ def missing_division(material: Material) -> Section | None:
         "Relative error of Adam's displacement without 1/N, over eps. Each point is a seed; the line is the closed form of the "
         "first step. Differences to the right gradient at eps/N that are exactly zero are drawn at the bottom.",
     )
-    return Section("A missing 1/N under Adam", (text, picture, table(head, cells, caption)))
+    return section("A missing 1/N under Adam", text, picture, table(head, cells, caption))
 
 
 def _eps(rows: pd.DataFrame) -> str:
@@ -164,11 +164,11 @@ def _range(values: pd.Series[float]) -> str:
     return number(values.median()) + spread
 
 
-def second_moment(material: Material) -> Section | None:
+def second_moment(material: Material) -> Section:
     """The second moment from micro-batches beside its formula."""
     rows = material.results.study("second_moment")
     plain, drawn = ((rows["ratio"] / rows[name] - 1).abs().max() for name in ("predicted", "predicted_without_replacement"))
-    text = Text(
+    text = (
         "An optimizer that averages the squared gradient of every micro-batch (AdamA, arXiv 2305.19982) is not Adam on the "
         "accumulated gradient: its second moment is larger by (B_simple/b + 1) / (B_simple/B + 1). With B_simple from per-sample "
         f"gradients, the measured ratio is within {plain:.1%} of that, and within {drawn:.1%} when drawing without replacement "
@@ -186,8 +186,8 @@ def second_moment(material: Material) -> Section | None:
         "Measured against predicted ratio of the second moments: all points lie on the diagonal.",
         "Sum of the second moment from micro-batches over that from windows, against the prediction from per-sample gradients.",
     )
-    return Section(
-        "A second moment from micro-batches", (text, picture, table(head, cells, "Medians (range) over seeds.", folded=True))
+    return section(
+        "A second moment from micro-batches", text, picture, table(head, cells, "Medians (range) over seeds.", folded=True)
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -130,7 +130,7 @@ def imbalance(results: Results) -> ClaimResult:
     )
 
 
-def ways_to_adapt(material: Material) -> Section | None:
+def ways_to_adapt(material: Material) -> Section:
     """Gradient errors and final distances of each way to change N."""
     rows = material.results.study("adaptive_windows")
     cells = []
@@ -143,10 +143,10 @@ def ways_to_adapt(material: Material) -> Section | None:
         "mean over the arm's own window. Distance: to the weights trained at constant B, relative to how far these moved. With a "
         "varying B the gradients are right, but those of other windows, which is another training."
     )
-    return Section("N that changes from window to window", (table(head, cells, caption),))
+    return section("N that changes from window to window", table(head, cells, caption))
 
 
-def tensor_balance(material: Material) -> Section | None:
+def tensor_balance(material: Material) -> Section:
     """Deviations of the tensors' gradient norms over N."""
     rows = material.results.study("tensor_norms")
     rows = rows.query("workload != 'pairs'")
@@ -163,7 +163,7 @@ def tensor_balance(material: Material) -> Section | None:
         "between layers. The effect of BatchNorm is due to its statistics. Losses over pairs within the batch have their "
         "own row in the ledger (A17)."
     )
-    return Section("The balance between tensors", (Text(text), picture))
+    return section("The balance between tensors", text, picture)
 
 
 EXPERIMENT = Experiment(

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, share, span, table, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, number, section, share, span, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.balance_loss.figures import LABELS, figure_balance
@@ -68,7 +68,7 @@ def _where(chosen: pd.Series[bool]) -> str:
     return " and ".join(parts)
 
 
-def losses(material: Material) -> Section | None:
+def losses(material: Material) -> Section:
     """Gradient error over N, the formula, and the advice."""
     rows = measured(material.results)
     chosen = rows.query("arm in @LABELS")
@@ -86,11 +86,11 @@ def losses(material: Material) -> Section | None:
         "Gradient of the balance loss alone with respect to the router, against the window's, at the initial weights; all "
         "seeds, and their median.",
     )
-    text = Text(f"{finding(chosen)} {advice(chosen)}")
-    return Section("One window", (text, picture, table(head, cells, "Means with 95% t intervals; medians (range).")))
+    text = f"{finding(chosen)} {advice(chosen)}"
+    return section("One window", text, picture, table(head, cells, "Means with 95% t intervals; medians (range)."))
 
 
-def trained(material: Material) -> Section | None:
+def trained(material: Material) -> Section:
     """Where trainings with each end."""
     rows = measured(material.results)
     full = rows.query("arm == 'full'").set_index("trial")
@@ -105,7 +105,7 @@ def trained(material: Material) -> Section | None:
         f"loss. Entropies in nats, at most ln 8 = {math.log(8):.2f}. Means and paired 95% t intervals, not corrected; far "
         "smaller than what the loss is for."
     )
-    return Section("After a training", (table(head, cells, caption),))
+    return section("After a training", table(head, cells, caption))
 
 
 EXPERIMENT = Experiment(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, table
+from accumulation_harness.analysis.content import Picture, Section, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import REFUTED, ClaimResult, Experiment, Material, claim, over_settings, undecided
 from accumulation_harness.experiments.batch_order.figures import LABELS, figure_orders
@@ -94,7 +94,7 @@ def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
     usable = decisive(contrasts(judged(results)))
     if not usable:
-        return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
+        return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.")
     corrected = statistics.holm([one.better_p for one in usable])
     better = [
         p < LEVEL and statistics.mean_interval(one.differences).estimate < 0 for p, one in zip(corrected, usable, strict=True)
@@ -135,7 +135,7 @@ def orders(material: Material) -> Section | None:
                               "yes" if one["interior"].all() else "no: an end", one["test_loss"].mean(),
                               interval(difference.dropna()), statistics.detectable(difference.dropna().tolist()),
                               one["switch_loss"].mean()))  # fmt: skip
-    advice = Text(
+    advice = (
         f"{_finding(found)} {_advice(found)} Small batches take the rate over N, under Adam over sqrt(N): "
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
         "the size of the gain does not carry over to large models, where arXiv 2505.23971 measures it."
@@ -146,9 +146,11 @@ def orders(material: Material) -> Section | None:
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
     )
-    return Section(
+    return section(
         "Small first or large first",
-        (advice, picture, table(head, cells, f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}")),
+        advice,
+        picture,
+        table(head, cells, f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}"),
     )
 
 

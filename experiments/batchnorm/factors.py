@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Section, Text, table
+from accumulation_harness.analysis.content import Section, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.sections import in_points, named
@@ -79,4 +79,4 @@ def b_and_n(material: Material) -> Section | None:
          in_points(row["of_b"]), row["b_holm"], in_points(row["of_n"]), row["n_tost"])
         for row in cells.to_dict("records")
     )  # fmt: skip
-    return Section("b or N?", (Text(how), Text(in_words(cells)), table(head, rows, caption)))
+    return section("b or N?", how, in_words(cells), table(head, rows, caption))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from accumulation_harness.analysis import content
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number, span
+from accumulation_harness.analysis.content import Picture, Section, estimated, number, section, span
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm import figures
 from accumulation_harness.experiments.batchnorm.tables import (
@@ -48,7 +48,7 @@ VERDICTS = {
 }
 
 
-def gradient_over_b(material: Material) -> Section | None:
+def gradient_over_b(material: Material) -> Section:
     """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
     rows = material.results.study(EXACT)
     rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
@@ -71,7 +71,7 @@ def gradient_over_b(material: Material) -> Section | None:
         "training the full gradient is small, so the same disturbance is relatively larger. This does not show the effect on "
         "accuracy.",
     )
-    return Section("The gradient: batch statistics", (*(Text(line) for line in lines), Text(text), picture))
+    return section("The gradient: batch statistics", *lines, text, picture)
 
 
 def _gradient_words(model: object, rows: pd.DataFrame) -> str:
@@ -112,10 +112,10 @@ def running_statistics(material: Material) -> Section | None:
         "Effective momentum of the running statistics over N for three momenta, measured points on the curves of the formula.",
         "Points: measured on the buffers of the loop under test, in float64. Lines: 1 - (1 - m)^N on the left, m on the right.",
     )
-    return Section("The running statistics: an effective momentum", (Text(text), picture))
+    return section("The running statistics: an effective momentum", text, picture)
 
 
-def remedies(material: Material) -> Section | None:
+def remedies(material: Material) -> Section:
     """What each remedy does to gradient and running statistics in one window."""
     rows = material.results.study(EXACT)
     rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
@@ -133,7 +133,7 @@ def remedies(material: Material) -> Section | None:
         "went through the model, over the window's. GroupNorm and LayerNorm have no batch statistics and are exact at every N "
         "(see their experiment); they are other models, with an accuracy of their own."
     )
-    return Section("Remedies side by side", (content.table(head, cells, caption),))
+    return section("Remedies side by side", content.table(head, cells, caption))
 
 
 def named(model: Any) -> str:
@@ -141,7 +141,7 @@ def named(model: Any) -> str:
     return figures.NAMES.get(str(model), str(model))
 
 
-def accuracy_over_b(material: Material) -> Section | None:
+def accuracy_over_b(material: Material) -> Section:
     """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it."""
     rows = trained(material.results, norm="batch")
     errors, costs = error_cells(rows), against_full(rows, MARGIN)
@@ -192,7 +192,7 @@ def accuracy_over_b(material: Material) -> Section | None:
         "values of a channel in a micro-batch, in the BatchNorm layer that has the fewest. In the weights alone: with statistics "
         "of the whole training set in both (precise BatchNorm).",
     )
-    return Section("Accuracy over b", (Text(text), picture, *_over_values(costs.query("values.notna()")), table, Text(reach)))
+    return section("Accuracy over b", text, picture, *_over_values(costs.query("values.notna()")), table, reach)
 
 
 def _over_values(costs: pd.DataFrame) -> list[Picture]:
@@ -208,7 +208,7 @@ def _over_values(costs: pd.DataFrame) -> list[Picture]:
     )]  # fmt: skip
 
 
-def remedies_trained(material: Material) -> Section | None:
+def remedies_trained(material: Material) -> Section:
     """Held-out error of trainings with each remedy, at the smallest b."""
     rows = material.results.study(REMEDIED)
     rows = rows[rows["arm"].isin(["full", "permuted"]) | (rows["micro_batch"] == rows["micro_batch"].min())]
@@ -238,7 +238,7 @@ def remedies_trained(material: Material) -> Section | None:
         "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
         "float32 magnifies at this b: the two rows show by how much."
     )
-    return Section("Remedies, trained", (Text(text), content.table(head, cells, caption)))
+    return section("Remedies, trained", text, content.table(head, cells, caption))
 
 
 def points(value: float) -> str:
@@ -302,8 +302,8 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
         "Gain: BatchNorm's error minus GroupNorm's, in percentage points, paired by seed. Wu & He 2018: ResNet-50 on ImageNet, "
         "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
-    shapes = (Text(_shape(str(model), own)) for model, own in gains.groupby("model", sort=False))
-    return Section(title, (*shapes, picture, content.table(head, table, caption)))
+    shapes = (_shape(str(model), own) for model, own in gains.groupby("model", sort=False))
+    return section(title, *shapes, picture, content.table(head, table, caption))
 
 
 def _shape(model: str, gains: pd.DataFrame) -> str:
@@ -324,7 +324,7 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
     )
 
 
-def exact_at_every_n(material: Material) -> Section | None:
+def exact_at_every_n(material: Material) -> Section:
     """The gradient errors of every normalisation, over N."""
     rows = material.results.study(EXACT)
     rows = rows.query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
@@ -337,4 +337,4 @@ def exact_at_every_n(material: Material) -> Section | None:
     caption = (
         "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."
     )
-    return Section("Exact at every N", (content.table(head, cells, caption),))
+    return section("Exact at every N", content.table(head, cells, caption))

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis.caveats import corrected
-from accumulation_harness.analysis.content import Section, Table, Text, number, table
+from accumulation_harness.analysis.content import Section, Table, number, section, table
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import WU_HE, forwards_of, gone_on, remedied
@@ -42,23 +42,23 @@ MOMENTA = (0.1, 0.03, 0.01)  # PyTorch's default, and two smaller ones
 STEPS = (2, 4, 8, 16, 32, 64)
 
 
-def which_remedy(material: Material) -> Section | None:
+def which_remedy(material: Material) -> Section:
     """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
     rows = remedied(material.results)
     rows = rows.query("arm in @WORDS")
     forwards = forwards_of(material.results)
-    blocks: list[Text | Table] = []
+    blocks: list[str | Table] = []
     for (model, size), own in rows.groupby(["model", "effective_batch"]):
-        blocks += [Text(_in_words(str(model), own)), _table(str(model), int(str(size)), own, forwards)]
-    return Section("Which remedy at my b?", (*blocks, _momenta(), Text(SYNCHRONISED), Text(REACH)))
+        blocks += [_in_words(str(model), own), _table(str(model), int(str(size)), own, forwards)]
+    return section("Which remedy at my b?", *blocks, _momenta(), SYNCHRONISED, REACH)
 
 
-def from_a_trained_model(material: Material) -> Section | None:
+def from_a_trained_model(material: Material) -> Section:
     """Points of accuracy lost over b where training goes on from a trained model, its statistics moving and frozen."""
     rows = gone_on(material.results)
-    return Section("And from a trained model?", (Text(FROM_TRAINED), *(
+    return section("And from a trained model?", FROM_TRAINED, *(
         _gone_on_table(str(model), int(str(size)), own) for (model, size), own in rows.groupby(["model", "effective_batch"])
-    )))  # fmt: skip
+    ))  # fmt: skip
 
 
 def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:

@@ -60,7 +60,7 @@ def any_loss(results: Results) -> ClaimResult:
     rows = rows.query("dropout == 0")
     plain = rows.query("arm == 'accumulated'")
     if plain.empty:
-        return undecided("It takes trials of study=negatives.", 0)
+        return undecided("It takes trials of study=negatives.")
     smallest, oracle = plain["gradient_error"].min(), plain["oracle_error"].max()
     cached = rows.query("arm == 'grad_cache'")["gradient_error"].max()
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
@@ -143,7 +143,7 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
     rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"])
     rows = rows.query("bank_entries > 0")
     if rows.empty:
-        return undecided("It takes trials of study=negatives with a bank that is not empty.", 0)
+        return undecided("It takes trials of study=negatives with a bank that is not empty.")
     most = rows["held_with_gradient"].max()
     return ClaimResult(
         verdict=REFUTED if most == 0 else CONFIRMED,
@@ -168,7 +168,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     # The median window of a bank that is used late is one without it.
     banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm})
     if not banks:
-        return undecided("It takes trials of study=retrieval with dual_bank.", 0)
+        return undecided("It takes trials of study=retrieval with dual_bank.")
     keys = ["trial", "accumulation_steps"]
     saved, slower, cached, lighter = [], [], [], []
     full = rows.query("arm == 'full'").set_index("trial")
@@ -209,7 +209,7 @@ def banks_balance(results: Results) -> ClaimResult:
     rows = results.study(TRAINED)
     one = rows.query("arm.str.startswith('passage_bank@')")
     if one.empty:
-        return undecided("It takes trials of study=retrieval with passage_bank.", 0)
+        return undecided("It takes trials of study=retrieval with passage_bank.")
     keys = ["trial", "accumulation_steps"]
     bank = one.set_index(keys)
     two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]

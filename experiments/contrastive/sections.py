@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number, table
+from accumulation_harness.analysis.content import Picture, Section, estimated, number, section, table
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.contrastive.figures import figure_bytes, figure_gradients, figure_peaks
@@ -76,7 +76,7 @@ def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple
     return [value for value in (POINTS * (a - b)).dropna()]
 
 
-def gradients_section(material: Material) -> Section | None:
+def gradients_section(material: Material) -> Section:
     """How far each method's gradient is from the full batch's, over N."""
     rows = material.results.study(EXACT, ["oracle_error"])
     plain = rows.query("dropout == 0")
@@ -101,7 +101,7 @@ def gradients_section(material: Material) -> Section | None:
         "table of all scores of which each row may see what the method lets it see; a dash where there is none. The "
         "temperature's gradient over the full batch's: 1 is right."
     )
-    return Section("One gradient", (picture, table(head, cells, caption, folded=True)))
+    return section("One gradient", picture, table(head, cells, caption, folded=True))
 
 
 def retrieval_section(material: Material) -> Section | None:
@@ -134,7 +134,7 @@ def retrieval_section(material: Material) -> Section | None:
         "representations, their gradients and banks, beside the graph. An end: the best rate is the smallest or the largest "
         f"that was tried, and another may be better still. {LONGEST}"
     )
-    return Section("Recall, bytes, time", (Text(_advice(rows)), picture, table(head, cells, caption)))
+    return section("Recall, bytes, time", _advice(rows), picture, table(head, cells, caption))
 
 
 def _advice(rows: pd.DataFrame) -> str:
@@ -161,7 +161,7 @@ def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
     return {str(arm): int(size) for arm, size in fits.groupby(rows["arm"]).max().items()}
 
 
-def memory_section(material: Material) -> Section | None:
+def memory_section(material: Material) -> Section:
     """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
     rows = material.results.study(WEIGHED)
     rows, b = rows.query("arm != 'permuted'"), rows["micro_batch"].max()
@@ -187,9 +187,11 @@ def memory_section(material: Material) -> Section | None:
     cells = ((words(str(arm)), *own) for arm, own in kilobytes.iterrows())
     caption = f"kB that live at the peak of a step at each window B, b = {b}."
     answer = f"In the memory that the full batch takes at B = {middle} ({number(full[middle] / 1e6)} MB), b = {b}: {told}."
-    return Section(
+    return section(
         "The memory at which each method stops",
-        (Text(answer), picture, table(" | ".join(["method", *(f"B = {size}" for size in sizes)]), cells, caption)),
+        answer,
+        picture,
+        table(" | ".join(["method", *(f"B = {size}" for size in sizes)]), cells, caption),
     )
 
 
@@ -215,7 +217,7 @@ def order_section(material: Material) -> Section | None:
         "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
         f"representations are older, in units of how far the weights have moved. {DETECTABLE}"
     )
-    return Section("The published order", (table(head, cells, caption),))
+    return section("The published order", table(head, cells, caption))
 
 
 def judged_section(material: Material) -> Section | None:
@@ -235,4 +237,4 @@ def judged_section(material: Material) -> Section | None:
         f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
         f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
     )
-    return Section("Verdicts of the methods", (table(head, cells, caption),))
+    return section("Verdicts of the methods", table(head, cells, caption))

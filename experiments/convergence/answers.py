@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain, table
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, estimated, number, plain, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -67,7 +67,7 @@ def curves(material: Material) -> Section | None:
             "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
         ))  # fmt: skip
         blocks.append(_targets_table(own, levels[key]))
-    return Section("Learning curves", tuple(blocks))
+    return section("Learning curves", *blocks)
 
 
 def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
@@ -122,7 +122,7 @@ def endings(material: Material) -> Section | None:
             own["recalibrated_test_loss"].astype(float).mean(), own["gap"].mean(),
             sum(areas) / len(areas), *(f"{count} of {len(own)}" for count in flat),
         ))  # fmt: skip
-    text = Text(
+    text = (
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
         f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
         "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
@@ -131,8 +131,8 @@ def endings(material: Material) -> Section | None:
         "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
         f"{LONGEST}"
     )
-    return Section(
-        "Where trainings end", (text, table(head, cells, f"Means over the judging seeds; nats per loss term. {DETECTABLE}"))
+    return section(
+        "Where trainings end", text, table(head, cells, f"Means over the judging seeds; nats per loss term. {DETECTABLE}")
     )
 
 
@@ -181,7 +181,7 @@ def waste(material: Material) -> Section | None:
         f"undecided, as below {FEWEST_SEEDS} seeds, and where a rate is at an end of the grid or a seed misses the target. "
         f"Seconds are of this machine and these small models. {DETECTABLE}"
     )
-    return Section("Is accumulating wasteful on one device?", (Text(text), table(head, cells, caption)))
+    return section("Is accumulating wasteful on one device?", text, table(head, cells, caption))
 
 
 def rates(material: Material) -> Section | None:
@@ -204,7 +204,7 @@ def rates(material: Material) -> Section | None:
             "rate over N (over sqrt N under Adam; with matched memory also times (1 - beta^(1/N)) / (1 - beta) under "
             "momentum).",
         ))  # fmt: skip
-    return Section("How the rates were chosen", tuple(blocks))
+    return section("How the rates were chosen", *blocks)
 
 
 # Rules -------------------------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _pairs(results: Results) -> tuple[list[Pair], float]:
 
 
 def _too_few() -> ClaimResult:
-    return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.", 0)
+    return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.")
 
 
 def _test_loss(rows: pd.DataFrame) -> pd.Series[float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.config import TUNING_SEEDS
@@ -139,7 +139,7 @@ def along(material: Material) -> Section | None:
          "yes" if own["interior"].all() else "no: an end")
         for key, own in rows.groupby([*SETTING, "point"])
     ]  # fmt: skip
-    text = Text(
+    text = (
         f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another "
         "rule gives another critical batch. These tasks are small; arXiv 2505.23971 measures language models."
     )
@@ -150,9 +150,11 @@ def along(material: Material) -> Section | None:
         f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
         "triangle is a lower bound.",
     )
-    return Section(
+    return section(
         "Along a training",
-        (text, picture, table(head, cells, f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}")),
+        text,
+        picture,
+        table(head, cells, f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}"),
     )
 
 

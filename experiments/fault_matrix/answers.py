@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, Text, share, table
+from accumulation_harness.analysis.content import Picture, Section, section, share, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
@@ -106,7 +106,7 @@ def matrix(material: Material) -> Section | None:
         f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does; never: in no trial, within "
         f"{rows['steps'].max()} steps; missing where no step rows can be read.",
     )
-    return Section("Who sees which fault", (Text(_hiding(known)), picture))
+    return section("Who sees which fault", _hiding(known), picture)
 
 
 def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -155,13 +155,13 @@ def misses(material: Material) -> Section | None:
     odd = rows.query("not detected or not named or confidently_wrong")
     title = "What was missed or called by a wrong name"
     if odd.empty:
-        return Section(title, (Text(f"Nothing: all {len(rows)} arms are detected and named, and no other cause beside theirs."),))
+        return section(title, f"Nothing: all {len(rows)} arms are detected and named, and no other cause beside theirs.")
     listed = (
         (row["trial"], row["arm"], _what(row), f"{row['verdict']} {row['cause']}", row["reasons"])
         for row in odd.head(MAX_LISTED).to_dict("records")
     )
     more = f" The first {MAX_LISTED} are listed; faults.csv has all." if len(odd) > MAX_LISTED else ""
-    return Section(title, (table("trial | fault |  | verdict | evidence", listed, f"{len(odd)} of {len(rows)} arms.{more}"),))
+    return section(title, table("trial | fault |  | verdict | evidence", listed, f"{len(odd)} of {len(rows)} arms.{more}"))
 
 
 def _what(row: Mapping[Hashable, Any]) -> str:
@@ -187,7 +187,7 @@ def settings(material: Material) -> Section | None:
         "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of trials in which "
         "every fault is detected."
     )
-    return Section("By setting", (table(head, listed, caption),))
+    return section("By setting", table(head, listed, caption))
 
 
 def _together(one: Rate) -> str:
@@ -200,7 +200,7 @@ def elsewhere(_material: Material) -> Section:
     rows = [(MEANINGS[cause].fault, cause, "inherent: a setting of the trial, diagnosed as its cause") for cause in INHERENT]
     rows += [(MEANINGS[cause].fault, cause, "on two processes: the experiment replicas") for cause in ON_RANKS]
     caption = f"{len(rows)} of the catalogue's faults have no arm here. Nothing above says anything of them."
-    return Section("Faults that are not here", (table("id | cause | why", sorted(rows), caption),))
+    return section("Faults that are not here", table("id | cause | why", sorted(rows), caption))
 
 
 def is_my_trainer_right(results: Results) -> Advice | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Text, table
+from accumulation_harness.analysis.content import Section, section, table
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.analysis.rates import Rate
 from accumulation_harness.experiments.shared.recorded import recorded
@@ -29,7 +29,7 @@ def random_settings(_material: Material) -> Section:
         rows.append((fault, *counts, f"{own['named'].sum()} ({_rate(own, 'named').interval})"))
     head = f"fault | loops | seen | {' | '.join(f'by the {rung}' for rung in RUNGS)} | named alone (95% interval)"
     caption = "Watched loops with a planted fault. A rung is counted where it was the first to say what is wrong."
-    return Section("Settings drawn at random", (Text(text), table(head, rows, caption)))
+    return section("Settings drawn at random", text, table(head, rows, caption))
 
 
 def _rate(counts: pd.DataFrame, name: str) -> Rate:

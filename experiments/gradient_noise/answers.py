@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, table
+from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONFIRMED,
@@ -115,7 +115,7 @@ def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
     ]
 
 
-def variance_section(material: Material) -> Section | None:
+def variance_section(material: Material) -> Section:
     """The variance of the batch gradient over B, beside both formulas."""
     rows = variances(material.results.study("gradient_noise"))
     own = rows[rows["trial"] == min(rows["trial"])]
@@ -139,10 +139,10 @@ def variance_section(material: Material) -> Section | None:
         "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
         "depend on one another."
     )
-    return Section("The variance falls as 1/B", (picture, table(head, cells, caption, folded=True)))
+    return section("The variance falls as 1/B", picture, table(head, cells, caption, folded=True))
 
 
-def noise_section(material: Material) -> Section | None:
+def noise_section(material: Material) -> Section:
     """The noise scale along each training, exact and estimated from micro-batches."""
     rows = scales(material.results.study("gradient_noise"))
     steps = material.read_steps(sorted(set(rows["trial"])))
@@ -167,7 +167,7 @@ def noise_section(material: Material) -> Section | None:
         "training, from its own micro-batches while the weights move; bars: Fieller's 95% interval; grey triangles: intervals "
         "without an upper end.",
     )
-    return Section("The noise scale along the training", (Text(text), picture, Text(growth(rows)), _standing(rows)))
+    return section("The noise scale along the training", text, picture, growth(rows), _standing(rows))
 
 
 def _standing(rows: pd.DataFrame) -> Table:

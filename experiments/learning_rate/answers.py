@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, Table, estimated, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -182,32 +182,27 @@ def true_batch(material: Material) -> Section | None:
         for (optimizer, factor), own in pairs.assign(factor=pairs["factor"].round(6)).groupby(["optimizer", "factor"])
     )  # fmt: skip
     caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
-    return Section("Against the true batch: the same rate", (table(head, cells, caption),))
+    return section("Against the true batch: the same rate", table(head, cells, caption))
 
 
 def over_rates(material: Material) -> Section | None:
     """Losses over the learning rate by batch size, and under each rule of scaling."""
-    rows = learning_rates.trained(material.results)
-    if rows.empty:
-        return None
-    blocks: list[Block] = [
-        Text(
-            "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "
-            "optimizers, and the range of rates that train at all does not: there linear scaling ends. All losses are those of a "
-            "perceptron on 1,500 digits over six epochs."
+    text = (
+        "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "
+        "optimizers, and the range of rates that train at all does not: there linear scaling ends. All losses are those of a "
+        "perceptron on 1,500 digits over six epochs."
+    )
+    pictures = (
+        Picture(
+            f"rates-{optimizer}",
+            figures.figure_rates(own, "batch", lambda value: f"batch of {value:.0f}", ("tail_loss", "held_out_loss")),
+            f"Training and held-out loss over the learning rate under {optimizer}, one line per batch size.",
+            f"{optimizer}: loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which "
+            "the loss of some seed became NaN are left out.",
         )
-    ]
-    for optimizer, own in rows.groupby("optimizer"):
-        blocks.append(
-            Picture(
-                f"rates-{optimizer}",
-                figures.figure_rates(own, "batch", lambda value: f"batch of {value:.0f}", ("tail_loss", "held_out_loss")),
-                f"Training and held-out loss over the learning rate under {optimizer}, one line per batch size.",
-                f"{optimizer}: loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which "
-                "the loss of some seed became NaN are left out.",
-            )
-        )
-    return Section("Loss over rate and batch size", (*blocks, _rule_table(material.results)))
+        for optimizer, own in learning_rates.trained(material.results).groupby("optimizer")
+    )
+    return section("Loss over rate and batch size", text, *pictures, _rule_table(material.results))
 
 
 def _rule_table(results: Results) -> Table:

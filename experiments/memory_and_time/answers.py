@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, number, share, table
+from accumulation_harness.analysis.content import Picture, Section, number, section, share, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -46,7 +46,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     rows = results.study("memory_and_time")
     factors, activations = (against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
     if factors.empty:
-        return undecided("It takes trials with N = 4.", 0)
+        return undecided("It takes trials with N = 4.")
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
     verdict = CONFIRMED if whole.all() else CONDITIONAL if part.all() or whole.any() else REFUTED
     where = (
@@ -228,7 +228,7 @@ def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(groups, ignore_index=True)
 
 
-def budget_figure(material: Material) -> Section | None:
+def budget_figure(material: Material) -> Section:
     """The largest b for a budget of memory, and what it costs in time."""
     rows = material.results.study("memory_and_time")
     cost = time_against_memory(rows)
@@ -241,10 +241,10 @@ def budget_figure(material: Material) -> Section | None:
         "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
         "accumulating costs. `accumulation-harness plan memory=... effective_batch=...` answers for a model of yours.",
     )
-    return Section("What a budget of memory costs in time", (picture,))
+    return section("What a budget of memory costs in time", picture)
 
 
-def memory_table(material: Material) -> Section | None:
+def memory_table(material: Material) -> Section:
     """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
     rows = material.results.study("memory_and_time")
     head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
@@ -260,10 +260,11 @@ def memory_table(material: Material) -> Section | None:
         for key, own in rows.groupby(["workload", "model", "optimizer"])
     )
     parts = "kB of each part (exact on a CPU), and samples per second; medians over trials."
-    return Section("Memory and time over the micro-batch", (
+    return section(
+        "Memory and time over the micro-batch",
         table("model | static part, kB | kB per sample", fits, "M = M_s + a·b, by least squares over b."),
         table(head, cells, parts, folded=True),
-    ))  # fmt: skip
+    )
 
 
 def what_does_it_cost(results: Results) -> Advice | None:

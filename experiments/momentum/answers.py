@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -209,10 +209,10 @@ def order(material: Material) -> Section | None:
         "Shown: the largest relative difference to the usual order, over trials and N. Small steps are the control: their order "
         "matters."
     )
-    return Section("The order inside a window", (table(head, cells, caption),))
+    return section("The order inside a window", table(head, cells, caption))
 
 
-def memory(material: Material) -> Section | None:
+def memory(material: Material) -> Section:
     """The weights of past micro-batches in the optimizer state, and their half-lives."""
     rows = material.results.study("optimizer_memory")
     lives = optimizers.half_lives(rows)
@@ -222,15 +222,15 @@ def memory(material: Material) -> Section | None:
          own["predicted"].median(), (own["half_life"] / own["predicted"] - 1).abs().max(), len(own))
         for (optimizer, entry, num, arm), own in lives.groupby(["optimizer", "entry", "accumulation_steps", "arm"])
     )  # fmt: skip
-    text = Text(
+    text = (
         "The state was decomposed into the gradients of all micro-batches seen so far, by least squares at fixed weights "
         f"(largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch have "
         "the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
     )
     own = rows.query("optimizer != 'nesterov'")  # whose buffer is momentum's
-    pictures = () if own.empty else (_memory_picture(own),)
     caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
-    return Section("What the state remembers", (text, *pictures, table(head, cells, caption, folded=True)))
+    picture = None if own.empty else _memory_picture(own)
+    return section("What the state remembers", text, picture, table(head, cells, caption, folded=True))
 
 
 def _memory_picture(rows: pd.DataFrame) -> Picture:
@@ -251,7 +251,7 @@ def small_steps(material: Material) -> Section | None:
         return None
     chosen = paths.drop_duplicates("optimizer")
     steps = material.read_steps(chosen["trial"]).merge(chosen[["trial", "optimizer"]], on="trial")
-    text = Text(
+    text = (
         f"N small steps and one window, on the same samples. After {ORDERED} windows, the distance to the window's weights, "
         f"relative to how far those have moved, is {number(paths['rate'].median())} when the learning rate alone is divided by "
         f"N, and {number(paths['memory'].median())} with beta^(1/N) as well (medians of {len(paths)} arms; ratio "
@@ -268,7 +268,7 @@ def small_steps(material: Material) -> Section | None:
         "samples.",
     )
     table = optimizers.equal_table(material.results) if material.results.has("batch_sizes") else None
-    return Section("N small steps against one window", (text, picture, table) if table else (text, picture))
+    return section("N small steps against one window", text, picture, table)
 
 
 def beta2(material: Material) -> Section | None:
@@ -277,7 +277,7 @@ def beta2(material: Material) -> Section | None:
     if rows.empty or rows["beta2"].nunique() < 2:
         return None
     differences = optimizers.beta2_differences(rows)
-    text = Text(
+    text = (
         f"The rule of arXiv 2507.07101, beta2* = beta2^(B*/B), at b = {int(rows['batch'].iloc[0])} against the beta2 of a window "
         f"of {int(rows['effective_batch'].iloc[0])}. {' '.join(_beta2_in_words(differences))} "
         f"Training: {optimizers.power(list(differences['training']))} Held-out: "
@@ -292,7 +292,7 @@ def beta2(material: Material) -> Section | None:
         "Loss over the learning rate after four epochs, mean and 95% interval over seeds. The training loss is that of the last "
         "tenth of the windows.",
     )
-    return Section("Adam's second moment at a small batch", (text, picture))
+    return section("Adam's second moment at a small batch", text, picture)
 
 
 def do_i_change_rate_or_momentum(results: Results) -> Advice | None:

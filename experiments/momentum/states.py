@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number, table
+from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.analysis.tables import place_of, resolution
@@ -144,7 +144,7 @@ def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
         "float64, one trial per optimizer. Another order is compared with the usual order of the same micro-batches, all other "
         "arms with the full batch.",
     )
-    return Section(f"State and weights over {rows['after_steps'].max():.0f} steps", (picture, state_table(rows)))
+    return section(f"State and weights over {rows['after_steps'].max():.0f} steps", picture, state_table(rows))
 
 
 def state_table(rows: pd.DataFrame) -> Table:

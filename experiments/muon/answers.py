@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, number, section, span, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE
@@ -54,7 +54,7 @@ def finding(rows: pd.DataFrame) -> str:
     return "".join(words)
 
 
-def updates(material: Material) -> Section | None:
+def updates(material: Material) -> Section:
     """The update of a window beside the full batch's, and the advice."""
     rows = measured(material.results, "update")
     chosen = rows.query("arm in @LABELS")
@@ -68,7 +68,7 @@ def updates(material: Material) -> Section | None:
          own["cosine"].mean(), own["length"].mean())
         for (arm, num, precision, after), own in chosen.groupby(["arm", "accumulation_steps", "precision", "after_steps"])
     )  # fmt: skip
-    advice = Text(
+    advice = (
         f"{finding(chosen)} Advice: accumulate as ever, and let Muon see the window's whole gradient, once. A trainer that "
         "orthogonalises each micro-batch's gradient (as it is reduced, say) takes a shorter step in another direction, at N "
         "times the cost. Keep the sum in float32: orthogonalisation brings small singular values to 1, and the rounding too."
@@ -83,10 +83,10 @@ def updates(material: Material) -> Section | None:
         "none does are left out.",
     )
     caption = "Errors: median over trials of the root mean square over windows. Muon computes in bfloat16 whatever the format."
-    return Section("One window", (advice, picture, table(head, cells, caption)))
+    return section("One window", advice, picture, table(head, cells, caption))
 
 
-def trained(material: Material) -> Section | None:
+def trained(material: Material) -> Section:
     """Where trainings end, beside the full batch's."""
     rows = measured(material.results, "training")
     full = rows.query("arm == 'full'").set_index("trial")["held_out_loss"]
@@ -101,7 +101,7 @@ def trained(material: Material) -> Section | None:
         "At one learning rate and number of windows: a shorter step might catch up at a larger one, which is not measured. Means "
         f"and paired 95% t intervals over seeds, not corrected. {DETECTABLE}"
     )
-    return Section("After a training", (table(head, cells, caption),))
+    return section("After a training", table(head, cells, caption))
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -220,7 +220,7 @@ def when_n_is_right(material: Material) -> Section | None:
         "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
         "equal the division by the window's weights. Arms differ in optimizer, N and seed."
     )
-    return Section("When is 1/N the right divisor?", (table(head, rows, caption),))
+    return section("When is 1/N the right divisor?", table(head, rows, caption))
 
 
 def _words(workload: str) -> str:
@@ -228,7 +228,7 @@ def _words(workload: str) -> str:
     return kinds.get(workload.partition("_")[0], "equal weights")
 
 
-def end_of_an_epoch(material: Material) -> Section | None:
+def end_of_an_epoch(material: Material) -> Section:
     """What each loop does with the last micro-batches of an epoch."""
     rows = material.results.study("epoch_tail")
     names = {
@@ -250,10 +250,10 @@ def end_of_an_epoch(material: Material) -> Section | None:
         "mean over the samples of its own window. Where B divides the epoch the four loops are the same: a divisible data set "
         "hides all of this. Clearing at the epoch's start makes every step right, but leaves samples out in every epoch."
     )
-    return Section("What becomes of the remainder", (table(head, cells, caption),))
+    return section("What becomes of the remainder", table(head, cells, caption))
 
 
-def update_size(material: Material) -> Section | None:
+def update_size(material: Material) -> Section:
     """The size of the first update over N, divided and undivided."""
     rows = material.results.study("update_size")
     picture = Picture(
@@ -268,7 +268,7 @@ def update_size(material: Material) -> Section | None:
         "“Too many micro-batches make the update disproportionately large” describes a loop that forgot the division, under an "
         "optimizer that is not scale-free. It is no reason to limit N."
     )
-    return Section("The size of an update", (Text(text), picture))
+    return section("The size of an update", text, picture)
 
 
 def what_is_the_loss_divided_by(results: Results) -> Advice | None:

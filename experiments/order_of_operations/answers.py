@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from accumulation_harness.analysis import faults
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, share, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -50,7 +50,7 @@ def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) ->
     wrong = arms.query("arm in @names and changes")
     right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
     if wrong.empty:
-        return undecided(f"It takes arms with {' or '.join(names)}.", 0)
+        return undecided(f"It takes arms with {' or '.join(names)}.")
     return _judged(wrong, right, meaning)
 
 
@@ -233,10 +233,10 @@ def who_differs(material: Material) -> Section | None:
         "two differences is shown. The correct arms of the same trials are equivalent."
     )
     head = "done otherwise | optimizer | different | by | called"
-    return Section("What happens when it is done otherwise", (table(head, rows, caption),))
+    return section("What happens when it is done otherwise", table(head, rows, caption))
 
 
-def in_the_loss(material: Material) -> Section | None:
+def in_the_loss(material: Material) -> Section:
     """The loss curves of the wrong orders, and which of them can be seen there."""
     rows = material.results.study("convergence")
     trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
@@ -261,7 +261,7 @@ def in_the_loss(material: Material) -> Section | None:
         f"loss counts as visibly different above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
         f"{faults.IN_A_ROW} steps), and only if there is a correct run to compare it with.",
     )
-    return Section("Which of these you would have seen in the loss", (Text(text), picture))
+    return section("Which of these you would have seen in the loss", text, picture)
 
 
 def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
@@ -273,7 +273,7 @@ def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
     return rest
 
 
-def thresholds(material: Material) -> Section | None:
+def thresholds(material: Material) -> Section:
     """What the optimizer consumes under each clipping threshold."""
     rows = material.results.study("clipping_threshold")
     name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
@@ -287,10 +287,10 @@ def thresholds(material: Material) -> Section | None:
         f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
         "unchanged threshold happens to be right: active clipping hides a missing division."
     )
-    return Section("Which threshold", (table(head, cells, caption, folded=True),))
+    return section("Which threshold", table(head, cells, caption, folded=True))
 
 
-def resumed(material: Material) -> Section | None:
+def resumed(material: Material) -> Section:
     """Trainings resumed from each kind of checkpoint."""
     rows = material.results.study("resumption")
     names = {
@@ -308,7 +308,7 @@ def resumed(material: Material) -> Section | None:
         "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "
         "compared with the same training without interruption. Without dropout, whose generator would have to be saved too."
     )
-    return Section("Checkpoints", (table(head, cells, caption),))
+    return section("Checkpoints", table(head, cells, caption))
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -183,7 +183,7 @@ def accumulator_section(material: Material) -> Section | None:
     panels = {title: own for title, own in rows.groupby(titles)}
     over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
     narrow = over.query("accumulator in @SIXTEEN")
-    counted = material.measurements[material.measurements["quantity"] == "ones"]
+    counted = material.results.study("accumulators").query("quantity == 'ones'")
     ones = counted.groupby("accumulator")["stops_at"].min()
     stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
     text = (
@@ -209,10 +209,10 @@ def accumulator_section(material: Material) -> Section | None:
     )  # fmt: skip
     head = "sum in | N | b, at most | trials | error | independent roundings | over full: least | most"
     caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
-    return Section("The accumulator", (Text(text), picture, table(head, cells, caption, folded=True)))
+    return section("The accumulator", text, picture, table(head, cells, caption, folded=True))
 
 
-def scaling_section(material: Material) -> Section | None:
+def scaling_section(material: Material) -> Section:
     """What each order of loss scaling does to three windows."""
     rows = scaling(material.results)
     cells = tuple(
@@ -227,14 +227,14 @@ def scaling_section(material: Material) -> Section | None:
         "distance of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
         "float16 is its real use. right: exact, and the second window skipped once, the scale halved once and nothing changed."
     )
-    return Section("Loss scaling over a window", (table(head, cells, caption),))
+    return section("Loss scaling over a window", table(head, cells, caption))
 
 
 def _values(column: pd.Series[float]) -> str:
     return ", ".join(f"{value:g}" for value in sorted(set(column)))
 
 
-def mixed_section(material: Material) -> Section | None:
+def mixed_section(material: Material) -> Section:
     """Rounding under autocast, accumulated beside full."""
     rows = errors(material.results)
     wide = rows.query("accumulator == 'float32'")
@@ -246,10 +246,10 @@ def mixed_section(material: Material) -> Section | None:
         "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
         f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
     )
-    return Section("Mixed precision", (ratios,))
+    return section("Mixed precision", ratios)
 
 
-def accuracy_section(material: Material) -> Section | None:
+def accuracy_section(material: Material) -> Section:
     """Accuracy under autocast, accumulated beside full."""
     cells = accuracy(material.results)
     caption = (
@@ -260,7 +260,7 @@ def accuracy_section(material: Material) -> Section | None:
     )
     alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
     picture = Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)
-    return Section("Accuracy in 16 bits", (picture,))
+    return section("Accuracy in 16 bits", picture)
 
 
 def does_half_precision_hold(results: Results) -> Advice | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accumulation_harness.analysis.content import Section, Text, number, table
+from accumulation_harness.analysis.content import Section, number, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -67,7 +67,7 @@ def single_runs_differ(results: Results) -> ClaimResult:
 WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)", "masks_repeated": "repeated (wrong)"}
 
 
-def masks_section(material: Material) -> Section | None:
+def masks_section(material: Material) -> Section:
     """Distances and spreads of gradients, by how the masks were drawn."""
     rows = material.results.study("randomness")
     means = rows.groupby(["dropout_layers", "masks", "accumulation_steps"], as_index=False).agg(
@@ -90,7 +90,7 @@ def masks_section(material: Material) -> Section | None:
         "means, spread: compared with independent draws of the full batch; 1 where the distribution is the same. Repeated masks "
         "have the right mean and the wrong spread."
     )
-    return Section("One gradient, many masks", (Text(text), table(head, cells, caption)))
+    return section("One gradient, many masks", text, table(head, cells, caption))
 
 
 EXPERIMENT = Experiment(

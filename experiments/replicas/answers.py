@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Text, number, share, span, table
+from accumulation_harness.analysis.content import Section, number, section, share, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -116,7 +116,7 @@ def communication(results: Results) -> ClaimResult:
     )
 
 
-def ways(material: Material) -> Section | None:
+def ways(material: Material) -> Section:
     """Errors and named causes of every way to synchronise."""
     rows = material.results.study("replicas")
     head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
@@ -129,7 +129,7 @@ def ways(material: Material) -> Section | None:
                 words, "unequal" if unequal else "equal", wanted or "equivalent", share(right, len(own)),
                 *(_range(own[name]) for name in ("gradient_error", "scale", "rank_distance", "trajectory_error")),
             ))  # fmt: skip
-    text = Text(
+    text = (
         "Two processes share every window (W = 2), accumulate N micro-batches each, exchange gradients with gloo and step. Each "
         "window is compared with the referee's gradient of the whole window; the diagnosis sees these numbers and the referee's "
         "gradients of every micro-batch, not the name of the way. Optimizers that divide by the size of the gradient hide a "
@@ -137,10 +137,10 @@ def ways(material: Material) -> Section | None:
         "after three steps, relative to how far these moved."
     )
     caption = "Smallest to largest over all trials and N. Gradients: up to the first wrong window."
-    return Section("Ways to synchronise two ranks", (text, table(head, cells, caption)))
+    return section("Ways to synchronise two ranks", text, table(head, cells, caption))
 
 
-def wire(material: Material) -> Section | None:
+def wire(material: Material) -> Section:
     """What each way sends."""
     rows = material.results.study("replicas")
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
@@ -153,7 +153,7 @@ def wire(material: Material) -> Section | None:
         "What one rank passes to all-reduces, in float64, counted in the process itself (for DistributedDataParallel in its "
         "communication hook). A ring sends 2(W - 1)/W of it. N = 1 is the true batch on the same ranks."
     )
-    return Section("Over the wire", (table(head, cells, caption),))
+    return section("Over the wire", table(head, cells, caption))
 
 
 def _range(values: pd.Series[float]) -> str:

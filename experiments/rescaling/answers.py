@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, table
+from accumulation_harness.analysis.content import Picture, Section, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, FEWEST_SETTINGS, LEVEL
@@ -88,7 +88,7 @@ def differences(rows: pd.DataFrame, what: str, measure: str) -> tuple[float, ...
     return tuple(value for value in values[what] - values[COPIED])
 
 
-def rescaled_alone(material: Material) -> Section | None:
+def rescaled_alone(material: Material) -> Section:
     """Every rescaling's effect, the figure and the advice."""
     found = effects(material.results)
     head = "setting | rescaled | measure | difference to copied (95 %) | n | permutation p | Holm | detectable | verdict"
@@ -98,7 +98,7 @@ def rescaled_alone(material: Material) -> Section | None:
          one.verdict)
         for one in found
     )  # fmt: skip
-    text = Text(
+    text = (
         f"{advice(found)} {floors(material.results)} Each is rescaled alone beside copied settings: what it adds to the others "
         "is not measured. In short trainings a large batch lacks steps, and all that speeds it up helps. The base settings were "
         "not tuned; beta1 and eps are copied in every run, and another task, k or base rate may answer otherwise."
@@ -112,8 +112,8 @@ def rescaled_alone(material: Material) -> Section | None:
         "Difference to the large batch with everything copied, in logarithms of a loss, with its 95 % interval; dots are seeds; "
         f"left of 0 is better. The band is ±{MARGIN:g}.",
     )
-    return Section(
-        "One thing rescaled at a time", (text, picture, table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}"))
+    return section(
+        "One thing rescaled at a time", text, picture, table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}")
     )
 
 

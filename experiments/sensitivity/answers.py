@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, Table, share, table
+from accumulation_harness.analysis.content import Picture, Section, Table, section, share, table
 from accumulation_harness.analysis.question import Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, percent
 from accumulation_harness.experiments.fault_matrix import figures as fault_figures
@@ -89,7 +89,7 @@ def curves(material: Material) -> Section | None:
         "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
         "direction, or in the first tensor. Bars: exact 95% intervals. Points are shifted sideways to keep them apart.",
     )
-    return Section("What is found", (picture, _numbers(table)))
+    return section("What is found", picture, _numbers(table))
 
 
 def _numbers(found: pd.DataFrame) -> Table:
