@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accumulation_harness.audit.report.frameworks import ADVICE
+
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
@@ -25,7 +28,7 @@ TO_WANDB = ("--output_dir", "out", "--use_cpu", "--report_to", "wandb")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A script, how it is told the numbers, and a fault: a text, what takes its place, and the name that it must get."""
+    """A script, how it is told the numbers, and a fault: a text, what takes its place, and the names that it must get."""
 
     target: str
     words: Sequence[str]
@@ -35,6 +38,7 @@ class Case:
     file: str = ""  # of the fault, if it is not the target
     needs: Sequence[str] = ()
     is_fast: bool = False
+    framework: str = ""  # whose advice for the cause is what the right script does
 
     def plant(self, folder: Path) -> None:
         file = folder / (self.file or self.target.partition(":")[0])
@@ -137,6 +141,7 @@ CASES = {
         new="accelerator.backward(loss / args.gradient_accumulation_steps)",
         cause="loss_divided_twice",
         needs=["accelerate"],
+        framework="accelerate",
     ),
     "transformers' Trainer": Case(
         target="by_trainer.py",
@@ -151,6 +156,42 @@ CASES = {
         cause="mean_of_means",
         needs=["transformers", "accelerate"],
     ),
+    "a model that ignores the token count": Case(
+        target="by_classifier.py",
+        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB],
+        old="    trainer.model_accepts_loss_kwargs = False\n",
+        new="",
+        cause="loss_not_divided",
+        needs=["transformers", "accelerate"],
+        framework="transformers",
+    ),
+    "compute_loss of one's own": Case(
+        target="by_own_loss.py",
+        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB],
+        old="loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch",
+        new="loss = cross_entropy(logits, labels)",
+        cause="mean_of_means+loss_not_divided",
+        needs=["transformers", "accelerate"],
+        framework="transformers",
+    ),
+    "accelerate, clipped": Case(
+        target="by_accelerate.py",
+        words=["--set", HF],
+        old="if accelerator.sync_gradients:",
+        new="if True:",
+        cause="clip_per_micro_batch",
+        needs=["accelerate"],
+        framework="accelerate",
+    ),
+    "accelerate, with a schedule": Case(
+        target="by_accelerate.py",
+        words=["--set", HF],
+        old="loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)",
+        new="loader = accelerator.prepare(model, optimizer, loader)",
+        cause="schedule_per_micro_batch",
+        needs=["accelerate"],
+        framework="accelerate",
+    ),
     "LightningCLI": Case(
         target="by_lightning.py",
         words=[
@@ -161,6 +202,19 @@ CASES = {
         new="        return loss * self.trainer.accumulate_grad_batches\n",
         cause="loss_not_divided",
         needs=["lightning", "jsonargparse"],
+        framework="lightning",
+    ),
+    "LightningCLI, divided": Case(
+        target="by_lightning.py",
+        words=[
+            "--set=--data.batch_size {batch_size} --trainer.accumulate_grad_batches {accumulation_steps}",
+            *("--", "fit", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
+        ],
+        old="        return loss\n",
+        new="        return loss / self.trainer.accumulate_grad_batches\n",
+        cause="loss_divided_twice",
+        needs=["lightning", "jsonargparse"],
+        framework="lightning",
     ),
     "a notebook": Case(
         target="notebook.ipynb",
@@ -232,8 +286,19 @@ def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
     code, out, err = audit(home, case.target, *sizes, *case.words)
     told = json.loads(out) if out else {}
     assert (code, told.get("status")) == ((1, "different") if planted else (0, "equivalent")), out + err
-    assert {finding["cause"] for finding in told["findings"]} == ({case.cause} if planted else set()), out
+    assert {finding["cause"] for finding in told["findings"]} == ({*case.cause.split("+")} if planted else set()), out
     assert everything(home) == before, "what was there is as it was, and nothing else is"
+    if planted and case.framework:
+        assert f"With {case.framework}: " in told["findings"][0]["change"]
+
+
+def test_what_is_advised_for_a_framework_is_what_a_right_script_does() -> None:
+    tested = {(case.framework, case.cause.partition("+")[0]): case.old.strip() for case in CASES.values() if case.framework}
+    advised = {(framework, cause): text for framework, known in ADVICE.items() for cause, text in known.items()}
+    assert tested.keys() == advised.keys()
+    for key, line in tested.items():
+        said = re.findall("`([^`]+)`", advised[key])
+        assert any(code in line for code in said), (line, said)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def training_function(args):
                 loss = torch.nn.functional.cross_entropy(model(x), y)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    accelerator.clip_grad_norm_(model.parameters(), 0.1)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

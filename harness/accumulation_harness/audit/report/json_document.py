@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from accumulation_harness.audit.report.conclusion import Conclusion, Line, plain
+from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.next_experiment import next_experiment
 from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.judge.cause import MEANINGS
@@ -30,7 +31,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
                 "cause": f.cause,
                 "message": f.message,
                 "evidence": plain(f.evidence),
-                "change": MEANINGS[f.cause].remedy,
+                "change": f"{MEANINGS[f.cause].remedy} {advice(subject, f.cause)}".rstrip(),
                 "remedy": remedy(f.cause),
             }
             for f in conclusion.findings

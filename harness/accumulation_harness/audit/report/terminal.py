@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.remedies import remedy_here
 from accumulation_harness.judge.cause import MEANINGS
 
@@ -27,6 +28,7 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
         yield from _wrapped(f"    {finding.message}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy_here(finding.cause)})")
+        yield from _wrapped(f"    {advice(conclusion.subject, finding.cause)}".rstrip())
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
     for title, lines in (

@@ -165,7 +165,7 @@ class UserCode:
     def _started(self, arguments: list[str], numbers: Mapping[str, int] | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             scratch = self.scratch
-            before = {name for name in sys.modules if name.partition(".")[0] not in ANEW}
+            before = set(sys.modules)
             if scratch is not None:
                 if not self.is_rank:
                     stack.enter_context(self._renewed(scratch, numbers or {}))
