@@ -7,7 +7,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TypeVar
@@ -112,7 +112,7 @@ class Advice:
 class Experiment:
     """A question, fixed before the trials run, and how the report answers it."""
 
-    name: str
+    name: str = ""  # that of its folder
     title: str
     question: str
     prediction: str
@@ -167,9 +167,7 @@ def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made
 
 def registered() -> dict[str, Experiment]:
     """The `EXPERIMENT` of every question by its name, in the order of the page: this package imports none of them."""
-    found = {name: importlib.import_module(f"{FOLDER}.{name}.answers").EXPERIMENT for name in questions()}
-    assert all(one.name == name for name, one in found.items())
-    return found
+    return {name: replace(importlib.import_module(f"{FOLDER}.{name}.answers").EXPERIMENT, name=name) for name in questions()}
 
 
 def advised(results: Results) -> list[Advice]:

@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import special
 
 from accumulation_harness import config
 from accumulation_harness.judge import statistics
@@ -27,7 +26,6 @@ MEASURES = ("held_out_loss", "tail_loss")
 MAX_FACETS = 6
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")  # makes a spreadsheet compute; the last: wide forms
 LEVEL = 0.05
-POWER = 0.8
 Places = NDArray[np.int64]
 
 
@@ -119,10 +117,10 @@ def drawn(arms: pd.DataFrame) -> pd.DataFrame:
 def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
 
-    `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `provable`: the smallest margin these differences would
-    have passed at 5 %. `detectable`: the smallest difference a paired t test would have found with 80 % power. `apart`,
-    `apart_p`: how many times farther the arm lies from the full batch and its permuted runs than those from each other, by a
-    permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the accumulated arms of the measure.
+    `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `detectable`: the smallest difference that a paired t
+    test would have found with 80 % power. `apart`, `apart_p`: how many times farther the arm lies from the full batch and its
+    permuted runs than those from each other, by a permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm
+    over the accumulated arms of the measure.
     """
     arms = arms.query("arm in ['accumulated', 'permuted']").reset_index(drop=True)
     trials = arms["trial"].tolist()
@@ -153,7 +151,7 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     return in_order(frame)
 
 
-L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "apart", "apart_p", "apart_holm"]
+L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "detectable", "apart", "apart_p", "apart_holm"]
 
 
 def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
@@ -167,27 +165,14 @@ def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64
 def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, Any]:
     """Effect, interval, n, TOST and what n pairs could have shown, of paired differences."""
     interval = statistics.mean_interval(differences)
-    provable, detectable = resolution(differences)
     return {
         "n": len(differences),
         "mean": interval.estimate,
         "low": interval.low,
         "high": interval.high,
         "tost_p": statistics.equivalence_p(differences, margin),
-        "provable": provable,
-        "detectable": detectable,
+        "detectable": statistics.detectable(differences),
     }
-
-
-def resolution(differences: Sequence[float]) -> tuple[float, float]:
-    """The smallest TOST margin that n pairs pass at 5 %, and the difference they find with 80 % power; NaN below two pairs."""
-    if len(differences) < 2:
-        return math.nan, math.nan
-    values = np.asarray(differences)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    one_sided = float(special.stdtrit(len(values) - 1, 1 - LEVEL))
-    found = statistics.detectable(differences, level=LEVEL, power=POWER)
-    return abs(float(values.mean())) + one_sided * error, found
 
 
 def cells(rows: pd.DataFrame, keys: Sequence[str], of: Callable[[pd.DataFrame], Mapping[str, Any]]) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """What does accumulation keep in memory, and is the articles' arithmetic right? Decided by counting bytes, and by calculating."""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Question, Study
 
 QUESTION = Question(place=220, studies={"model_bytes": Study()})

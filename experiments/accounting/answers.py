@@ -228,7 +228,6 @@ def byte_table(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="accounting",
     title="What does accumulation keep in memory, and is the articles' arithmetic right?",
     question="Do parameters, gradients, optimizer state or a cache take fewer (or more) bytes when a batch is accumulated? And "
     "which calculations of the articles are right?",

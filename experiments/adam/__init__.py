@@ -1,7 +1,5 @@
 """Is Adam's state that of the full batch? And what does Adam make of a gradient that is N times too large?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import OptimizerName
 from accumulation_harness.config.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
 

@@ -192,7 +192,6 @@ def second_moment(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="adam",
     title="Is Adam's state the full batch's, and what does Adam make of a gradient N times too large?",
     question="Is the state of Adam and AdamW under accumulation that of the full batch? And why does the most common fault, the "
     "missing division by N, pass unnoticed under Adam?",

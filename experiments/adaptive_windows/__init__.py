@@ -1,7 +1,5 @@
 """May the number of micro-batches change from window to window, and does accumulation change the balance between tensors?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Question, Study
 
 QUESTION = Question(place=180, studies={"adaptive_windows": Study(), "tensor_norms": Study()})

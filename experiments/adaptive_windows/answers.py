@@ -167,7 +167,6 @@ def tensor_balance(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="adaptive_windows",
     title="May N change during training?",
     question="Is training the same when the number of micro-batches changes from window to window? And does accumulation make "
     "the gradient norms of the layers more unequal?",

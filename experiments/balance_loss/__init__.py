@@ -1,7 +1,5 @@
 """Is the balance loss of a mixture of experts, taken per micro-batch, that of the window, and what brings the window's back?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Data, LastWindow
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 

@@ -109,7 +109,6 @@ def trained(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="balance_loss",
     title="Does the balance loss of a mixture of experts survive accumulation?",
     question="Is the balance loss taken per micro-batch that of the window (arXiv 2501.11873), and do buffered counts or "
     "two passes bring the window's back?",

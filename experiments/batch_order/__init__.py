@@ -1,7 +1,5 @@
 """Do large batches pay early in a training and small ones late, or the reverse?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import OptimizerName, ScheduleName
 from accumulation_harness.config.arm_name import arm_of
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study

@@ -175,7 +175,6 @@ def _finding(found: list[Contrast]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="batch_order",
     title="Do large batches pay early or late?",
     question="At equal samples, is it better to train with large batches first and small ones then, or the reverse? Does the "
     "batch that pays grow along a training (arXiv 2505.23971)?",

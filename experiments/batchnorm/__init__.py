@@ -1,7 +1,5 @@
 """What does BatchNorm do to an accumulated step, and what can be done about it?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Execution, Norm, Precision
 from accumulation_harness.config.questions import Need, Question, Study
 

@@ -209,7 +209,6 @@ def batch_norm_losses(results: Results) -> pd.DataFrame:
 
 
 EXPERIMENT = Experiment(
-    name="batchnorm",
     title="What does BatchNorm do to an accumulated step, and what fixes it?",
     question="A BatchNorm layer sees the micro-batch and not the batch. How far off is the accumulated gradient, what do "
     "the running statistics add, what does it cost in accuracy, and what does each remedy fix?",

@@ -1,7 +1,5 @@
 """Is accumulation the large batch where negatives come from the batch, and what is worth its memory instead?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Data, Precision
 from accumulation_harness.config.arm_name import arm_of
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study

@@ -255,7 +255,6 @@ def and_with_in_batch_negatives(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="contrastive",
     title="What replaces accumulation where the negatives come from the batch?",
     question="With in-batch negatives a micro-batch has another loss. How far off is the accumulated gradient, which methods "
     "are the full batch, and what is each worth at equal memory?",

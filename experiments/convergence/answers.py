@@ -343,7 +343,6 @@ def is_accumulating_wasteful(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="convergence",
     title="Do the large batch, its accumulation and the small batch converge alike?",
     question="Trained with rates tuned for each, how do the large batch, its accumulation and the small batch compare: in "
     "the loss that they reach, and in samples, optimizer steps and seconds to get there?",

@@ -1,7 +1,5 @@
 """Does the critical batch size grow along a training?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import OptimizerName, ScheduleName
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study

@@ -169,7 +169,6 @@ def advice(found: Sequence[Growth]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="critical_batch",
     title="Does the critical batch size grow along a training?",
     question="From the same weights and over the same samples, up to which batch does nothing get lost, and is it larger late "
     "in a training than early (arXiv 2505.23971)?",

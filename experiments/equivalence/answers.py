@@ -214,7 +214,6 @@ def may_i_accumulate(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="equivalence",
     title="Is accumulation the same computation as the large batch?",
     question="Are N accumulated micro-batches of b samples the same computation as one batch of B = N·b? And where not, why?",
     prediction="Every accumulated arm without BatchNorm is equivalent, in every optimizer and precision, and for ragged text. "

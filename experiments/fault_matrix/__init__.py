@@ -1,7 +1,5 @@
 """Which check sees which fault of accumulation, and is it called by its name?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Question
 
 QUESTION = Question(place=240, core=True)

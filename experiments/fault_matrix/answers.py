@@ -221,7 +221,6 @@ def is_my_trainer_right(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="fault_matrix",
     title="Is every fault found, and called by its name?",
     question="If an accumulation loop is wrong in one of the known ways, does a verdict show it, does the diagnosis name it,"
     " and would the loss curve have shown it?",

@@ -1,7 +1,5 @@
 """How noisy is the gradient of a batch, how does that change along a training, and what do micro-batches say of it?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Data
 from accumulation_harness.config.questions import OWN_GRADIENTS, Need, Question, Study
 

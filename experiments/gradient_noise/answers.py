@@ -188,7 +188,6 @@ def _standing(rows: pd.DataFrame) -> Table:
 
 
 EXPERIMENT = Experiment(
-    name="gradient_noise",
     title="How noisy is the gradient of a batch, and how does that change along a training?",
     question="Does the variance of a batch's gradient fall as 1/B? How does its noise scale change along a training? Can the "
     "micro-batches of an accumulated run tell?",

@@ -1,7 +1,5 @@
 """Is GroupNorm the better choice with accumulation?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Question
 
 QUESTION = Question(place=40, core=True)

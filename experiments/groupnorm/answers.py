@@ -121,7 +121,6 @@ def is_group_norm_better(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="groupnorm",
     title="Is GroupNorm the better choice with accumulation?",
     question="GroupNorm sees one sample at a time. Is it exact under accumulation? Is it more accurate when b falls at a fixed "
     "B, and when b falls with B, as Wu & He measured it?",

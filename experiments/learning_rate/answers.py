@@ -220,7 +220,6 @@ def _rule_table(results: Results) -> Table:
 
 
 EXPERIMENT = Experiment(
-    name="learning_rate",
     title="Does accumulation ask for another learning rate?",
     question="How does the best learning rate compare with that of the true large batch, and with that of the small batch that "
     "one would otherwise train with?",

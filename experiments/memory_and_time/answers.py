@@ -286,7 +286,6 @@ def what_does_it_cost(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="memory_and_time",
     title="What does accumulating save in memory, and what does it cost in time?",
     question="How does the memory of a step fall with the micro-batch, and how much longer does a window take?",
     prediction="M = M_s + a·b: only the activations shrink, exactly as 1/N, so memory falls less than N times. Where they are "

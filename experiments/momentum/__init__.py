@@ -1,7 +1,5 @@
 """Does accumulation disturb momentum? And what changes when N small steps replace one window?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import State, state_of
 from accumulation_harness.config.questions import Need, Question, Study
 

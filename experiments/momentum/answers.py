@@ -314,7 +314,6 @@ def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="momentum",
     title="Does accumulation disturb momentum, and what does a small batch do to it?",
     question="Do momentum and other optimizer states depend on the micro-batches: on their number, order or age? And if N small "
     "steps replace one accumulated step, what has to change for the same training?",

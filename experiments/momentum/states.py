@@ -11,7 +11,7 @@ import pandas as pd
 from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.analysis.tables import place_of, resolution
+from accumulation_harness.analysis.tables import place_of
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
@@ -193,8 +193,8 @@ def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out
 
 def power(differences: Sequence[float]) -> str:
     """The smallest difference that these paired differences could have shown, in words."""
-    _, detectable = resolution(differences)
-    return "" if math.isnan(detectable) else f"A difference of {number(detectable)} would have been seen with 80% power."
+    least = statistics.detectable(differences)
+    return "" if math.isnan(least) else f"A difference of {number(least)} would have been seen with 80% power."
 
 
 def equal_table(results: Results) -> Table | None:

@@ -1,7 +1,5 @@
 """Is Muon's update of the accumulated gradient that of the full batch, and what if every micro-batch is orthogonalised alone?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Precision
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 

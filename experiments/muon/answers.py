@@ -105,7 +105,6 @@ def trained(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="muon",
     title="Is Muon's update of an accumulated gradient the full batch's?",
     question="Muon orthogonalises the gradient of a matrix. Is its update of the accumulated gradient that of the full batch, "
     "how often does it orthogonalise, and what if it does so with every micro-batch's own gradient, or with a bfloat16 sum?",

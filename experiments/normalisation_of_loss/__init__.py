@@ -1,7 +1,5 @@
 """By what must the loss of a micro-batch be divided, and what becomes of an epoch's last micro-batches?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import COUPLED
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 

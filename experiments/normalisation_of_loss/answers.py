@@ -294,7 +294,6 @@ def what_is_the_loss_divided_by(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="normalisation_of_loss",
     title="By what is the loss divided?",
     question="When is dividing the mean loss by N the full batch's loss, and what becomes of the last micro-batches of an epoch?",
     prediction="Dividing by N is exact for equal weights in full windows, and wrong for ragged text, class weights, ignored "

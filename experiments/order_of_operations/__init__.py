@@ -1,7 +1,5 @@
 """What has to happen once per window, and in which order?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Need, Question, Study
 
 QUESTION = Question(

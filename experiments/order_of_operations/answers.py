@@ -312,7 +312,6 @@ def resumed(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="order_of_operations",
     title="What happens once per window?",
     question="Which of clearing, stepping, clipping, decay, schedule, unscaling and checkpoints belong to the window, and not "
     "to the micro-batch?",

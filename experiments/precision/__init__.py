@@ -1,7 +1,5 @@
 """What do the formats of the accumulator and of the forward, and loss scaling, do to an accumulated gradient?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Precision
 from accumulation_harness.config.questions import Need, Question, Study
 

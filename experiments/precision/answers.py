@@ -22,7 +22,7 @@ from accumulation_harness.analysis.question import (
 from accumulation_harness.experiments.precision import figures as precision_figures
 from accumulation_harness.experiments.precision.errors import NOTICEABLE, errors, growth, scaling
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
-from accumulation_harness.judge.statistics import equivalence_p, holm, mean_interval
+from accumulation_harness.judge.statistics import detectable, equivalence_p, holm, mean_interval
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
 GROWTH = 2.0  # factor in a 16-bit accumulator's error from the smallest N to the largest; independent roundings give sqrt(N)
@@ -130,7 +130,7 @@ def accuracy(results: Results) -> pd.DataFrame:
                     "precision": precision, "accumulation_steps": num, "other": other[0], "n": len(differences),
                     "label": f"{precision} N={num} - {other[0]} full",
                     "mean": interval.estimate, "low": interval.low, "high": interval.high,
-                    "tost_p": equivalence_p(differences, MARGIN), "detectable": tables.resolution(differences)[1],
+                    "tost_p": equivalence_p(differences, MARGIN), "detectable": detectable(differences),
                 })  # fmt: skip
     return pd.DataFrame(found)
 
@@ -285,7 +285,6 @@ def does_half_precision_hold(results: Results) -> Advice | None:
 
 
 EXPERIMENT = Experiment(
-    name="precision",
     title="What do number formats do to an accumulated gradient?",
     question="Do small micro-batches accumulate rounding error, does loss scaling survive accumulation, and does mixed precision "
     "cost accuracy?",

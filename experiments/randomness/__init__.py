@@ -1,7 +1,5 @@
 """Does dropout make accumulation another computation, or only another draw of the same?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Execution
 from accumulation_harness.config.questions import Need, Question, Study
 

@@ -94,7 +94,6 @@ def masks_section(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    name="randomness",
     title="Does dropout make accumulation another computation?",
     question="Are accumulated gradients under dropout the full batch's, for each draw of masks or in distribution? Does a remedy "
     "make them equal?",

@@ -124,7 +124,6 @@ CLAIMS = (
 
 
 EXPERIMENT = Experiment(
-    name="released_trainers",
     title="Do released trainers accumulate rightly?",
     question="Which released trainers compute with accumulation what they compute with the full batch, and in which settings?",
     prediction="Each is right with equal lengths and full windows, and wrong in some setting with unequal lengths, a remainder, "

@@ -1,7 +1,5 @@
 """Several replicas: is synchronising once per window the large batch, and what does it save on the wire?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config import Device
 from accumulation_harness.config.questions import Need, Question, Study
 

@@ -162,7 +162,6 @@ def _range(values: pd.Series[float]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="replicas",
     title="Does accumulation stay right on several replicas, and what does it save there?",
     question="If two ranks accumulate on their shares and synchronise once per window, is that the large batch, even when their "
     "numbers of loss terms differ? What do the known wrong ways do? And how much less is sent?",

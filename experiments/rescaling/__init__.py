@@ -6,8 +6,6 @@ small batch's, and of the validation loss at equal samples. The averaged weights
 The validation set is set aside by the seed and chooses nothing: in some tasks the test set is the same for all seeds.
 """
 
-from __future__ import annotations
-
 from accumulation_harness.config import LastWindow, OptimizerName, ScheduleName
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 

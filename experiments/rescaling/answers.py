@@ -152,7 +152,6 @@ def advice(found: Sequence[Effect]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="rescaling",
     title="What has to be rescaled when the batch grows?",
     question="AdamW's settings are those of a batch of B / k. Which of them have to be rescaled for a batch of B, accumulated, "
     "to train as the small batch did over the same samples?",

@@ -1,7 +1,5 @@
 """Which relative error in the accumulated gradient is the smallest that is found?"""
 
-from __future__ import annotations
-
 from accumulation_harness.config.questions import Question
 
 QUESTION = Question(place=260)

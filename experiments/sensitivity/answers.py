@@ -102,7 +102,6 @@ def _numbers(found: pd.DataFrame) -> Table:
 
 
 EXPERIMENT = Experiment(
-    name="sensitivity",
     title="How small an error is found?",
     question="Which relative error of the accumulated gradient is the smallest that the verdict finds in 95% of the trials?",
     prediction="In float64 one of 1e-11 is found, in float32 one of 1e-5, whether it lies in the scale of the gradient, in "
