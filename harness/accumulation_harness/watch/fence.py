@@ -34,7 +34,7 @@ class Fence:
         self.is_open = False
         self.reason = ""
         self.windows = 0  # that have ended
-        self._hooks_under_way = 0
+        self.hooks_under_way = 0
 
     def open(self) -> None:
         """The watch begins."""
@@ -45,7 +45,7 @@ class Fence:
         """It has ended: all hooks are deaf from now on, and everything is put back."""
         self.is_open = False
         self.patches.leave()
-        if not self._hooks_under_way:  # torch may be about to call the next one
+        if not self.hooks_under_way:  # torch may be about to call the next one
             self.patches.restore()
 
     def run(self, call: Callable[..., R], *args: Any, **kwargs: Any) -> R | None:
@@ -91,15 +91,6 @@ class Fence:
 
         return wrapped
 
-    def heard(self, call: Callable[..., object], *args: Any) -> None:
-        """A hook was called."""
-        if self.is_open:
-            self._hooks_under_way += 1
-            try:
-                self.run(call, *args)
-            finally:
-                self._hooks_under_way -= 1
-
 
 class Hook:
     """A hook; what is copied or stored of it does nothing, and needs no package of ours."""
@@ -111,8 +102,16 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Hand on what the hook is told, but for tensors that have no numbers yet."""
-        if not torch.compiler.is_compiling():
-            self.fence.heard(self.call, *args)
+        fence = self.fence
+        if not fence.is_open or torch.compiler.is_compiling():
+            return
+        fence.hooks_under_way += 1
+        try:
+            self.call(*args)
+        except Exception as error:
+            fence.fail(error)
+        finally:
+            fence.hooks_under_way -= 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything, and does nothing

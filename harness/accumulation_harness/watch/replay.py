@@ -285,7 +285,7 @@ def _named(
 
 def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
     """The multiple of the weights that is the difference."""
-    weights = _on_host(track.sketches.of(track.parameters))
+    weights = _on_host(track.weights())
     difference = own - whole
     factor = float((difference * weights).sum() / np.square(weights).sum())
     off = float(np.linalg.norm(difference - factor * weights) / np.linalg.norm(difference))

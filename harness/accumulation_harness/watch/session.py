@@ -344,7 +344,7 @@ class Watch:
         factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
         if isinstance(factor, Tensor):
             gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
-        parameters = track.sketches.of(track.parameters) if track.detail else None
+        parameters = track.weights() if track.detail else None
         self._held[track.index] = (gradients, parameters)
         if not any(map(callable, (*args, *kwargs.values()))):  # a closure may have a backward to come
             self._replay(track, gradients)

@@ -47,9 +47,10 @@ class Signs:
         return torch.mv(rows if num == self.blocks else rows[:, first : first + num], _product(flat.view(num, -1), base))
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._at:
-            self._at[device] = (self.rows.to(device, torch.float32), self.base.to(device))
-        return self._at[device]
+        found = self._at.get(device)
+        if found is None:
+            found = self._at[device] = (self.rows.to(device, torch.float32), self.base.to(device))
+        return found
 
 
 def _length(numel: int) -> int:
@@ -67,8 +68,8 @@ class Sketches:
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """[T] sketches of [WIDTH]; None where there is no tensor, or one of which nothing is known."""
-        return [signs.of(t.detach()) if is_known(t) else None for signs, t in zip(self.signs, tensors, strict=True)]
+        """[T] sketches of [WIDTH]; None where there is no tensor."""
+        return [None if t is None else signs.of(t.detach()) for signs, t in zip(self.signs, tensors, strict=True)]
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:

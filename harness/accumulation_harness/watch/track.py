@@ -86,6 +86,7 @@ class Track:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.parameters: list[Tensor] = []
         self.known: list[bool] = []  # whether each can be looked at
+        self.sketched: list[bool] = []  # and is, in the open window, as to what micro-batches give to it
         self._hooked: set[int] = set()
         self._sums: Sketched = []
         self.window = Open()
@@ -112,6 +113,7 @@ class Track:
             self.sketches = Sketches(zip(names, found, self.known, strict=True))
             self._sums = [None] * len(found)
             self._hooked &= {id(p) for p in found}
+            self._choose()
         for i, p in enumerate(found):
             if self.known[i] and id(p) not in self._hooked and p.requires_grad:
                 self.fence.hooked(p.register_hook, partial(self.add, i))
@@ -137,28 +139,42 @@ class Track:
 
     def add(self, place: int, gradient: Tensor) -> None:
         """A gradient on its way to `.grad`."""
-        if not self._in_backward or is_transformed(gradient):
+        if not self._in_backward:
+            return
+        sketched = self.sketched[place]
+        if (sketched or not self._reached) and is_transformed(gradient):
             return
         self._reached = True
-        self.known[place] = self.known[place] and is_known(gradient)
-        if not self.is_sketched(place):
+        if not sketched:
+            return
+        if not is_known(gradient):
+            self.known[place] = self.sketched[place] = False
             return
         found = self.sketches.signs[place].of(gradient.detach())
         known = self._sums[place]
         self._sums[place] = found if known is None else known + found
 
-    def is_sketched(self, place: int) -> bool:
-        """Whether the open window looks at what micro-batches give to this tensor."""
-        return self.known[place] and (self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0)
+    def _choose(self) -> None:
+        """Which tensors the window that begins looks at: all, or a share in turn."""
+        every = self.whole or len(self.parameters) < MANY
+        self.sketched = [known and (every or (place + self.num_windows) % SHARE == 0) for place, known in enumerate(self.known)]
 
     @property
     def grads(self) -> list[Tensor | None]:
         """`.grad` of each that can be looked at."""
-        return [p.grad if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+        grads = [p.grad if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+        for place, gradient in enumerate(grads):
+            if gradient is not None and not is_known(gradient):
+                self.known[place], grads[place] = False, None
+        return grads
 
     def gradients(self) -> Sketched:
         """Sketches of `.grad` now."""
         return self.sketches.of(self.grads)
+
+    def weights(self) -> Sketched:
+        """Sketches of the parameters now."""
+        return self.sketches.of([p if known else None for p, known in zip(self.parameters, self.known, strict=True)])
 
     @property
     def lrs(self) -> tuple[float, ...]:
@@ -179,8 +195,9 @@ class Track:
         else:
             if not self.num_windows:
                 self.resumed = bool(self.optimizer.state)
+            self._choose()
             window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
-            window.first = self.sketches.of(self.parameters) if self.detail else None
+            window.first = self.weights() if self.detail else None
         self.look_at_format()
         self._empty = all(g is None for g in self.grads)
         self._before = self.gradients() if self.detail and not self._empty else None
@@ -247,7 +264,8 @@ class Track:
         opened, self.window = self.window, Open()
         if not opened.backwards:
             return None
-        sketched = np.array([self.is_sketched(place) for place in range(len(self.parameters))])
+        known = np.array(self.known)
+        sketched = np.array(self.sketched) & known
         self.num_windows += 1
         before_clip = opened.unclipped if opened.unclipped is not None else gradients
         assert before_clip is not None
@@ -260,10 +278,10 @@ class Track:
         gradient, at_step, weights, first, clipped = map(_sketch, ends)
         assert gradient is not None
         norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
-        for m in micro_batches if not all(self.known) else ():  # also what was looked at before one was found to be unknown
+        for m in micro_batches if not known.all() else ():  # also what was looked at before one was found to be unknown
             for part in (m.contribution, m.before, m.after):
                 if part is not None:
-                    part[~np.array(self.known)] = 0
+                    part[~known] = 0
         for end in (gradient, at_step, clipped):
             if end is not None:
                 end[~sketched] = 0
@@ -311,12 +329,12 @@ def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) ->
 
 
 def on_host(nest: Any) -> Any:
-    """The same nest with vectors in place of its tensors, one copy for each device."""
+    """The same nest with vectors in place of its tensors, one copy for each device and format."""
     leaves, form = tree_flatten(nest)
     tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    for device in {t.device for t in tensors.values()}:
-        own = {i: t for i, t in tensors.items() if t.device == device}
-        whole = torch.cat([t.detach().reshape(-1).double() for t in own.values()]).cpu().numpy()
+    for kind in {(t.device, t.dtype) for t in tensors.values()}:
+        own = {i: t for i, t in tensors.items() if (t.device, t.dtype) == kind}
+        whole = torch.cat([t.detach().reshape(-1) for t in own.values()]).double().cpu().numpy()
         edges = np.cumsum([t.numel() for t in own.values()])[:-1]
         for i, part in zip(own, np.split(whole, edges), strict=True):
             leaves[i] = part
