@@ -20,6 +20,7 @@ from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.fence import is_ours, told
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
+from accumulation_harness.watch.together import Together, in_a_group
 from accumulation_harness.watch.track import Sketched, Track
 from accumulation_harness.watch.weights import alike, near
 
@@ -125,16 +126,27 @@ class Replay:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = getattr(model, "module", model) if isinstance(model, DistributedDataParallel) else model, loss
 
-    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads, told: Mapping[Cause, str]) -> Replayed:
+    def run(
+        self,
+        track: Track,
+        gradients: Sketched,
+        batches: Batches,
+        heads: Heads,
+        told: Mapping[Cause, str],
+        together: Together | None,
+    ) -> Replayed:
         """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
         replayed = Replayed(window=track.num_windows)
         if track.sharded:
             replayed.refused = "windows of sharded parameters are not replayed"
             return replayed
+        if in_a_group() and together is None:
+            replayed.refused = "over ranks, windows are replayed where all ranks of a model are watched"
+            return replayed
         parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
         found = self._taken_again(replayed, track, batches.window, heads.autocast)
-        if in_a_group():
-            found, parts = _over_ranks(replayed, found, parts)
+        if together is not None:
+            found, parts = _over_ranks(replayed, found, parts, together)
         if found is not None and not replayed.refused:
             whole, again = found.of(found.whole), found.of(found.again)
             _compare(replayed, track, gradients, whole, again, parts, heads.autocast, told)
@@ -190,12 +202,11 @@ class Replay:
 
 
 def _over_ranks(
-    replayed: Replayed, own: Taken | None, parts: Sequence[Sketch | None]
+    replayed: Replayed, own: Taken | None, parts: Sequence[Sketch | None], together: Together
 ) -> tuple[Taken | None, Sequence[Sketch | None]]:
-    """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them. A collective."""
-    world = torch.distributed.get_world_size()
-    gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, (own, list(parts), replayed.refused))
+    """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them."""
+    world = len(together.members)
+    gathered = together.gathered(f"replay/{replayed.window}", (own, list(parts), replayed.refused)) or []
     refused = [reason for _, _, reason in gathered if reason]
     taken: list[Taken] = [one for one, _, _ in gathered if one is not None]
     if refused or len(taken) < world:
@@ -432,8 +443,3 @@ def _halves(batch: Any) -> list[Any]:
 def _reversed(batch: Any) -> Any:
     rows = num_rows(batch)
     return _mapped(lambda t: t.detach().flip(0) if t.shape[0] == rows else t, batch)
-
-
-def in_a_group() -> bool:
-    """Whether there are several ranks."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

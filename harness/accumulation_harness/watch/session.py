@@ -28,10 +28,11 @@ from accumulation_harness.watch.evidence import Call
 from accumulation_harness.watch.fence import Fence, See, entry
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
-from accumulation_harness.watch.replay import Batches, Loss, Replay, in_a_group, properties
+from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import SUFFIXES, Report
-from accumulation_harness.watch.sketch import is_plain
+from accumulation_harness.watch.sketch import is_known, is_plain
 from accumulation_harness.watch.slopes import is_transforming
+from accumulation_harness.watch.together import Together, agreed, declared, in_a_group
 from accumulation_harness.watch.track import Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
@@ -130,6 +131,9 @@ class Watch:
         self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
         self._close_until = -1
         self._kept: Status | None = None  # the verdict of the report at `path`
+        self._alone: bool | None = True  # whether no other rank has a part in the gradient; None: where it shows in it
+        self._together: Together | None = None
+        self._unheard = ""  # why not
 
     # -- the outside -------------------------------------------------------------------------------------------------
 
@@ -138,6 +142,7 @@ class Watch:
         """Begin to watch."""
         if self.fence.is_open or self.fence.reason:
             return self
+        self._agree()
         self.fence.open()
         self.fence.patches.replace({place: self.fence.wrap(see) for place, see in self._seen().items()})
         for track in self.tracks:
@@ -150,12 +155,28 @@ class Watch:
             self.fence.hooked(layer.register_forward_pre_hook, self._inside)
         return self
 
+    def _agree(self) -> None:
+        """Whether this rank is watched with others."""
+        parameters = [p for o in self.optimizers for group in o.param_groups for p in group["params"] if is_known(p)]
+        if not in_a_group():
+            return
+        members = declared(self.model, parameters)
+        if len(members) < 2:
+            self._alone = None
+            self._unheard = "nothing declares several ranks to be replicas or shards (DDP, a mesh): this one is judged by itself"
+            return
+        self._alone, self._together = False, agreed(members, parameters)
+        if self._together is None:
+            self._unheard = "not all ranks of the model are watched: what they put together was not judged"
+
     @entry(lambda _: None)
     def detach(self) -> None:
         """Stop watching; the report stays."""
         if not self.fence.is_open:
             return
         self.fence.close()
+        if self._together is not None:
+            self._together.leave()
         for track in self.tracks:
             if track.window.backwards:
                 self.judge.left_over = len(track.window.backwards)
@@ -187,6 +208,8 @@ class Watch:
         if lines:
             verdict = Status.inconclusive if found.verdict is Status.equivalent else found.verdict
             found = replace(found, verdict=verdict, reasons=(*lines, *found.reasons))
+        if self._unheard:
+            found = replace(found, reasons=(self._unheard, *found.reasons))
         if self.fence.reason:
             found = replace(found, verdict=Status.inconclusive, reasons=(self.fence.reason, *found.reasons))
         if path is not None:
@@ -205,6 +228,8 @@ class Watch:
 
     def _ended(self) -> None:
         """Something has failed."""
+        if self._together is not None:
+            self._together.leave()
         self._keep(last=True)
         if self._tell is not None:
             print(f"accumulation: {self.fence.reason}; the run goes on", file=self._tell, flush=True)
@@ -379,14 +404,16 @@ class Watch:
         track.window.forwards, track.window.still = self.heads.forgotten(), track.still
         buffers, self._buffers = self._buffers, versions(list(self.model.buffers()))
         track.window.buffers_moved = bool(track.num_windows) and buffers != self._buffers
-        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not in_a_group())
+        window = track.close(
+            skipped=skipped, gradients=gradients, parameters=parameters, alone=self._alone, together=self._together
+        )
         self.batches.forget()
         if window is None:
             return
         if track.detail:
             self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
         suspicious = self.judge.see(window)
-        if suspicious and not in_a_group():
+        if suspicious and self._together is None:  # which would be looking at other windows than the other ranks
             self._close_until = window.index + FIRST
         nearest = window.index + 1
         track.detail = nearest < FIRST or nearest <= self._close_until or nearest % EVERY == 0
@@ -425,7 +452,7 @@ class Watch:
         try:
             given = track.window.unclipped if track.window.unclipped is not None else gradients
             told = properties(self.model, draws=self._draws)
-            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told))
+            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told, self._together))
         finally:
             self._paused = self.heads.paused = self.batches.paused = False
 

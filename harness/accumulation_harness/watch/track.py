@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.fence import Fence
+from accumulation_harness.watch.gradients import GATE
 from accumulation_harness.watch.sketch import WIDTH, Sketches, is_known, local_part
 from accumulation_harness.watch.slopes import Fits, Numbers, Slope, concluded, is_transformed, reported
+from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
@@ -259,8 +261,19 @@ class Track:
         """Whether the weights are those of the first backward."""
         return self.window.weights == versions(self.parameters)
 
-    def close(self, *, skipped: bool, gradients: Sketched | None, parameters: Sketched | None, alone: bool) -> Window | None:
-        """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated."""
+    def close(
+        self,
+        *,
+        skipped: bool,
+        gradients: Sketched | None,
+        parameters: Sketched | None,
+        alone: bool | None,
+        together: Together | None,
+    ) -> Window | None:
+        """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated.
+
+        `alone`: no other rank has a part in the gradient; None: where it shows in the gradient itself.
+        """
         opened, self.window = self.window, Open()
         if not opened.backwards:
             return None
@@ -285,6 +298,15 @@ class Track:
         for end in (gradient, at_step, clipped):
             if end is not None:
                 end[~sketched] = 0
+        ranks = None
+        if alone is None:
+            alone = _is_own_sum(micro_batches, gradient)
+        elif not alone and self.detail and together is not None:
+            name = f"{self.index}/{self.num_windows}"
+            ranks = gathered(together, name, micro_batches, gradient, sharded=self.sharded)
+        if not alone and ranks is None:  # what a term weighs depends on the terms of all ranks
+            for m in micro_batches:
+                m.slopes = None
         return Window(
             index=self.num_windows - 1,
             track=self.index,
@@ -305,7 +327,7 @@ class Track:
             state_moved=opened.state_moved,
             resumed=self.resumed and self.num_windows == 1,
             alone=alone,
-            ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
+            ranks=None if skipped else ranks,
             averaged=opened.averaged,
             forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
             still=opened.still,
@@ -313,19 +335,27 @@ class Track:
         )
 
 
-def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
-    """What every rank has seen of a window, on all of them. A collective: every rank closes the same windows."""
+def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks | None:
+    """What every rank has seen of a window; None where not all are heard."""
     contributions = [part.contribution for part in parts]
     total = None if any(c is None for c in contributions) else np.sum([c for c in contributions if c is not None], axis=0)
     terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, (total, gradient, float(terms)))
+    found = together.gathered(name, (total, gradient, float(terms)))
+    if found is None:
+        return None
     return Ranks(
         contributions=[c for c, _, _ in found],
         gradients=[g for _, g, _ in found],
         terms=[t for _, _, t in found],
         sharded=sharded,
     )
+
+
+def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
+    """Whether the gradient at the step is what this rank's own micro-batches gave."""
+    known = [part.contribution for part in parts if part.contribution is not None]
+    size = max(np.linalg.norm(part) for part in known) if known else 0.0
+    return len(known) == len(parts) and bool(np.linalg.norm(gradient - np.sum(known, axis=0)) <= GATE * size)
 
 
 def on_host(nest: Any) -> Any:
