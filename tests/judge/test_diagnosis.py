@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accumulation_harness.judge.cause import Cause, parsed
+from accumulation_harness.judge.cause import parsed
 from accumulation_harness.judge.counters import Counter
 from accumulation_harness.judge.diagnosis import diagnose
 from accumulation_harness.judge.signature import Attribution, Errors, Movement, Samples, Signature, WrongWindow
@@ -45,7 +45,7 @@ def wrong(*errors: Window) -> dict[str, Any]:
     [
         (wrong({"loss_not_divided": 1e-11}), {}, ("unexplained",), False),
         (wrong({"loss_not_divided": math.nan}), {}, ("unexplained",), False),
-        ({"gap_without_factor": {(Cause.stochastic_layers,): 1e-15}}, {}, ("stochastic_layers",), True),
+        ({"wrong_windows": (), "drawn_error": 0.4}, {}, ("stochastic_layers",), True),
         (
             wrong({"batch_statistics+loss_not_divided": 1e-15, "loss_divided_twice": 0.3}),
             {},

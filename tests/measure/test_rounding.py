@@ -118,7 +118,7 @@ def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_nu
         return stage
 
     recipes = {
-        label: dataclasses.replace(recipe, at_boundary=(*recipe.at_boundary, look(label)))
+        label: dataclasses.replace(recipe, at_boundary=(look(label), *recipe.at_boundary))
         for label, recipe in ((REFERENCE, FULL), ("arm", ARM))
     }
     found = rounding.measure(setting, recipes, IDS)["arm"]

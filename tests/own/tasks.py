@@ -200,6 +200,136 @@ class RootMeanSquare(nn.Module):
         return self.weight * (narrow * torch.rsqrt(narrow.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
+class Counts(nn.Module):
+    """It counts its training forwards, in a buffer or in an attribute, and is another function after 20 of them."""
+
+    def __init__(self, kind: str, after: float) -> None:
+        super().__init__()
+        self.net, self.after = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), after
+        if kind == "buffer":
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        else:
+            self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls = self.calls + 1
+        out: Tensor = self.net(x)
+        return out * 1.1 if self.calls > self.after else out
+
+
+class Counting(Images):
+    def __init__(self, kind: str = "buffer", after: float = 20) -> None:
+        super().__init__()
+        self.of = kind, after
+
+    def model(self, norm: str) -> nn.Module:
+        return Counts(*self.of)
+
+
+class Layers(nn.Module):
+    """Two linear layers with BatchNorm between them, over two views of the images at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(50, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        views = torch.cat([x.flatten(1), x.flatten(1) + 0.1])
+        return self.last(self.norm(self.first(views)).tanh()).chunk(2)
+
+
+class TwoViews(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Layers()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return (outputs[0] - outputs[1]).square().sum(1) + super().losses(outputs[0], batch)
+
+
+class Masked(Layers):
+    """BatchNorm over [steps that are there, C], other numbers of them in each row."""
+
+    def forward(self, x: Tensor) -> Any:
+        steps = self.first(torch.stack([x.flatten(1) + k for k in range(3)], 1))
+        there = torch.stack([x[:, 0, 0, 0] > least for least in (-9, -9, 0)], 1)
+        out = torch.zeros_like(steps)
+        out[there] = self.norm(steps[there])
+        return self.last(out.tanh().sum(1))
+
+
+class MaskedSteps(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Masked()
+
+
+class Named(nn.Sequential):
+    """One BatchNorm layer under two names, used once."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(50, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+        self.logged = nn.ModuleList([self[2]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in list(self)[:5]:
+            x = layer(x)
+        return x
+
+
+class TwoNames(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Named()
+
+
+class Weighing(nn.Module):
+    """Outputs, and beside them two learnt weights that are no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.weights = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x), self.weights
+
+
+class LearntWeights(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Weighing()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        out, (a, b) = outputs
+        return (-a).exp() * super().losses(out, batch) + a + (-b).exp() * out.square().mean(1) + b
+
+
+class Steps(nn.Module):
+    """Outputs [T, n, C] with as many steps T as a window has rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(50, 9 * 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).view(len(x), 9, 4).transpose(0, 1).log_softmax(-1)
+
+
+class Timewise(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Steps()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        n, labels = outputs.shape[1], torch.stack([batch[1] % 3 + 1, (batch[1] + 1) % 3 + 1], 1)
+        return F.ctc_loss(outputs, labels, torch.full((n,), 9), torch.full((n,), 2), reduction="none")
+
+
+class Refuses(Frozen):
+    """Scores and losses that must be finite."""
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        losses: Tensor = -torch.distributions.Categorical(logits=outputs).log_prob(batch[1])
+        assert losses.isfinite().all()
+        return losses
+
+
 class Narrow(Images):
     """Code that is written for float32: casts, a constant, a new tensor, a loss."""
 

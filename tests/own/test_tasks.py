@@ -75,6 +75,10 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
         own("Ragged"),
         own("Unbalanced"),
         own("ForcesSwitchedOn", accumulation_steps=(4,)),
+        own("LearntWeights"),
+        own("Timewise"),
+        own("Refuses"),
+        own("TwoNames", norm=Norm.layer),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
     ids=str,
@@ -98,6 +102,8 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("Drops", Cause.stochastic_layers),
         ("Variational", Cause.stochastic_layers),
         ("Spectral", Cause.stateful_forward),
+        ("TwoViews", Cause.batch_statistics),
+        ("MaskedSteps", Cause.batch_statistics),
         pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
@@ -108,6 +114,18 @@ def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> Non
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
     assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute"])
+def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind: str) -> None:
+    """Four forwards a window: the function changes between windows, inside of one, or never."""
+    for after, right in ((20, False), (18, False), (math.inf, True)):
+        args = {"kind": kind, "after": after if after < math.inf else 1e9}
+        arm, permuted = verdicts(own("Counting", args=args, accumulation_steps=(4,), steps=10, algebra_steps=10))
+        cause = "" if right else "stateful_forward"
+        assert (arm["verdict"], arm["cause"]) == ("equivalent" if right else "different", cause), arm["reasons"]
+        assert ("model.calls is " in arm["reasons"]) == right
+        assert permuted["verdict"] == "equivalent"
 
 
 def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told() -> None:

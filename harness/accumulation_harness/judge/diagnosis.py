@@ -46,6 +46,13 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found |= causes
     if not disturbed:
         found |= _update(signature, counters)
+    if not signature.drawn_error <= ALGEBRA_GATE:
+        found[Cause.stochastic_layers] = (
+            f"with the draws of the model the accumulated gradient differs by {signature.drawn_error:.1e}; "
+            f"without them by {signature.gradient_error:.0e}"
+        )
+    if not found:
+        found |= {cause: f"{MEANINGS[cause].sentence}: its run is the arm's over all windows" for cause in signature.follows}
     found |= _counters(signature, counters, found)
     if found.keys() <= INHERENT and signature.survivors_error <= ALGEBRA_GATE:
         found[Cause.non_finite_micro_batch] = (
@@ -117,11 +124,6 @@ def _gradients(signature: Signature) -> tuple[Found, bool]:
     """Causes of wrong gradients, and whether they are exact."""
     assert signature.worst_window is not None
     worst = signature.worst_window
-    for causes, gap in sorted(signature.gap_without_factor.items(), key=lambda item: len(item[0])):
-        if gap <= ALGEBRA_GATE:
-            *others, factor = causes
-            found = {cause: MEANINGS[cause].sentence for cause in others}
-            return found | {factor: f"{describe(worst)}; without that factor the gap closes to {gap:.0e}"}, True
     fitting = {causes: error for causes, error in signature.explanations.items() if error <= ALGEBRA_GATE}
     if not fitting:
         return {Cause.unexplained: describe(worst)}, False
@@ -151,14 +153,15 @@ def _update(signature: Signature, counters: Differences) -> Found:
         fits = signature.average_error <= ALGEBRA_GATE
         seen = f"the moving average of the weights is off by {wrong_entries.pop('ema'):.1e} after a step"
         found[Cause.ema_per_micro_batch if fits else Cause.unexplained] = seen
-    state_step, steps = counters.get(Counter.state_step), counters.get(Counter.optimizer_steps)
+    steps = counters.get(Counter.optimizer_steps)
+    state_step = next((pair for name, pair in counters.items() if name.startswith(Counter.state_step)), None)
     if state_step == steps:  # it counts the steps that were taken
         state_step = None
     update = signature.update
     if wrong_entries or state_step:
         entries = ", ".join(f"{name} by {error:.1e}" for name, error in wrong_entries.items())
         count = f"; its step is {state_step[0]:g} instead of {state_step[1]:g}" if state_step else ""
-        fits = not wrong_entries or signature.advanced_error <= ALGEBRA_GATE
+        fits = signature.advanced_error <= ALGEBRA_GATE if wrong_entries else bool(state_step and state_step[0] > state_step[1])
         found[Cause.optimizer_state_per_micro_batch if fits else Cause.unexplained] = (
             f"the optimizer's state is off after a step, given its gradient: {entries}{count}"
         )
@@ -196,8 +199,10 @@ def describe(window: WrongWindow) -> str:
     parallel = 1 - whole.cosine
     if abs(parallel) < SAME_DIRECTION:
         return f"the accumulated gradient is {whole.scale:.6g} times the full batch's in the same direction"
-    shown = ", ".join(f"{w:.3g}" for w in whole.weights[:6]) + (", ..." if len(whole.weights) > 6 else "")
-    outside = f", {whole.residual:.1e} of it outside their span" if whole.residual > SAME_DIRECTION else ""
+    digits, outside = 6, ""  # weights are known to what is outside their span
+    if whole.residual > SAME_DIRECTION:
+        digits, outside = 3, f", {whole.residual:.1e} of it outside their span"
+    shown = ", ".join(f"{w:.{digits}g}" for w in whole.weights[:6]) + (", ..." if len(whole.weights) > 6 else "")
     return (
         f"the accumulated gradient differs by {whole.distance:.1e}{_where(window)} (scale {whole.scale:.4g}, "
         f"1 - cosine {parallel:.1e}); the micro-batches enter with {shown} of their right weights{outside}"

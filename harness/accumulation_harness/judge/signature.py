@@ -116,7 +116,8 @@ class Signature:
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # those whose gradient was wrong
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
-    gap_without_factor: Mapping[Causes, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # error without the last one
+    drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
+    follows: Causes = field(default=(), metadata=_by(max))  # whose oracle's trajectory it is, and not the full batch's
     moved: Movement = field(default=Movement(), metadata=LONGEST)  # of the weights inside a window, relative to them
     steps_in_window: tuple[int, int] = field(default=(1, 1), metadata=MOST)  # optimizer steps of a window, and its micro-batches
     steps_before_last_forward: int = field(default=0, metadata=MOST)  # optimizer steps of a window before its last forward
@@ -175,7 +176,7 @@ class Signature:
             gradient_error=snapped(self.gradient_error),
             wrong_windows=tuple(map(each, self.wrong_windows)) if is_wrong else (),
             worst_window=self.worst_window if is_wrong else None,
-            gap_without_factor=each(self.gap_without_factor),
+            drawn_error=snapped(self.drawn_error),
             other_samples=tuple(map(each, self.other_samples)),
             moved=moved(self.moved),
             update=moved(self.update),
@@ -191,7 +192,6 @@ class Signature:
         row = dataclasses.asdict(self) | {
             "wrong": self.wrong,
             "explanations": {joined(causes): error for causes, error in self.explanations.items()},
-            "gap_without_factor": {joined(causes): gap for causes, gap in self.gap_without_factor.items()},
             "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
         }
         return {name: value for name, value in row.items() if name not in ("wrong_windows", "other_samples")}

@@ -31,11 +31,14 @@ from accumulation_harness.system.enums import StrEnum
 CLEARLY_VANISHED = (
     2.5e-2  # share of the entries; planted, a division took 4.1 % and more, a loss with in-batch negatives up to 1.3 %
 )
+IN_SPAN = 100.0  # times, that an error is larger than what of it is outside the span of the micro-batch gradients
+STORED_FACTOR = 1e-3  # relative, within which a factor is a number of micro-batches
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
 
 
 WIDENED = (
-    "the task narrows its numbers inside: in float64 it was run with these casts widened, which in exact arithmetic is the same"
+    "its numbers are narrowed inside the task or the loop: in float64 it was run with these casts widened, which in exact "
+    "arithmetic is the same"
 )
 SHARED_DRAWS = (
     "the model draws random numbers, and every row had the draws that it has in the full batch: by design where they are drawn "
@@ -87,6 +90,9 @@ class Algebra:
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
+    looked_at: int | None = None  # window of the training about which L0 looked again, as it had left its null band there
+    probes: int = 0  # windows of the run whose gradients and steps were compared one by one
+    carried: tuple[str, ...] = ()  # what else the model carries otherwise than the full batch's, in words: no training reads it
 
     @property
     def error(self) -> float:
@@ -110,6 +116,7 @@ class Rounding:
     residual: float = math.nan  # of a outside the span of the full batch's micro-batch gradients
     weights: tuple[float, ...] = ()
     condition: float = math.nan
+    dimensions: int = 0  # entries of the gradient
     zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
     full_zeros: float = math.nan  # the same of the full batch
     skipped: int = 0  # permutations whose gradient overflowed and was skipped by the loss scaler
@@ -234,6 +241,9 @@ def _judged(evidence: Evidence) -> Verdict:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     aside = remarks(evidence)
     rough = rounding_failures(evidence.precision, evidence.rounding)
+    by_weights = weighted_otherwise(evidence.rounding)
+    if rough and by_weights:
+        return Verdict(verdict=Outcome.different, causes=tuple(by_weights), reasons=(*by_weights.values(), *rough, *aside))
     if rough:
         reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
@@ -264,8 +274,14 @@ def _clearly_vanished(own: Rounding) -> bool:
 
 def remarks(evidence: Evidence) -> tuple[str, ...]:
     """What a reader of an arm with the right algebra has to know although it decides nothing."""
-    told = []
-    parted = evidence.algebra.parted_at
+    algebra, told = evidence.algebra, []
+    told += [f"{one}, and the training did not depend on it" for one in algebra.carried[:3]]
+    if algebra.looked_at is not None:
+        told.append(
+            f"the training left what shuffled full batches do at window {algebra.looked_at}; in float64 the windows about it are "
+            "exact"
+        )
+    parted = algebra.parted_at
     if parted is not None:
         told.append(
             f"from window {parted} on this training amplifies rounding, so that trajectories part whatever the loop: each window "
@@ -338,6 +354,19 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     if precision == Precision.float32 and own.rank_p <= RANK_LEVEL and error > STORED:
         failures.append(f"error ranks above the permuted full batches (p = {own.rank_p:.3f})")
     return tuple(failures)
+
+
+def weighted_otherwise(own: Rounding) -> Found:
+    """The cause of an error that lies in the span of the micro-batch gradients, which rounding leaves in every direction."""
+    num, outside = len(own.weights), own.residual * own.scale
+    if not (2 * num <= own.dimensions and outside <= own.arm_error / IN_SPAN):
+        return {}
+    even = max(own.weights) - min(own.weights) <= SCALE_FACTOR * max(outside, STORED) * abs(own.factor)
+    named = {float(num): Cause.loss_not_divided, 1 / num: Cause.loss_divided_twice}
+    near = (cause for factor, cause in named.items() if even and num > 1 and abs(own.factor / factor - 1) <= STORED_FACTOR)
+    shown = ", ".join(f"{weight:.4g}" for weight in own.weights[:6]) + (", ..." if num > 6 else "")
+    sentence = f"in the format under test alone the micro-batches count {shown} times, {outside:.1e} of it outside their span"
+    return {next(near, Cause.unexplained): f"{sentence}: no rounding does that"}
 
 
 def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:

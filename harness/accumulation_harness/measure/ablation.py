@@ -14,7 +14,6 @@ from torch import Tensor
 
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.lock_step import ArmChanges, Setting, Watch, tensors_of
-from accumulation_harness.measure.rounding import zero_lr
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.recipes.remedies import freeze
@@ -86,7 +85,7 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
 
 def gap(setting: Setting, run: Run) -> float:
     """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
-    changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm, optimizer=zero_lr(setting.config.optimizer))
+    changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm)
     arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
     if run.frozen_statistics:
         freeze(arm.model)

@@ -1,34 +1,44 @@
-"""L0, the algebra in float64: the same gradients, the same optimizer state, the same trajectory; and what is wrong if not.
+"""L0, the algebra in float64: the same gradients, the same state, the same trajectory; and what is wrong if not.
 
-A training may amplify rounding (Adam where the second moment is nearly zero, a large learning rate, a ReLU that flips), so that
-right arms part as well, shuffled full batches among them. Where an arm parts that is right in every probe, the run is repeated
-with a probe of every window from that step on: each is then compared at the arm's own weights, and the step it takes with that
-of a twin optimizer. An arm that is right in each of them has the full batch's computation, wherever rounding has led it.
+A few windows are probed, and of all the weights are compared; before each probe, and at the end, all that an arm carries. Where
+something of that parts although every probe was right, the run is repeated with a probe of every window from the last one on
+before which all was alike: each is then compared at the arm's own weights, and the step it takes with that of a twin optimizer.
+
+A training may amplify rounding (Adam where the second moment is nearly zero, a large learning rate), so that right arms part as
+well. That is said only where the controls part too, at about the same window and as far.
+
+What a model computes within its micro-batches (BatchNorm's statistics) or leaves to the next forward makes another trajectory
+than the full batch's, and no second fault is hidden by it: each split has an *oracle* beside it, trained on the whole window in
+one backward with all that computed within its micro-batches, and an arm is compared with that one as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow, Precision
-from accumulation_harness.judge.cause import INHERENT, Cause, Causes
+from accumulation_harness.judge.cause import Causes
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE, coarse_gate
+from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, SMALL, TRAJECTORY_GATE, coarse_gate
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
-from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, arm_state
-from accumulation_harness.measure.probe import Probe
-from accumulation_harness.measure.update import entry_errors
-from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.referee.oracle import no_clipping, snapshot
+from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, carried_by
+from accumulation_harness.measure.probe import Probe, inside_causes, moved_by_rounding
+from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
+from accumulation_harness.referee.gradients import distances_to, relative_distance
+from accumulation_harness.referee.oracle import WHOLE, Inside, losses_inside, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.system import state
+from accumulation_harness.system.state import Difference, Snapshot
+from accumulation_harness.workloads import Batch
 
 RAN_AWAY = 1e38  # ||theta_full - theta_0|| beyond which nothing is compared: float32 ends there, float64's squares at 1e154
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction
@@ -39,6 +49,9 @@ DEPENDS_ON = (
 )  # fmt: skip
 # Arms that are not ours may look at them.
 OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
+CONTROLS = 4  # full batches from weights moved by rounding, trained where an arm parts and the shuffled one does not as far
+NARROWED = 1e-4  # relative, what a gradient may change by where float32 inside a loop is widened
+MOVED = 9  # stream of the trial's seed
 MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 
@@ -50,16 +63,33 @@ class AlgebraResult:
     signature: Signature
     counters: Differences
 
+    def beside(self, again: AlgebraResult, window: int) -> AlgebraResult:
+        """With what a second look, around `window`, saw."""
+        own, other = self.algebra, again.algebra
+        algebra = dataclasses.replace(
+            own,
+            gradient_error=worst(own.gradient_error, other.gradient_error),
+            state_error=worst(own.state_error, other.state_error),
+            trajectory_error=worst(own.trajectory_error, other.trajectory_error),
+            loss_error=worst(own.loss_error, other.loss_error),
+            looked_at=window,
+            carried=other.carried or own.carried,
+        )
+        return AlgebraResult(algebra, self.signature.merged(again.signature), {**self.counters, **again.counters})
+
 
 @dataclass
 class Run:
     """One arm over all windows: what its probes saw, and what only the whole run shows."""
 
     seen: list[Signature] = field(default_factory=list)  # by probed window
-    state_error: float = 0.0  # after the first step, beside the reference's state
     distances: list[float] = field(default_factory=list)  # of the parameters by window, relative to the reference's movement
+    beside: list[float] = field(default_factory=list)  # the same to the oracle's, where it has one
+    carried: dict[int, Mapping[str, Difference]] = field(default_factory=dict)  # window -> what else differs before it
+    of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
     clipped_share: float = 0.0  # of the windows
+    widens: bool = False  # as its recipe's
 
     @property
     def signature(self) -> Signature:
@@ -67,14 +97,38 @@ class Run:
         return reduce(Signature.merged, self.seen, Signature())
 
     @property
-    def is_right(self) -> bool:
-        """Whether everything is as it should be, as far as it was looked at, but for the distance of the parameters."""
-        return self.state_error <= ALGEBRA_GATE and self.signature.is_exact
-
-    @property
     def trajectory_error(self) -> float:
         """The largest distance of the parameters while it can tell anything."""
         return worst(0.0, *self.distances[: self.parted_at])
+
+    def is_right(self, inherent: Causes) -> bool:
+        """Whether all that was probed is as it should be, but for what `inherent` explains exactly."""
+        seen = self.signature
+        explained = not seen.wrong or seen.explanations.get(inherent, math.inf) <= ALGEBRA_GATE
+        return explained and (dataclasses.replace(seen, gradient_error=0.0) if seen.wrong else seen).is_exact
+
+    @property
+    def nearer(self) -> list[float]:
+        """The distances to the full batch, or to the oracle, whichever it follows for longer."""
+        return max((self.distances, self.beside), key=lambda own: _parted(own) if own else -1)
+
+    @property
+    def alike_until(self) -> int | None:
+        """The last window before which all that is carried was alike, where something has parted since."""
+        first = min([_parted(self.nearer), *(t for t, paths in self.carried.items() if paths)])
+        if first == len(self.nearer) and not self.carried.get(first):
+            return None
+        return max((t for t in self.carried if t < first), default=0)
+
+    @property
+    def follows_oracle(self) -> bool:
+        """Whether it parts from the full batch, and from its oracle not, or as the controls do."""
+        return self.nearer is self.beside and (self.parted_at is not None or _parted(self.beside) == len(self.beside))
+
+
+def _parted(distances: Sequence[float]) -> int:
+    """The first window after which the weights are further apart than the gate, or the number of windows."""
+    return next((t for t, distance in enumerate(distances) if not distance <= TRAJECTORY_GATE), len(distances))
 
 
 def windows_of(setting: Setting) -> list[Tensor]:
@@ -93,8 +147,36 @@ def windows_of(setting: Setting) -> list[Tensor]:
     return [ids for t, ids in enumerate(setting.windows(max(chosen) + 1)) if t in chosen]
 
 
+def settled(setting: Setting, recipe: Recipe) -> Recipe:
+    """The recipe as float64 runs it: a loop of somebody's own that narrows its numbers to float32 inside is widened.
+
+    It does where that changes a gradient, and only by rounding. In a trial of float64 such a narrowing is the loop's fault.
+    """
+    if recipe.loop is None or setting.not_float64 or setting.config.precision == Precision.float64:
+        return recipe
+
+    def consumed(one: Recipe) -> Iterator[Tensor | None]:
+        lock = LockStep({REFERENCE: setting.arm(one, dropout=False, precision=Precision.float64)}, setting.config.seed)
+        for ids in _few(windows_of(setting)):
+            lock.step(ids)
+            yield lock.watches[REFERENCE].gradient
+
+    wide, plain = dataclasses.replace(recipe, widens=True), [*consumed(recipe)]
+    try:
+        pairs = [*zip(plain, consumed(wide), strict=True)]
+    except Exception:  # code that asks for a format does not run in another one
+        return recipe
+    gaps = [relative_distance(a, b) for a, b in pairs if a is not None and b is not None]
+    return wide if any(ALGEBRA_GATE < gap <= NARROWED for gap in gaps) and max(gaps) <= NARROWED else recipe
+
+
 def measurement(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, *, ours: bool
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    floor_arm: str,
+    *,
+    ours: bool,
 ) -> Measurement[dict[str, AlgebraResult]]:
     """`measure`, as trials share it.
 
@@ -109,29 +191,53 @@ def measurement(
 
 
 def measure(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, *, scaler: bool = True
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    floor_arm: str,
+    *,
+    scaler: bool = True,
 ) -> dict[str, AlgebraResult]:
     """L0 of every arm but the reference. `windows`: sample ids per step; `floor_arm`: the permuted full batch.
 
-    The whole trajectory runs as configured. A few more windows (the first two, a short one and the one after it) have clipping
-    the other way round, certainly active unless it has been active already, then off; and dropout off where there is dropout.
+    The whole trajectory runs as configured, and without draws where the model draws. A few more windows (the first two, a short
+    one and the one after it) have clipping the other way round, certainly active unless it has been active already, then off.
     """
     config = setting.config
     if setting.not_float64:
         return _in_float32(setting, recipes, _few(windows, first=4), floor_arm)
     take = partial(_run, setting, scaler=scaler)
-    lock, runs = take(recipes, windows, clip_norm=config.clip_norm)
-    _follow(take, config.clip_norm, recipes, windows, lock, runs)
+    lock, runs = _followed(take, setting, recipes, windows, floor_arm)
+    drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True)[1] if setting.draws else {}
     has_clipped = lock.clipped_share(REFERENCE) > 0
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
-    _, plain = take(recipes, _few(windows), clip_norm=other_clip, dropout=False)
+    _, plain = take(recipes, _few(windows), clip_norm=other_clip)
     return {
-        label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows[: lock.steps])
+        label: _result(
+            setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(lock, run, label), windows[: lock.steps]
+        )
         for label, run in runs.items()
         if label != REFERENCE
+    }
+
+
+def look_again(
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    floor_arm: str,
+    around: int,
+) -> dict[str, AlgebraResult]:
+    """L0 of the training's first `windows` as they were trained, with a probe of those about window `around` as well."""
+    take = partial(_run, setting, scaler=True, steps=setting.config.steps, also=range(around - 1, around + 2))
+    lock, runs = _followed(take, setting, recipes, windows, floor_arm)
+    return {
+        label: _result(setting, run, Run(), None, Run(), _counters(lock, run, label), windows[: lock.steps])
+        for label, run in runs.items()
+        if label not in (REFERENCE, floor_arm)
     }
 
 
@@ -145,7 +251,7 @@ def _in_float32(
     in every window. What is left unseen is not judged: no arm is equivalent.
     """
     clip_norm = setting.config.clip_norm
-    _, runs = _run(setting, recipes, windows, clip_norm=clip_norm, dropout=False, every_from=0, scaler=True)
+    _, runs = _run(setting, recipes, windows, clip_norm=clip_norm, also=range(len(windows)), scaler=True)
     floor = worst(*(one.gradient_error for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
@@ -185,78 +291,174 @@ def _first_norm(setting: Setting, ids: Tensor) -> float:
 
 
 def _result(
-    setting: Setting, run: Run, plain: Run, floor: Run, counters: Differences, windows: Sequence[Tensor]
+    setting: Setting,
+    run: Run,
+    plain: Run,
+    drawn: Run | None,
+    floor: Run,
+    counters: Differences,
+    windows: Sequence[Tensor],
 ) -> AlgebraResult:
-    """The configured run and the plain one of an arm, taken together; `floor`: the permuted full batch's plain run."""
-    stochastic = setting.draws
-    runs = [run] if stochastic else [run, plain]
-    signature = reduce(Signature.merged, (one.signature for one in runs))
-    if stochastic:
-        # Other masks are another loss, also where a penalty or clipping leaves no trace of them in the gradient.
-        signature = dataclasses.replace(signature, gap_without_factor=_gaps(plain), loss_error=plain.signature.loss_error)
+    """The runs of an arm, taken together: the configured one without draws, the plain one, and the one with draws.
+
+    `floor`: the permuted full batch's plain run.
+    """
+    signature = reduce(Signature.merged, (one.signature for one in (run, plain)))
+    signature = dataclasses.replace(signature, follows=_oracle(setting)[0] if run.follows_oracle else ())
+    drawn_error = 0.0
+    if drawn is not None:
+        fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
+        drawn_error = 0.0 if fitting[0] & fitting[1] else drawn.signature.gradient_error
+        signature = dataclasses.replace(signature, drawn_error=drawn_error)
     algebra = Algebra(
-        gradient_error=signature.gradient_error,
-        state_error=worst(*(one.state_error for one in runs)),
+        gradient_error=worst(signature.gradient_error, drawn_error),
+        state_error=worst(0.0, *signature.state_errors.values()),
         trajectory_error=run.trajectory_error,
         parted_at=run.parted_at,
         steps=len(run.distances),
+        probes=len(run.seen),
         loss_error=signature.loss_error,
         floor=worst(floor.signature.gradient_error, floor.signature.resolution),
         clipping_active=run.clipped_share > 0 or plain.clipped_share > 0,
         clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
         unequal_terms=run.signature.unequal_terms,
-        draws=stochastic,
-        widened=setting.exact.widens,
+        draws=setting.draws,
+        widened=setting.exact.widens or run.widens,
+        carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
 
 
-def _gaps(plain: Run) -> dict[Causes, float]:
-    """What is left of the error without dropout, beside what the model computes within micro-batches where that is wrong too."""
-    gaps: dict[Causes, float] = {(): worst(plain.signature.gradient_error, plain.state_error)}
-    if plain.signature.wrong:
-        gaps = {causes: error for causes, error in plain.signature.explanations.items() if INHERENT.issuperset(causes)}
-    return {(*causes, Cause.stochastic_layers): gap for causes, gap in gaps.items()}
+def _counters(lock: LockStep, run: Run, label: str) -> Differences:
+    """The counters that differ; where none does, whole numbers in what is carried, of each name the first."""
+    counters = lock.differing_counters(label)
+    if counters:
+        return counters
+    found: dict[str, tuple[str, tuple[float, float]]] = {}
+    for path, difference in run.carried.get(len(run.distances), {}).items():
+        own, other = map(_whole, (difference.own, difference.other))
+        if own is not None and other is not None:
+            found.setdefault(path.rpartition(".")[2], (path, (own, other)))
+    return dict(found.values())
 
 
-def _follow(
+def _whole(value: state.Value | None) -> float | None:
+    """A whole number; None for whatever else."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) and float(value).is_integer() else None
+
+
+def _followed(
     take: Callable[..., tuple[LockStep, dict[str, Run]]],
-    clip_norm: float | None,
+    setting: Setting,
     recipes: Mapping[str, Recipe],
     windows: Sequence[Tensor],
-    lock: LockStep,
-    runs: dict[str, Run],
-) -> None:
-    """Repeat the run of the arms that parted although every probe was right, with a probe of each window since, in place."""
-    parted = {
-        label: next(t for t, distance in enumerate(run.distances) if not distance <= TRAJECTORY_GATE)
-        for label, run in runs.items()
-        if not run.trajectory_error <= TRAJECTORY_GATE and run.is_right and not lock.differing_counters(label)
-    }
-    if not parted:
-        return
-    again = {label: recipe for label, recipe in recipes.items() if label in parted or label == REFERENCE}
-    first = min(parted.values())
-    _, followed = take(again, windows, clip_norm=clip_norm, every_from=first)
-    for label, parted_at in parted.items():
-        runs[label].seen = followed[label].seen
-        if followed[label].is_right and all(map(math.isfinite, followed[label].distances)):
-            runs[label].parted_at = parted_at
+    floor_arm: str,
+) -> tuple[LockStep, dict[str, Run]]:
+    """The run of all arms; those that parted although every probe was right are repeated, with a probe of each window since.
 
-
-def _state_error(lock: LockStep, probe: Probe, label: str, signature: Signature) -> float:
-    """The largest relative distance of an arm's state to the reference's after the first window, over its entries.
-
-    Rounding may turn whole eigenvectors (SOAP). Where both began alike, and all that the probe saw of this window is right, the
-    state is the optimizer's own result of the right gradient: the distance is then that to the twin's.
+    Such an arm is right all the same where each window is, and the controls part as it does.
     """
-    errors = entry_errors(arm_state(lock.arms[label]), arm_state(lock.arms[REFERENCE]))
-    if not worst(0.0, *errors.values()) <= ALGEBRA_GATE and signature.probes and signature.is_exact:
-        own, reference = (probe.carried[one].state() for one in (label, REFERENCE))
-        if not any(entry_errors(own, reference).values()):
-            errors = dict(signature.state_errors)
-    return worst(0.0, *errors.values())
+    clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
+    lock, runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
+    since = {}
+    for label, run in runs.items():
+        has_parted = label != floor_arm or _parted(run.distances) < len(run.distances)
+        if label != REFERENCE and has_parted and run.is_right(inherent) and run.alike_until is not None:
+            since[label] = run.alike_until
+    if not since:
+        return lock, runs
+    again = {label: recipe for label, recipe in recipes.items() if label in since or label == REFERENCE}
+    _, followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
+    band = [runs[floor_arm].distances]
+    for label in since:
+        run, own = runs[label], followed[label]
+        run.seen = own.seen
+        if not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
+            continue
+        others = [] if label == floor_arm else band[:1]
+        if not _is_amplified(run.nearer, others) and len(band) == 1:
+            more = {REFERENCE: recipes[REFERENCE], **{f"moved {k}": recipes[REFERENCE] for k in range(CONTROLS)}}
+            moved = take(more, windows, clip_norm=clip_norm, probes=False, moved=True)[1]
+            band += [one.distances for one in moved.values()]
+        if _is_amplified(run.nearer, [*others, *band[1:]]):
+            run.parted_at = _parted(run.nearer)
+    return lock, runs
+
+
+def _is_amplified(own: Sequence[float], controls: Sequence[Sequence[float]]) -> bool:
+    """Whether the controls part at about the same window and by a comparable distance, wherever an arm does."""
+    for t, distance in enumerate(own):
+        reached = max((d for control in controls for d in control[: t + 2] if math.isfinite(d)), default=0.0)
+        if not distance <= max(TRAJECTORY_GATE, COMPARABLE * reached):
+            return False
+    return True
+
+
+def _oracle(setting: Setting) -> tuple[Causes, Inside]:
+    """What is computed within micro-batches, all of it, and the causes that it has; nothing where the loop alone decides."""
+    return next(reversed(inside_causes(setting).items()), ((), WHOLE))
+
+
+def _oracles(
+    setting: Setting, recipes: Mapping[str, Recipe], arms: Mapping[str, Arm]
+) -> tuple[dict[str, str], dict[str, Recipe]]:
+    """By label of an arm its oracle's label, and the oracles' recipes: one for each split, and each loop written by hand.
+
+    `arms`: filled later; the oracle of a loop takes the window as the loop did just before.
+    """
+    inside = _oracle(setting)[1]
+    of, made = dict[str, str](), dict[str, Recipe]()
+    for label, recipe in recipes.items():
+        if inside == WHOLE or recipe.accumulation_steps == 1:
+            continue
+        of[label] = f"oracle of {recipe.split if recipe.loop is None else label}"
+
+        def cut(window: Batch, label: str = label, recipe: Recipe = recipe) -> tuple[Batch, Sequence[int]]:
+            seen = arms[label].seen
+            if recipe.loop is not None and seen and window.holds(torch.cat(seen)):
+                return window.in_order(torch.cat(seen)), [len(part) for part in seen]
+            return window, recipe.split(len(window))
+
+        made.setdefault(of[label], dataclasses.replace(recipes[REFERENCE], loop=partial(_take_whole, inside, cut)))
+    return of, made
+
+
+def _take_whole(inside: Inside, cut: Callable[[Batch], tuple[Batch, Sequence[int]]], arm: Arm, window: Batch) -> Tensor:
+    """A step of an oracle: the whole window in one backward, with all that `inside` says computed within its micro-batches."""
+    window, sizes = cut(window)
+    arm.seen = [window.ids]
+    losses = losses_inside(arm.workload, arm.model, window, sizes, inside)
+    loss = losses.sum() / arm.workload.num_terms(window).sum()
+    if arm.workload.penalty:
+        loss = loss + arm.workload.auxiliary(dict(arm.model.named_parameters()))
+    arm.scaler.scale(loss).backward()
+    end_window(arm, window)
+    return loss.detach().double()
+
+
+def _apart(own: Snapshot, other: Snapshot, parameters: Collection[str]) -> dict[str, Difference]:
+    """By path what differs beside the parameters, which are compared in every window.
+
+    A gradient that is zero in exact arithmetic leaves rounding of the others' size: a tensor is compared down to `SMALL` of the
+    largest with the same last name.
+    """
+    found = {}
+    sizes = defaultdict[str, float](float)
+    for path, one in state.differing(own, other, TRAJECTORY_GATE).items():
+        if path in parameters:
+            continue
+        value, name = one.other, path.rpartition(".")[2]
+        if isinstance(value, Tensor) and value.is_floating_point() and math.isfinite(one.error):
+            if name not in sizes:
+                same = [v for p, v in other.values.items() if isinstance(v, Tensor) and p.rpartition(".")[2] == name]
+                sizes[name] = max(float(torch.linalg.vector_norm(v.double())) for v in same)
+            if one.error * float(torch.linalg.vector_norm(value.double())) <= TRAJECTORY_GATE * SMALL * sizes[name]:
+                continue
+        found[path] = one
+    return found
 
 
 def _run(
@@ -265,25 +467,39 @@ def _run(
     windows: Sequence[Tensor],
     *,
     clip_norm: float | None,
-    dropout: bool = True,
-    every_from: int | None = None,
+    dropout: bool = False,
+    probes: bool = True,
+    also: Collection[int] = (),
+    oracles: bool = False,
+    moved: bool = False,
+    steps: int | None = None,
     scaler: bool,
 ) -> tuple[LockStep, dict[str, Run]]:
-    """Train all arms over `windows` in the exact format and collect what they show; each one from `every_from` on is probed.
+    """Train all arms over `windows` in the exact format and collect what they show.
 
-    The run ends before the window in which the full batch leaves the range of float32.
+    The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the model,
+    where it draws; `also`: windows that are probed beside the usual ones; `oracles`: these are trained as well, and what arms
+    carry is compared; `moved`: all arms but the reference start from weights moved by rounding; `steps`: of the schedule, as many
+    as windows unless told.
     """
     config = setting.config
-    runs = {label: Run() for label in recipes}
+    runs = {label: Run(widens=recipe.widens) for label, recipe in recipes.items()}
     exact = Precision.float32 if setting.not_float64 else Precision.float64
-    changes: ArmChanges = {"precision": exact, "steps": len(windows), "clip_norm": clip_norm}
-    arms = setting.arms(recipes, dropout=dropout, scaler=scaler, **changes)
-    lock = LockStep(arms, config.seed, shelf=setting.shelf)
+    arms: dict[str, Arm] = {}
+    of, made = _oracles(setting, recipes, arms) if oracles else ({}, {})
+    changes: ArmChanges = {"precision": exact, "steps": steps or len(windows), "clip_norm": clip_norm}
+    arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
+    lock = LockStep(arms, config.seed, band=made, shelf=setting.shelf)
+    for k, label in enumerate(recipes if moved else ()):
+        if label != REFERENCE:
+            _move(arms[label].model, setting.generator(MOVED, k))
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
-        watched = is_probe(t, ids, config.probe_every, config.effective_batch) or (every_from is not None and t >= every_from)
-        probe.remember()
+        watched = probes and (is_probe(t, ids, config.probe_every, config.effective_batch) or t in also)
+        if probes:
+            probe.remember()
         if watched:
+            _compare_carried(lock, runs, of, t if oracles else 0)
             probe.before()
         records = lock.step(ids)
         if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
@@ -292,12 +508,35 @@ def _run(
             distance = records[label].parameter_distance
             is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
             run.distances.append(math.nan if is_gone else distance)
+            if label in of:
+                own, oracle = (list(arms[one].model.parameters()) for one in (label, of[label]))
+                gap = float(distances_to(oracle, [own]))
+                run.beside.append(gap / lock.movement if lock.movement > 0 else (0.0 if gap == 0 else math.inf))
             if watched and not is_gone:
                 run.seen.append(probe.after(label, ids, t, records[label].loss))
-        if t == 0:
-            for label, run in runs.items():
-                run.state_error = _state_error(lock, probe, label, run.signature)
-                setting.shelf.release()
+        setting.shelf.release()
+    _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share = lock.clipped_share(label)
     return lock, runs
+
+
+@torch.no_grad()
+def _move(model: nn.Module, generator: torch.Generator) -> None:
+    """Move all weights by rounding."""
+    for parameter in model.parameters():
+        parameter.copy_(moved_by_rounding(parameter, generator))
+
+
+def _compare_carried(lock: LockStep, runs: Mapping[str, Run], of: Mapping[str, str], step: int) -> None:
+    """Note what the arms carry otherwise than the reference, or the oracle where it is that one's weights they have."""
+    if step == 0:
+        return
+    held = {label: carried_by(lock.arms[label]) for label in {*runs, *of.values()}}
+    parameters = {f"model.{name}" for name, _ in lock.arms[REFERENCE].model.named_parameters()}
+    for label, run in runs.items():
+        if label != REFERENCE:
+            beside = of[label] if run.nearer is run.beside else REFERENCE
+            apart = _apart(held[label], held[beside], parameters)
+            run.of_model = {path: one for path, one in apart.items() if path.startswith("model.")}
+            run.carried[step] = {path: one for path, one in apart.items() if path not in run.of_model}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.config import ConfigError, OptimizerConfig
 from accumulation_harness.config.targets import said, told
@@ -15,7 +17,10 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.measure.optimizer_state import with_inner
 from accumulation_harness.recipes.determinism import fixed_randomness
 from accumulation_harness.recipes.recipe import make_optimizer
-from accumulation_harness.referee.oracle import State, ghost_model, restore, snapshot
+from accumulation_harness.recipes.remedies import freeze
+from accumulation_harness.referee.oracle import State, mark_carried, restore, snapshot
+from accumulation_harness.system.state import moved
+from accumulation_harness.system.state import snapshot as everything
 from accumulation_harness.workloads import Batch, nest
 from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
 from accumulation_harness.workloads.custom import CustomWorkload
@@ -62,6 +67,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     window = workload.batch(ids)
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
+    _note_movements(workload, initial, window, device, dtype)
     model = in_format(copy.deepcopy(initial), device, dtype)
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
@@ -91,6 +97,27 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
         _note_couplings(workload, calm, state, window)
 
 
+def _note_movements(
+    workload: CustomWorkload, initial: nn.Module, window: Batch, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Note what a training forward moves of the model: the attributes that are to be put back, and whether there is anything."""
+    model = in_format(copy.deepcopy(initial), device, dtype)
+    ignored = {f"model.{name}." for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+    before = everything({"model": model})
+    with suppress(Exception), fixed_randomness(0, device):  # what it raises is said by the one that tries it
+        workload.forward(model, window)
+    paths = [path for path in moved(before, everything({"model": model})) if path.rpartition(".")[0] + "." not in ignored]
+    workload.moves_state = bool(paths)
+    names = (path.removeprefix("model.") for path in paths)
+    mark_carried(initial, [name for name in names if type(_attribute(initial, name)) in (bool, int, float, Tensor)])
+
+
+def _attribute(model: nn.Module, name: str) -> Any:
+    """A layer's own attribute that is neither a parameter nor a buffer; None where there is none of that name."""
+    layer, _, own = name.rpartition(".")
+    return vars(dict(model.named_modules()).get(layer, nn.Identity())).get(own)
+
+
 def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size: int) -> None:
     """What is asked for at the end of a training."""
     expected = "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)"
@@ -103,21 +130,26 @@ def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size
 
 
 def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
-    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing."""
+    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing.
+
+    Its layers normalise by their running statistics here, whatever their inputs have been made of.
+    """
     sizes = [len(window) // 2, len(window) - len(window) // 2]
-    halves = [window.rows(slice(0, sizes[0])), window.rows(slice(sizes[0], None))]
+    edges = [slice(0, sizes[0]), slice(sizes[0], None)]
+    halves = [window.rows(edge) for edge in edges]
+    model = copy.deepcopy(model)
+    freeze(model)
     alone = [_tried(workload, model, state, half, 0) for half in halves]
-    whole = ghost_model(model, sizes) if has_batch_norm(model) else model
-    outputs, losses = _tried(workload, whole, state, window, 0)
+    outputs, losses = _tried(workload, model, state, window, 0)
     workload.pools_rows = not all(_is_of_rows(leaf, [len(window), *sizes]) for leaf in _together(outputs, alone))
     if workload.pools_rows:
         apart = torch.cat([own for _, own in alone])
     else:
-        cut = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
+        cut = [nest.rows(outputs, edge, of=len(window)) for edge in edges]
         apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
     workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
-    rows = [[leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (nest.joined([own for own, _ in alone]), outputs)]
-    workload.mixes_rows = not _same_numbers(*rows)
+    joined = nest.joined([own for own, _ in alone], sizes)
+    workload.mixes_rows = not _same_numbers(*([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs)))
 
 
 def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:

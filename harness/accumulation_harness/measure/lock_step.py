@@ -27,7 +27,7 @@ from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
-from accumulation_harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
+from accumulation_harness.measure.optimizer_state import learning_rates, optimizer_state, state_steps, state_tensors
 from accumulation_harness.measure.shelf import Shelf, choose_shelf
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import (
@@ -52,6 +52,7 @@ from accumulation_harness.referee.gradients import (
     relative_distance,
 )
 from accumulation_harness.referee.oracle import Referee
+from accumulation_harness.system.state import Snapshot, in_place, snapshot, transforming
 from accumulation_harness.workloads import Batch, Workload, nest
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.calm import has_draws
@@ -245,8 +246,9 @@ class Watch:
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.sees_forwards = self._backward_begun = False
         self.parameters = list(arm.model.parameters())
-        self._optimizer = arm.optimizer
+        self._optimizer, self._inside = arm.optimizer, 0
         arm.optimizer.register_step_pre_hook(self._see_step)
+        arm.optimizer.register_step_post_hook(self._leave_step)
         if compares:
             arm.model.register_forward_hook(self._see_outputs)
 
@@ -254,11 +256,17 @@ class Watch:
         """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
         self.reference = reference
-        self.steps_in_window = self.steps_before_last_forward = 0
+        self.steps_in_window = self.steps_before_last_forward = self._inside = 0
         self._backward_begun = False
         self._idle = None
 
+    def _leave_step(self, *_: object) -> None:
+        self._inside -= 1
+
     def _see_step(self, *_: object) -> None:
+        self._inside += 1
+        if self._inside > 1:  # a step of a class whose own calls that of its parent, both of which torch has wrapped
+            return
         taken = Taken(
             rates=learning_rates(self._optimizer),
             idle=tuple(p.grad is None for p in self.parameters),
@@ -288,7 +296,7 @@ class Watch:
             self.moments = moments_of(consumed, self.reference)
 
     def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
-        if self._backward_begun and not self.sees_forwards:
+        if transforming() or (self._backward_begun and not self.sees_forwards):
             return
         weights = None
         for output in nest.tensors(outputs):
@@ -373,7 +381,6 @@ class LockStep:
         self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
         self.began = [self.shelf.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
-        self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
         self.movement = 0.0  # ||theta_full - theta_0|| after the last step
         self.loss_scales = {label: LossScale(arm.scaler) for label, arm in arms.items()}
@@ -463,7 +470,6 @@ class LockStep:
     def _count(self, label: str, window: Batch) -> None:
         """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
-        self.dirty_starts[label] += watch.left_over is not None
         self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
             self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
@@ -487,19 +493,18 @@ class LockStep:
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
         # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
         overflows = len(self.loss_scales[label].overflows)
-        counts_steps = any(state_steps(each.optimizer) for each in self.arms.values())
-        names = group_names(arm.optimizer)
+        known = dict.fromkeys(name for each in self.arms.values() for name in state_steps(each.optimizer))
+        steps, names = state_steps(arm.optimizer), group_names(arm.optimizer)
         return {
             Counter.windows: arm.windows,
             Counter.samples: arm.samples,
             Counter.optimizer_steps: watch.steps + overflows,
-            Counter.state_step: max(state_steps(arm.optimizer), default=0.0) + overflows * counts_steps,
+            **{Counter.state_step.of(name): steps.get(name, 0.0) + overflows for name in known},
             Counter.schedule_index: arm.schedule.last_epoch,
             **{Counter.learning_rate.of(name): rate for name, rate in zip(names, learning_rates(arm.optimizer), strict=True)},
             Counter.batches_tracked: max(tracked, default=0.0),
             Counter.loss_scale: self.loss_scales[label].without_overflows,
             Counter.windows_with_other_samples: self.foreign_windows[label],
-            Counter.windows_begun_with_gradients: self.dirty_starts[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],
         }
 
@@ -516,4 +521,10 @@ class LockStep:
 def arm_state(arm: Arm) -> dict[str, Tensor]:
     """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
     ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
-    return optimizer_state(arm.optimizer, arm.model.parameters()) | common_state(arm.optimizer) | ema
+    return optimizer_state(arm.optimizer, arm.model.parameters()) | ema
+
+
+def carried_by(arm: Arm) -> Snapshot:
+    """All that an arm carries from window to window, where it lies."""
+    roots = {"model": arm.model, "optimizer": arm.optimizer, "schedule": arm.schedule, "scaler": arm.scaler, "ema": arm.ema}
+    return snapshot(roots, in_place)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.referee.gradients import flatten
+from accumulation_harness.referee.gradients import flatten, group_names
 
+NUMBERS = (int, float, Tensor)
 STEP = "step"  # an optimizer counts its steps by this name, for each parameter or each group: compared as a counter
-NO_STATE_OF_GROUP = ("params", "name", STEP, "lr", "initial_lr")  # the rates are the schedule's
-NO_STATE_OF_OPTIMIZER = ("defaults", "state", "param_groups", STEP)  # the last is the method, where a schedule has wrapped it
 
 
 def optimizer_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -39,37 +38,6 @@ def optimizer_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> dict[
 def _entries_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
     states = [one.state.get(parameter, {}) for one in with_inner(optimizer)]
     return {str(name): value for state in states for name, value in state.items() if value is not None}
-
-
-def common_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """What is kept for no single parameter: entries of groups that have left their default, attributes, and other state.
-
-    Numbers and tensors alone, by a name that says where they are; no learning rates and no counters called `step`.
-    """
-    found: dict[str, list[Tensor]] = {}
-    device = optimizer.param_groups[0]["params"][0].device
-
-    def add(name: str, value: object) -> None:
-        found.setdefault(name, []).extend(leaves(value, device))
-
-    for one in with_inner(optimizer):
-        defaults = getattr(one, "defaults", {})
-        for group in one.param_groups:
-            for name, value in group.items():
-                if name not in NO_STATE_OF_GROUP and not (name in defaults and _is_same(value, defaults[name])):
-                    add(f"param_groups.{name}", value)
-        others: dict[Any, Any] = {key: value for key, value in one.state.items() if not isinstance(key, Tensor)}
-        for key, value in others.items():
-            if key != STEP:
-                add(f"state.{key}", value)
-        for name, value in vars(one).items():
-            if name not in NO_STATE_OF_OPTIMIZER and not name.startswith("_"):
-                add(f"optimizer.{name}", value)
-    return {name: flatten(values) for name, values in found.items() if values}
-
-
-def _is_same(a: object, b: object) -> bool:
-    return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
 
 
 def leaves(value: object, device: torch.device) -> Iterator[Tensor]:
@@ -97,11 +65,15 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def state_steps(optimizer: Optimizer) -> list[float]:
-    """Every counter called `step`, of parameters and of groups."""
-    states = [state for one in with_inner(optimizer) for state in (*one.state.values(), *one.param_groups)]
-    counters = [state[STEP] for state in states if isinstance(state, dict) and STEP in state]
-    return [float(each) for each in counters if isinstance(each, (int, float, Tensor))]
+def state_steps(optimizer: Optimizer) -> dict[str, float]:
+    """By parameter group the mean of the counters called `step`, the group's own and its parameters'; nothing without one."""
+    found = {}
+    for name, group in zip(group_names(optimizer), optimizer.param_groups, strict=True):
+        states = [group, *(one.state.get(p, {}) for one in with_inner(optimizer) for p in group["params"])]
+        counters = [float(state[STEP]) for state in states if isinstance(state, dict) and isinstance(state.get(STEP), NUMBERS)]
+        if counters:
+            found[name] = sum(counters) / len(counters)
+    return found
 
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, ...]:

@@ -6,9 +6,9 @@ full batch's step is not finite, so the accumulated one must not be either.
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +21,16 @@ from accumulation_harness.config import Precision
 from accumulation_harness.judge import counters
 from accumulation_harness.judge.counters import Counter, Counts, Differences
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
-from accumulation_harness.measure.optimizer_state import STEP, common_state, leaves, state_tensors, with_inner
+from accumulation_harness.measure.optimizer_state import STEP
 from accumulation_harness.measure.probe import inside_causes
+from accumulation_harness.measure.update import carried
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.system.state import Snapshot, copied, in_place, moved
+from accumulation_harness.system.state import snapshot as snapshot_of
+from accumulation_harness.workloads import Batch, Workload, nest
 
 DEPENDS_ON = (
     "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
@@ -80,30 +83,29 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
     first, ids = windows
-    lock.step(first)
-    before, states, shelf = {}, {}, setting.shelf
-    for label, arm in arms.items():
-        before[label] = [shelf.put(tensor.detach().clone()) for tensor in _everything(arm)]
-        states[label] = shelf.put_all(snapshot(arm.model))
-        shelf.settle(before[label])
-    scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
+    with poisoned(list(arms.values()), sample.rows(slice(0, 0))) as asked:
+        lock.step(first)
+    by_outputs = [arm for arm in arms.values() if arm not in asked]
+    before, states, shelf = {}, {}, setting.shelf
+    for label, arm in arms.items():
+        before[label] = _everything(arm, lambda tensor: shelf.put(copied(tensor)))
+        states[label] = shelf.put_all(snapshot(arm.model))
+    scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     try:
-        with poisoned(list(arms.values()), sample):
+        with poisoned(list(arms.values()), sample, by_outputs):
             lock.step(ids)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
+    except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
         return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():
-        after = _everything(arm)
-        moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
+        has_moved = _has_moved(before[label], _everything(arm, in_place))
         shelf.release()
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
-            moved=moved,
+            moved=has_moved,
             scale_before=scales[label],
             scale_after=arm.scaler.get_scale(),
             survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
@@ -168,31 +170,34 @@ def without(parts: Parts, lost: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def poisoned(arms: Sequence[Arm], sample: Batch) -> Iterator[None]:
-    """Inside, the model's output for `sample` (one row) is infinite, so that its loss and its gradients are not finite."""
+def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = ()) -> Iterator[list[Arm]]:
+    """Inside, the loss of `sample` (one row) is infinite, and its gradients are not finite; gives the arms that ask for losses.
 
-    def by_id(forward: Callable[[Arm, Batch], Any], arm: Arm, micro_batch: Batch) -> Any:
-        return infinite(forward(arm, micro_batch), torch.isin(micro_batch.ids, sample.ids))
+    `by_outputs`: arms that take other losses than their workload's, whose model's output is infinite instead.
+    """
+    asked: list[Arm] = []
+
+    def losses(arm: Arm, own: Workload, outputs: Any, batch: Batch) -> Tensor:
+        asked.append(arm)
+        found: Tensor = infinite(own.losses(outputs, batch), torch.isin(batch.ids, sample.ids))
+        return found
 
     def by_inputs(_model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        """Of a loop that calls the model itself."""
         rows, own = next(nest.tensors(inputs)), next(nest.tensors(sample.inputs))
         if rows.shape[1:] != own.shape[1:]:
             return outputs
         return infinite(outputs, (rows == own.to(rows)).flatten(1).all(1))
 
-    recipes = [arm.recipe for arm in arms]
-    handles = []
+    workloads = [arm.workload for arm in arms]
+    handles = [arm.model.register_forward_hook(by_inputs) for arm in by_outputs]
     for arm in arms:
-        if arm.recipe.loop is None:
-            arm.recipe = dataclasses.replace(arm.recipe, forward=partial(by_id, arm.recipe.forward))
-        else:
-            handles.append(arm.model.register_forward_hook(by_inputs))
+        arm.workload = copy.copy(own := arm.workload)
+        vars(arm.workload)["losses"] = partial(losses, arm, own)
     try:
-        yield
+        yield asked
     finally:
-        for arm, recipe in zip(arms, recipes, strict=True):
-            arm.recipe = recipe
+        for arm, own in zip(arms, workloads, strict=True):
+            arm.workload = own
         for handle in handles:
             handle.remove()
 
@@ -209,10 +214,12 @@ def infinite(outputs: Any, mine: Tensor) -> Any:
     return nest.map_leaves(multiplied, outputs)
 
 
-def _everything(arm: Arm) -> list[Tensor]:
-    """Weights, and what is carried from step to step, but for buffers: as they are where they are tensors."""
-    ema = [] if arm.ema is None else [*arm.ema.module.parameters()]
-    states = [state for one in with_inner(arm.optimizer) for state in one.state.values() if isinstance(state, dict)]
-    numbers = [value for state in states for name, value in state.items() if name != STEP and not isinstance(value, Tensor)]
-    others = [*leaves(numbers, arm.device), *common_state(arm.optimizer).values()]
-    return [*arm.model.parameters(), *ema, *state_tensors(arm.optimizer), *others]
+def _everything(arm: Arm, keep: Callable[[Tensor], Tensor]) -> tuple[Snapshot, Snapshot]:
+    """Weights, and what is carried from step to step, but for buffers."""
+    average = None if arm.ema is None else [*arm.ema.module.parameters()]
+    return snapshot_of({"weights": [*arm.model.parameters()], "average": average}, keep), carried(arm.optimizer, keep)
+
+
+def _has_moved(before: tuple[Snapshot, Snapshot], after: tuple[Snapshot, Snapshot]) -> bool:
+    """Whether anything is not what it was, but for what counts steps."""
+    return any(not path.endswith(STEP) for pair in zip(before, after, strict=True) for path in moved(*pair))

@@ -20,7 +20,7 @@ from accumulation_harness.measure.update import Before, check_update, decayed, f
 from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
-from accumulation_harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, partly, stale
+from accumulation_harness.referee.hypotheses import Hypothesis, WindowFacts, counted, hypotheses, partly, stale
 from accumulation_harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
 from accumulation_harness.workloads import Batch
 
@@ -53,6 +53,7 @@ class Probe:
     def __init__(self, setting: Setting, lock: LockStep, referee: Referee) -> None:
         self.setting, self.lock, self.referee = setting, lock, referee
         self.contexts = inside_causes(setting)
+        self.arms = {label: arm for label, arm in lock.arms.items() if lock.watches[label].compares}
         self.states: dict[str, State] = {}
         self.consumed_before: dict[str, Tensor | None] = {}
         self.carried: dict[str, Before] = {}
@@ -62,7 +63,7 @@ class Probe:
     def before(self) -> None:
         """Remember every arm's parameters, buffers and optimizer state at the window's start."""
         shelf = self.setting.shelf
-        for label, arm in self.lock.arms.items():
+        for label, arm in self.arms.items():
             self.states[label] = shelf.put_all(snapshot(arm.model))
             self.consumed_before[label] = self.lock.watches[label].gradient
             self.carried[label] = Before.of(arm)
@@ -71,7 +72,7 @@ class Probe:
 
     def remember(self) -> None:
         """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
-        for label, arm in self.lock.arms.items():
+        for label, arm in self.arms.items():
             kept = self.earlier[label]
             kept.append(self.setting.shelf.put(flatten(arm.model.parameters())))
             self.started[label].add(fingerprint(kept[-1]))
@@ -180,12 +181,8 @@ class Probe:
         """
         generator = self.setting.generator(seen.step)
 
-        def moved(weights: Tensor) -> Tensor:
-            signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
-            return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
-
         def errors() -> tuple[float, float]:
-            state = {**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}}
+            state = {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
             with self.lock.randomness(seen.step):
                 loss, gradient = compute(state)
             return exact[0].error(loss.value), relative_distance(gradient, exact[1])
@@ -283,7 +280,8 @@ class Probe:
                     smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
                 return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
-        keep_smallest(smallest, taken.consumed, partly(self._facts(label, taken, WHOLE), taken.consumed))
+        for read in (counted, partly):
+            keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, WHOLE), taken.consumed))
         return smallest, 0.0
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
@@ -342,11 +340,19 @@ class Probe:
         return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
 
 
+def moved_by_rounding(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Weights in float64 moved by a few units in the last place, at random."""
+    signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
+    return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
+
+
 def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
     exact, causes = setting.exact, dict[Causes, Inside]()
     mixes = setting.has_batch_norm or exact.mixes_rows
     model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * exact.is_stateful
+    if not model and exact.moves_state:
+        model = (Cause.stateful_forward,)
     if model:
         causes[model] = Inside(statistics=True)
     if exact.coupling:

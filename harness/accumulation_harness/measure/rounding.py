@@ -24,7 +24,7 @@ from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, no_clipping, snapshot
+from accumulation_harness.referee.oracle import WHOLE, no_clipping, restore, snapshot
 from accumulation_harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
@@ -60,9 +60,17 @@ def measure(
     state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
     exact = setting.shelf.put(referee.gradient(state, window))
     setting.shelf.settle(referee.model.parameters())
-    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
+    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
-    lock.step(ids)
+
+    def step(ids: Tensor) -> None:
+        """Take the window at the initial weights: they are put back, since not every optimizer knows a rate of zero."""
+        lock.step(ids)
+        for arm in arms.values():
+            restore(arm.model, state)
+            setting.shelf.settle(arm.model.parameters())
+
+    step(ids)
     natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
@@ -81,7 +89,7 @@ def measure(
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for done in range(1, config.permutations + 1):
-        lock.step(ids[torch.randperm(len(ids), generator=generator)])
+        step(ids[torch.randperm(len(ids), generator=generator)])
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))
@@ -92,6 +100,7 @@ def measure(
         found = {
             label: dataclasses.replace(
                 _rounding(config.precision, done, alpha, natural[label], apart[label], errors[label], errors[REFERENCE]),
+                dimensions=len(exact),
                 zeros=zeros[label],
                 full_zeros=zeros[REFERENCE],
             )

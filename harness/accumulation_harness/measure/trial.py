@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +19,9 @@ from torch import Tensor
 
 from accumulation_harness.config import ConfigError, Data, Device, Execution, LastWindow, Model, Split, TrialConfig
 from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
+from accumulation_harness.config.targets import said
 from accumulation_harness.config.validation import validate
+from accumulation_harness.judge.cause import INHERENT
 from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
@@ -36,6 +41,7 @@ from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.build import smallest_micro_batch
 
 WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
+ROOT, STANDARD = Path(__file__).parents[1], Path(traceback.__file__).parent.name  # folders of our own code, and of Python's
 LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
 
 
@@ -133,7 +139,7 @@ def judge_loop(config: TrialConfig, loop: Loop) -> Row:
 
     def counted(arm: Arm, window: Batch) -> Tensor:
         loss = take(arm, window)
-        forwards.append(len(arm.seen))
+        forwards.append(len(arm.seen) if arm.knows_rows else 0)
         return loss
 
     mine = dataclasses.replace(mine, loop=counted)
@@ -166,34 +172,66 @@ def run_trial(
         setting = Setting(config, device)
         torch.set_num_threads(_num_threads(setting, available))
         check_splits(setting, chosen)
-        recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
-        assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
-        check_terms(setting, [*stream, *probed])
-        levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
-        exact, rounded = levels.measured()
-        lock, distances = levels.training
-        short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
-        arms = [
-            _arm_row(
-                setting,
-                candidate,
-                exact[candidate.label],
-                rounded[candidate.label],
-                lock,
-                distances,
-                [stream[0], *short[:1]],
-            )
-            for candidate in chosen
-        ]
-        summary = {
-            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
-            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
-            "environment": describe(device, named),
-            "seconds": levels.clock.laps,
-            "measured_by": levels.shared.used,
-        }
+        clock = Clock()
+        with _phases_told(config, clock, chosen):
+            return _measured(setting, chosen, on_step, shared or Measurements(), clock, named)
+
+
+def _measured(
+    setting: Setting,
+    candidates: Sequence[Candidate],
+    on_step: OnStep,
+    shared: Measurements,
+    clock: Clock,
+    named: Sequence[str],
+) -> TrialResult:
+    """What `run_trial` says, of a setting that was examined."""
+    config = setting.config
+    clock.phase = "the first windows, in float64"
+    chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
+    recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
+    assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
+    stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
+    check_terms(setting, [*stream, *probed])
+    levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared, clock)
+    exact, rounded = levels.measured()
+    lock, distances = levels.training
+    levels.look_again(exact, rounded)
+    clock.phase = "the evaluation, and windows without one factor each"
+    short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
+    arms = [
+        _arm_row(setting, one, levels.evidence(one.label, exact, rounded), lock, distances, [stream[0], *short[:1]])
+        for one in chosen
+    ]
+    summary = {
+        "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
+        "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
+        "environment": describe(setting.device, named),
+        "seconds": clock.laps,
+        "measured_by": levels.shared.used,
+    }
     return TrialResult(arms, summary)
+
+
+@contextmanager
+def _phases_told(config: TrialConfig, clock: Clock, chosen: Sequence[Candidate]) -> Iterator[None]:
+    """What code of the user's own raises inside becomes a ConfigError that says in which of our phases; our own goes on."""
+    owners = {"workload.target": config.workload.target, "optimizer.target": config.optimizer.target}
+    owners["loop"] = "by hand" if any(candidate.recipe.loop is not None for candidate in chosen) else None
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        named = [(field, target) for field, target in owners.items() if target is not None]
+        if not (named and clock.phase) or Path(frames[-1].filename).is_relative_to(ROOT):
+            raise
+        own = [frame for frame in frames if not {"site-packages", ROOT.name, STANDARD} & {*Path(frame.filename).parts}]
+        where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+        files = {Path(target.partition(":")[0]).name: (field, target) for field, target in named}
+        field, target = files.get(Path(own[-1].filename).name, named[-1]) if own else named[-1]
+        raise ConfigError(field, target, f"code that runs in {clock.phase}; it raised {said(error)}{where}") from error
 
 
 def _num_threads(setting: Setting, available: int) -> int:
@@ -246,10 +284,11 @@ class Levels:
         probed: Sequence[Tensor],
         on_step: OnStep,
         shared: Measurements,
+        clock: Clock,
     ) -> None:
         """`recipes` by label, the reference's and those of `chosen`; `stream`: the trial's windows, `probed`: those of L0."""
         self.setting, self.recipes, self.stream, self.probed = setting, recipes, stream, probed
-        self.on_step, self.shared, self.clock = on_step, shared, Clock()
+        self.on_step, self.shared, self.clock = on_step, shared, clock
         self.is_ours = list(chosen) == standard_candidates(setting.config)
         self.floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
 
@@ -257,9 +296,17 @@ class Levels:
     def training(self) -> tuple[LockStep, Distances]:
         """The run in the precision under test."""
         self.clock.lap("other")
+        before, self.clock.phase = self.clock.phase, "the training"
         config = self.setting.config
-        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], self.on_step)
+
+        def told(step: int, rows: list[Row]) -> None:
+            phase, self.clock.phase = self.clock.phase, ""  # what raises here is nobody's model or loop
+            self.on_step(step, rows)
+            self.clock.phase = phase
+
+        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], told)
         self.clock.lap("training")
+        self.clock.phase = before
         return trained
 
     def measured(self) -> tuple[dict[str, AlgebraResult], dict[str, Rounding]]:
@@ -267,17 +314,53 @@ class Levels:
         level0 = algebra.measurement(self.setting, self.recipes, self.probed, self.floor_arm, ours=self.is_ours)
         level1 = self._rounding(self.recipes, self.stream[0])
         self._train_meanwhile(level0)
+        self.clock.phase = "the run in float64"
         exact = self.shared.of(level0)
         self.clock.lap("algebra")
         self._train_meanwhile(level1)
+        self.clock.phase = "the first window in shuffled orders"
         first = self.shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
         others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
         rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
         self.clock.lap("rounding")
+        self.clock.phase = "a window with a loss that is not finite"
         windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
         self.clock.lap("poison")
         return {label: _beside_poison(result, windows, label) for label, result in exact.items()}, rounded
+
+    def evidence(self, label: str, exact: Mapping[str, AlgebraResult], rounded: Mapping[str, Rounding]) -> Evidence:
+        """All that is known of an arm, but for what a gap is made of."""
+        lock, distances = self.training
+        overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
+        return Evidence(
+            precision=self.setting.config.precision,
+            algebra=exact[label].algebra,
+            rounding=rounded[label],
+            trajectory=distances.trajectory(label),
+            counters={**exact[label].counters, **lock.differing_counters(label)},
+            signature=exact[label].signature,
+            finite=all(distances.finite(key, overflows[key]) for key in (REFERENCE, label)),
+            overflows=overflows[label],
+            full_overflows=overflows[REFERENCE],
+        )
+
+    def look_again(self, exact: dict[str, AlgebraResult], rounded: Mapping[str, Rounding]) -> None:
+        """Take the windows apart at which the training left its null band, of arms in which nothing is wrong so far, in place."""
+        self.clock.phase = "a second run in float64"
+        distances, eps = self.training[1], precision.resolution(self.setting.config.precision)
+        for label, found in exact.items():
+            verdict = judge(self.evidence(label, exact, rounded))
+            right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
+            if label == self.floor_arm or not (right or INHERENT.issuperset(verdict.causes)) or self.setting.not_float64:
+                continue
+            since = min(found.algebra.steps, algebra.FIRST)  # before, all windows were compared in float64
+            around = distances.alarm(label, self.floor_arm, since, eps, is_inherent=not right)
+            if around is not None:
+                own = {key: self.recipes[key] for key in (REFERENCE, self.floor_arm, label)}
+                seen = algebra.look_again(self.setting, own, self.stream[: around + 2], self.floor_arm, around)
+                exact[label] = found.beside(seen[label], around)
+        self.clock.lap("second look")
 
     def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
         """While another trial makes the measurement there is something else to do."""
@@ -298,6 +381,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.laps: defaultdict[str, float] = defaultdict(float)
+        self.phase = ""  # in words, what is being done
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -316,30 +400,15 @@ def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow],
 def _arm_row(
     setting: Setting,
     candidate: Candidate,
-    exact: AlgebraResult,
-    rounded: Rounding,
+    evidence: Evidence,
     lock: LockStep,
     distances: Distances,
     attribution_windows: Sequence[Tensor],
 ) -> Row:
     """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
     config, label = setting.config, candidate.label
-    counters = {**exact.counters, **lock.differing_counters(label)}
-    overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
-    finite = all(distances.finite(key, overflows[key]) for key in (REFERENCE, label))
-    evidence = Evidence(
-        precision=config.precision,
-        algebra=exact.algebra,
-        rounding=rounded,
-        trajectory=distances.trajectory(label),
-        counters=counters,
-        signature=exact.signature,
-        finite=finite,
-        overflows=overflows[label],
-        full_overflows=overflows[REFERENCE],
-    )
     verdict = judge(evidence)
-    if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
+    if evidence.finite and verdict.verdict in (Outcome.different, Outcome.degraded):
         evidence = dataclasses.replace(evidence, ablation=ablation.attribute(setting, candidate.recipe, attribution_windows))
         verdict = judge(evidence)
     row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
@@ -14,14 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.judge.signature import Movement, Signature
+from accumulation_harness.judge.signature import Movement, Signature, worst
 from accumulation_harness.measure.lock_step import Setting, Taken, tensors_of
 from accumulation_harness.measure.optimizer_state import (
     STEP,
-    common_state,
     copied,
     learning_rates,
-    optimizer_state,
     set_learning_rates,
     state_tensors,
     with_inner,
@@ -31,9 +30,11 @@ from accumulation_harness.recipes.determinism import kept_randomness, set_random
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import Parts
+from accumulation_harness.system.state import Snapshot, differing, in_place, snapshot
 
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
+NO_STATE = re.compile(r"\.params\[\d+\]$|\.(lr|initial_lr)$|^optimizer\.(_|defaults\.)")
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
@@ -66,10 +67,6 @@ class Before:
             ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
         )
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimizer's, by entry."""
-        return optimizer_state(self.optimizer, self.parameters) | common_state(self.optimizer)
-
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rates of the parameter groups."""
@@ -90,8 +87,7 @@ class Twin:
     """An optimizer's weights and state after a step."""
 
     weights: Tensor  # [P]
-    state: Mapping[str, Tensor]  # `optimizer_state`
-    common: Mapping[str, Tensor]  # `common_state`
+    state: Snapshot  # all that the optimizer carries but its parameters and rates
 
     @staticmethod
     def stepped(
@@ -136,13 +132,26 @@ class Twin:
     def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], shelf: Shelf) -> Twin:
         """Where an optimizer and its parameters are now."""
         shelf.settle([*parameters, *state_tensors(optimizer)])
-        state = shelf.put_all(optimizer_state(optimizer, parameters))
-        return Twin(shelf.put(flatten(parameters)), state, common_state(optimizer))
+        return Twin(shelf.put(flatten(parameters)), carried(optimizer))
 
     def state_errors(self, reference: Twin) -> dict[str, float]:
-        """By entry; of what is kept for no single parameter those alone that differ."""
-        common = entry_errors(self.common, reference.common)
-        return entry_errors(self.state, reference.state) | {name: error for name, error in common.items() if error != 0}
+        """The largest relative error by entry, in whatever parameter; of what is kept for no single one by its path."""
+        found = {_entry(path): 0.0 for path in self.state.values if "]]." in path}
+        for path, one in differing(self.state, reference.state, 0.0).items():
+            found[_entry(path)] = worst(found.get(_entry(path), 0.0), one.error)
+        return found
+
+
+def carried(optimizer: Optimizer, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
+    """All that an optimizer carries, but for its parameters, its rates and what others have hung on it."""
+    own = snapshot({"optimizer": optimizer}, keep)
+    values = {path.removeprefix("optimizer."): value for path, value in own.values.items() if not NO_STATE.search(path)}
+    return Snapshot(values, own.unread)
+
+
+def _entry(path: str) -> str:
+    """Of what is kept for a parameter its name, `exp_avg`; of anything else the path without the group's number."""
+    return path.rpartition("]].")[2] if "]]." in path else re.sub(r"groups\[\d+\]", "groups", path)
 
 
 @torch.no_grad()
@@ -282,17 +291,3 @@ def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
     if length == 0:
         return Movement()
     return Movement(float(length / unit), float(difference @ along / length / torch.linalg.vector_norm(along)))
-
-
-def entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
-    """Relative distance of each entry of the optimizer's state; infinite where one of the two lacks it."""
-    return {
-        name: _error(state[name], reference[name]) if name in state and name in reference else math.inf
-        for name in {**state, **reference}
-    }
-
-
-def _error(entry: Tensor, reference: Tensor) -> float:
-    if entry.shape != reference.shape:
-        return math.inf
-    return 0.0 if torch.equal(entry, reference) else relative_distance(entry, reference)  # infinities may be equal too

@@ -17,16 +17,21 @@ the model's inputs, in forwards that record gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from accumulation_harness.config import Precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.workloads import Batch, Workload
+from accumulation_harness.system.state import transforming
+from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads.widening import SINGLE, kept_narrow, widened
 
 Loop = Callable[[Arm, Batch], Tensor]
 FOREIGN = -1  # the id of a row that is not in the window
@@ -41,22 +46,18 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
     """
 
     def take(arm: Arm, window: Batch) -> Tensor:
-        taken: dict[int, Tensor] = {}
-        counted, forwards = arm.samples, count()
-
-        def see(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            if outputs.requires_grad:
-                number, ids = next(forwards), sample_ids(inputs[0], window)
-                if bool((ids == FOREIGN).any()) and not _is_training_sample(inputs[0][ids == FOREIGN][:1], arm.workload):
-                    ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
-                outputs.register_hook(partial(_note_backward, taken, number, ids))
-
-        handle = arm.model.register_forward_hook(see)
+        rows, counted, own = Rows(window, arm.workload), arm.samples, arm.workload
+        arm.workload = copy.copy(own)
+        vars(arm.workload)["losses"] = rows.losses
+        handle = arm.model.register_forward_hook(rows.see, with_kwargs=True)
         try:
-            loss = loop(arm, window)
+            with _wide(arm) if arm.recipe.widens and arm.precision == Precision.float64 else nullcontext():
+                loss = loop(arm, window)
         finally:
             handle.remove()
-        arm.seen = [taken[number] for number in sorted(taken)] or [torch.empty(0, dtype=torch.long)]
+            arm.workload = own
+        seen = rows.seen()
+        arm.knows_rows, arm.seen = seen is not None, [window.ids] if seen is None else seen
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
@@ -66,9 +67,65 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)
 
 
-def _note_backward(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient: Tensor) -> None:
-    """Note that a backward has reached the outputs of forward `number`, which saw the samples `ids`."""
-    taken[number] = ids
+@contextmanager
+def _wide(arm: Arm) -> Iterator[None]:
+    """Inside, what the loop does in float32 is done in float64, but for the steps of optimizer and scaler."""
+    with widened(SINGLE), kept_narrow(arm.optimizer, arm.scaler, methods=("step", "unscale_", "update")):
+        yield
+
+
+class Rows:
+    """The samples through which a window's backwards go: told by the model's inputs, else by what its losses are asked for."""
+
+    def __init__(self, window: Batch, workload: Workload) -> None:
+        self.window, self.workload, self._number = window, workload, count()
+        self.forwards: dict[int, Tensor | None] = {}  # by number, those that a backward has reached; None: rows of no known kind
+        self.asked: dict[int, Tensor] = {}  # the same of calls of `losses`
+        self.hidden = False  # whether a transform of torch.func has hidden some
+
+    def see(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        """Watch a forward."""
+        self._note(self.forwards, outputs, lambda: self._ids([*nest.tensors(args), *nest.tensors(kwargs)]))
+
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
+        """The workload's, watched."""
+        found = self.workload.losses(outputs, batch)
+        self._note(self.asked, found, lambda: batch.ids)
+        return found
+
+    def seen(self) -> list[Tensor] | None:
+        """Sample ids of each micro-batch; None where nobody can tell."""
+        told = self.forwards if all(ids is not None for ids in self.forwards.values()) and not self.hidden else self.asked
+        found = [ids for _, ids in sorted(told.items()) if ids is not None]
+        return found or (None if self.hidden or self.forwards else [torch.empty(0, dtype=torch.long)])
+
+    def _note(self, found: dict[int, Any], outputs: Any, ids: Callable[[], Tensor | None]) -> None:
+        if transforming():
+            self.hidden = True
+            return
+        output = next((one for one in nest.tensors(outputs) if one.requires_grad), None)
+        if output is not None:
+            number, own = next(self._number), ids()
+            output.register_hook(lambda _gradient: found.__setitem__(number, own))
+
+    def _ids(self, inputs: Sequence[Tensor]) -> Tensor | None:
+        """Of the rows of the first input that is of a kind with some part of the window."""
+        for k, known in enumerate(nest.tensors(self.window.inputs)):
+            for own in inputs:
+                if own.dim() == known.dim() and len(own) and own.shape[2:] == known.shape[2:]:
+                    ids = sample_ids(own, known, self.window.ids)
+                    if bool((ids == FOREIGN).any()) and not self._is_training_sample(own[ids == FOREIGN][:1], k):
+                        ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
+                    return ids
+        return None
+
+    def _is_training_sample(self, row: Tensor, place: int) -> bool:
+        """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""
+        for ids in torch.arange(self.workload.num_samples).split(CHUNK):
+            known = [*nest.tensors(self.workload.batch(ids).inputs)][place]
+            if bool((sample_ids(row, known, ids) != FOREIGN).all()):
+                return True
+        return False
 
 
 def _resolution(loss: object) -> float:
@@ -77,23 +134,16 @@ def _resolution(loss: object) -> float:
     return torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and narrow else 0.0
 
 
-def _is_training_sample(row: Tensor, workload: Workload) -> bool:
-    """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""
-    chunks = torch.arange(workload.num_samples).split(CHUNK)
-    return any(bool((sample_ids(row, workload.batch(ids)) != FOREIGN).all()) for ids in chunks)
-
-
-def sample_ids(inputs: Tensor, window: Batch) -> Tensor:
-    """[n] ids of the rows of `inputs` that are rows of the window; -1 for the others.
+def sample_ids(inputs: Tensor, known: Tensor, ids: Tensor) -> Tensor:
+    """[n] ids of the rows of `inputs` that are rows of `known`, of the samples `ids`; -1 for the others.
 
     Rows may have been trimmed in their second dimension (padding). Of equal rows the first is taken.
     """
-    if inputs.dim() != window.inputs.dim() or not len(inputs) or inputs.shape[2:] != window.inputs.shape[2:]:
-        return torch.full((len(inputs),), FOREIGN)
-    length = min(inputs.shape[1], window.inputs.shape[1])
-    mine, known = (
-        own.detach()[:, :length].flatten(1).to(inputs.dtype).contiguous().view(torch.uint8).cpu().numpy()
-        for own in (inputs, window.inputs)
-    )
-    ids = {row.tobytes(): sample for row, sample in zip(known[::-1], window.ids.flip(0).tolist(), strict=True)}
-    return torch.tensor([ids.get(row.tobytes(), FOREIGN) for row in mine])
+    length = min(inputs.shape[1], known.shape[1]) if inputs.dim() > 1 else 0
+    mine, theirs = (
+        (own.detach()[:, :length] if own.dim() > 1 else own.detach()[:, None])
+        .flatten(1).to(inputs.dtype).contiguous().view(torch.uint8).cpu().numpy()
+        for own in (inputs, known)
+    )  # fmt: skip
+    table = {row.tobytes(): sample for row, sample in zip(theirs[::-1], ids.flip(0).tolist(), strict=True)}
+    return torch.tensor([table.get(row.tobytes(), FOREIGN) for row in mine])

@@ -17,6 +17,11 @@ def parameter_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == Precision.float64 else torch.float32
 
 
+def resolution(precision: Precision) -> float:
+    """Distance from 1 to the next number, in the format in which a forward computes."""
+    return torch.finfo(HALF.get(precision, parameter_dtype(precision))).eps
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The forward pass's context: autocast for the 16-bit formats, nothing for the others."""
     if precision not in HALF:

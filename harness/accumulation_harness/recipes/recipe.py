@@ -120,6 +120,7 @@ class Recipe:
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
     execution: Execution = Execution.eager  # of the model, in the precision under test
+    widens: bool = False  # whether a loop narrows its numbers to float32 inside, and is widened in float64
     loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`hand_written.py`)
 
 
@@ -141,6 +142,7 @@ class Arm:
     position: int = 0  # of the micro-batch within its window
     samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
+    knows_rows: bool = True  # whether `seen` is what was seen: a transform of torch.func may hide it
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
     loss_resolution: float = 0.0  # relative, of a loss that is reported in a narrower format than the arm computes in
     memory: dict[str, Any] = field(default_factory=dict)  # what a stage keeps for later; the right recipe keeps nothing

@@ -19,6 +19,9 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.oracle import Parts, clipped, summed
 
+MISCOUNTED = (
+    0.25  # of the window's loss terms, by how many another number of them may be off: beyond it, factors look like counts
+)
 Hypothesis = tuple[Cause, str, Tensor]  # (cause, variant, gradient [P] that would have been consumed)
 
 
@@ -93,6 +96,16 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
 def penalty_factors(parts: int, num: int, total: int) -> list[float]:
     """How often the penalty may be in a gradient that should have it once: too often, too seldom, or not at all."""
     return [parts, total, parts / num, 1 / num, 1 / num**2, 1 / total, parts / total, 0.0]
+
+
+def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
+    """The sum divided by another number of loss terms, the one nearest to what was consumed: padding, a row too many."""
+    right, total = facts.parts.gradient, sum(facts.parts.terms)
+    product = float(consumed @ right)
+    if facts.max_norm is None and product > 0:
+        divisor = round(total * float(right @ right) / product)
+        if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
+            yield Cause.counter_wrong, f"divided_by_{divisor}", right * (total / divisor)
 
 
 def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:

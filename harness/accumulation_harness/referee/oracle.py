@@ -6,7 +6,6 @@ One forward over the whole window of a model of its own, at weights and buffers 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.referee.gradients import flatten
 from accumulation_harness.workloads import Batch, Workload, nest
-from accumulation_harness.workloads.layers import replace_layers
 
+CARRIED = "attributes_that_forwards_move"
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
 
 
+def mark_carried(model: nn.Module, names: Sequence[str]) -> None:
+    """Note attributes of the model's layers (`layers.0.calls`), tensors or numbers, as state: they move in a training forward."""
+    vars(model)[CARRIED] = tuple(names)
+
+
 def snapshot(model: nn.Module) -> State:
-    """Float64 copies of the model's parameters and buffers; the model is left alone."""
+    """Float64 copies of the model's parameters, buffers and what else it carries; the model is left alone."""
+    attributes = ((name, torch.as_tensor(vars(owner)[own])) for name, owner, own in _carried(model))
     return {name: value.detach().to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
-            for name, value in (*model.named_parameters(), *model.named_buffers())}  # fmt: skip
+            for name, value in (*model.named_parameters(), *model.named_buffers(), *attributes)}  # fmt: skip
 
 
 def restore(model: nn.Module, state: State) -> None:
@@ -34,6 +39,15 @@ def restore(model: nn.Module, state: State) -> None:
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             value.copy_(state[name])
+    for name, owner, own in _carried(model):
+        value = vars(owner)[own]
+        vars(owner)[own] = state[name].to(value, copy=True) if isinstance(value, Tensor) else type(value)(state[name].item())
+
+
+def _carried(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for name in vars(model).get(CARRIED, ()):
+        layer, _, own = name.rpartition(".")
+        yield name, model.get_submodule(layer), own
 
 
 def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
@@ -129,11 +143,11 @@ class Referee:
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
         Accumulation over micro-batches of the same sizes is this computation exactly.
         """
-        losses, model = self._losses(state, window, sizes, inside)
-        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(model)
-        gradient = self._gradient(shares.sum() + penalty, model)
+        losses = self._losses(state, window, sizes, inside)
+        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty()
+        gradient = self._gradient(shares.sum() + penalty)
         loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
-        return loss, gradient, snapshot(model)
+        return loss, gradient, snapshot(self.model)
 
     def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
@@ -141,49 +155,55 @@ class Referee:
         With BatchNorm or a loss that couples samples the parts are the full batch's, so an accumulated gradient leaves their
         span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
         """
-        losses, model = self._losses(state, window, sizes, inside)
+        losses = self._losses(state, window, sizes, inside)
         terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
-        penalty = self._penalty(model)
+        penalty = self._penalty()
         means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
-        return Parts(tuple(self._keep(self._gradient(mean, model)) for mean in means), tuple(terms))
+        return Parts(tuple(self._keep(self._gradient(mean)) for mean in means), tuple(terms))
 
     def penalty_gradient(self, state: State) -> Tensor:
         """[P] gradient of the penalty alone."""
         restore(self.model, state)
-        return self._gradient(self._penalty(self.model), self.model)
+        return self._gradient(self._penalty())
 
-    def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Tensor, nn.Module]:
-        """[n] per-sample losses, and the model they came from, its buffers moved on.
+    def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> Tensor:
+        """[n] per-sample losses; the model's buffers have moved on."""
+        restore(self.model, state)
+        return losses_inside(self.workload, self.model, window, sizes, inside)
 
-        One forward of the whole window; or one for each chunk, inside which a model mixes rows in layers that are not
-        BatchNorm's, and after which it has moved state that the next forward uses; or for which its outputs have a part of
-        their own that the loss takes.
-        """
-        workload = self.workload
-        by_chunk = (inside.statistics and (workload.mixes_rows or workload.is_stateful)) or (inside.loss and workload.pools_rows)
-        model = ghost_model(self.model, sizes) if inside.statistics and not by_chunk else self.model
-        restore(model, state)
-        edges = list(accumulate(sizes, initial=0))
-        chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
-        if by_chunk:
-            outputs = [self.workload.forward(model, chunk) for chunk in chunks]
-            whole = nest.joined(outputs)
-        else:
-            whole = self.workload.forward(model, window)
-            outputs = [nest.rows(whole, slice(*edge)) for edge in pairwise(edges)] if inside.loss else []
-        if not inside.loss:
-            return self.workload.losses(whole, self.workload.prepared(window)), model
-        own = [self.workload.losses(out, self.workload.prepared(chunk)) for out, chunk in zip(outputs, chunks, strict=True)]
-        return torch.cat(own), model
-
-    def _gradient(self, objective: Tensor, model: nn.Module) -> Tensor:
+    def _gradient(self, objective: Tensor) -> Tensor:
         """[P] of all parameters; zeros for those that are frozen or not reached. The graph stays for the next part."""
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
         found = iter(torch.autograd.grad(objective, trained, retain_graph=True, materialize_grads=True))
-        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in model.parameters())
+        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in self.model.parameters())
 
-    def _penalty(self, model: nn.Module) -> Tensor:
-        return self.workload.auxiliary(dict(model.named_parameters()))
+    def _penalty(self) -> Tensor:
+        return self.workload.auxiliary(dict(self.model.named_parameters()))
+
+
+def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Sequence[int], inside: Inside) -> Tensor:
+    """[n] the losses of a window's rows, with what `inside` says computed within chunks of `sizes`.
+
+    One forward of the whole window; or one for each chunk in turn, so that whatever a forward takes from its rows, or leaves to
+    the next one, is the chunk's: BatchNorm's statistics wherever its layers cut their inputs, state that moves. Nothing is cut
+    but the window, unless the losses couple the rows of chunks or the outputs are the only thing that has rows.
+    """
+    edges = list(accumulate(sizes, initial=0))
+    chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
+    prepared = [workload.prepared(chunk) for chunk in chunks] if inside.loss else None
+    if inside.statistics or (inside.loss and workload.pools_rows):
+        outputs = [workload.forward(model, chunk) for chunk in chunks]
+        if prepared is None and workload.coupling:
+            return workload.losses(nest.joined(outputs, sizes), workload.prepared(window))
+    else:
+        whole = workload.forward(model, window)
+        if prepared is None:
+            return workload.losses(whole, workload.prepared(window))
+        outputs = [nest.rows(whole, slice(*edge), of=len(window)) for edge in pairwise(edges)]
+    if prepared is None:
+        all_rows = workload.prepared(window)
+        prepared = [all_rows.rows(slice(*edge)) for edge in pairwise(edges)]
+    return torch.cat([workload.losses(out, chunk) for out, chunk in zip(outputs, prepared, strict=True)])
 
 
 def running_statistics(state: State) -> Tensor:
@@ -236,12 +256,3 @@ class GhostBatchNorm(nn.Module):
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.mul_(1 - rate).add_(rate * mean)
         self.running_var.mul_(1 - rate).add_(rate * variance * count / (count - 1))
-
-
-def ghost_model(model: nn.Module, sizes: Sequence[int]) -> nn.Module:
-    """A copy of `model` whose BatchNorm layers are `GhostBatchNorm`; names of parameters and buffers stay the same."""
-    computed = (value for layer in model.modules() for value in vars(layer).values() if isinstance(value, Tensor))
-    made_by_hooks = {id(value): value.detach() for value in computed if not value.is_leaf}  # as weight_norm's, which has no copy
-    ghost = copy.deepcopy(model, made_by_hooks)
-    replace_layers(ghost, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
-    return ghost

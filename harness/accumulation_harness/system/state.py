@@ -76,7 +76,7 @@ def in_place(tensor: Tensor) -> Tensor:
 def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = copied, most: int = MOST_OBJECTS) -> Snapshot:
     """All tensors, arrays and numbers that are reached from `roots`, each object under the first path that leads to it.
 
-    Gradients are no state. An optimizer's state goes by the paths of its parameters, which a model among the roots names.
+    Gradients are no state. An optimizer's state goes by the paths of its parameters, which a model before it names.
 
     Args:
         roots: By the name that paths begin with.
@@ -131,6 +131,11 @@ def relative_error(own: Value | None, other: Value | None) -> float:
     return 0.0 if distance == 0 else distance / length if length else math.inf
 
 
+def transforming() -> bool:
+    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def readable(item: Any) -> bool:
     """Whether any object of the process is a plain tensor whose numbers are in memory.
 
@@ -166,6 +171,7 @@ class _Search:
             for name, member in _members(path, item, self.paths):
                 self.visit(name, member)
         self.unread += [f"{path}..." for path, _ in self.waiting]
+        self.waiting.clear()
 
     def visit(self, path: str, item: Any) -> None:
         """Keep what is a number; look later into what may hold some."""
@@ -176,6 +182,9 @@ class _Search:
             self._array(path, np.asarray(item))
         elif issubclass(kind, (int, float)):
             self.values[path] = int.__int__(item) if issubclass(kind, int) else float.__float__(item)
+        elif kind in (list, tuple) and item and all(type(one) in (bool, int, float) for one in item):
+            with suppress(OverflowError):
+                self._array(path, np.array(item, dtype=np.float64))
         elif item is None or issubclass(kind, (str, bytes, *OPAQUE)) or id(item) in self.paths:
             return
         else:
@@ -185,10 +194,14 @@ class _Search:
                 self._tensor(path, item)
             elif kind is np.ndarray:
                 self._array(path, item)
-            elif kind in (list, tuple) and len(item) > 1 and all(type(one) in (bool, int, float) for one in item):
-                with suppress(OverflowError):
-                    self._array(path, np.array(item, dtype=np.float64))
-                    return
+            elif issubclass(kind, nn.Module):  # its parameters have their own names, wherever else they are held
+                for members in map(_attributes(item).get, ("_parameters", "_modules")):
+                    for name, member in dict.items(members) if isinstance(members, dict) else ():
+                        self.visit(f"{path}.{name}", member)
+            elif issubclass(kind, Optimizer):  # its state goes by its parameters
+                for k, group in enumerate(_attributes(item).get("param_groups", ())):
+                    for j, parameter in enumerate(group["params"]):
+                        self.visit(f"{path}.param_groups[{k}].params[{j}]", parameter)
             self.waiting.append((path, item))
 
     def _tensor(self, path: str, tensor: Tensor) -> None:
@@ -223,8 +236,6 @@ def _members(path: str, item: Any, paths: Mapping[int, str]) -> Iterator[tuple[s
         for k, value in enumerate(_sequence(item)):
             yield f"{path}[{k}]", value
     own = _attributes(item)
-    if issubclass(kind, Optimizer):  # its groups first: they name the parameters by which its state goes
-        own = {"param_groups": own.get("param_groups"), **own}
     for name, value in own.items():
         if type(name) is not str or "_hooks" in name or (issubclass(kind, Tensor) and name in ("grad", "_grad")):
             continue

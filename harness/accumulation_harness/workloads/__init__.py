@@ -60,6 +60,7 @@ class Workload(Protocol):
     smallest_micro_batch: int = 1  # samples; a task's model may need two, for its BatchNorm
     widens: bool = False  # whether a task's code computes in narrower formats unless it is widened: of the float64 workload
     is_stateful: bool = False  # whether a training forward moves buffers that the next one's outputs depend on
+    moves_state: bool = False  # whether a training forward moves any state of the model, beside BatchNorm's
     pools_rows: bool = False  # whether its outputs have a part that is of the whole batch (a balance loss, say)
     mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
 

@@ -102,9 +102,11 @@ class CustomWorkload(Workload):
         with self.told("a model whose complex parameters have one name each"):
             with_real_parameters(model)
         if self._norm in (Norm.none, Norm.group, Norm.layer):
-            if isinstance(model, _BatchNorm):
-                raise self.refused("a model that is more than one BatchNorm layer")
             exchange_batch_norm(model, self._norm)
+            left = [name or "the model itself" for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+            if left:
+                expected = f"as_is or batch: {', '.join(left[:3])} cannot be exchanged"
+                raise ConfigError("norm", self._norm, expected)
         if self._norm == Norm.batch and not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
             raise ConfigError("norm", self._norm, "as_is, group, layer or none: the task's model has no BatchNorm")
         if not any(p.requires_grad for p in model.parameters()):

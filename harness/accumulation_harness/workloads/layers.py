@@ -20,15 +20,18 @@ New = TypeVar("New", bound=nn.Module)
 def replace_layers(model: nn.Module, kind: type[Old], make: Callable[[Old], New]) -> list[New]:
     """Put `make(layer)` in the place of every layer of `kind`; the new layers in the order of `model.named_modules()`.
 
-    What `make` puts around a layer is not looked into again. A layer under several names, and the model itself, stay.
+    What `make` puts around a layer is not looked into again. A layer under several names is one under all of them; the model
+    itself stays.
     """
-    layers = []
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, kind):
+    made: dict[nn.Module, New] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(layer, kind) and name:
             parent, _, child = name.rpartition(".")
-            layers.append(make(layer))
-            setattr(model.get_submodule(parent), child, layers[-1])
-    return layers
+            owner = model.get_submodule(parent)
+            if owner._modules[child] is layer:  # else its owner has several names, and has the new one already
+                made[layer] = made[layer] if layer in made else make(layer)
+                setattr(owner, child, made[layer])
+    return list(made.values())
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -46,10 +46,15 @@ def is_texts(nest: Any) -> bool:
     return isinstance(nest, (list, tuple)) and bool(nest) and all(isinstance(one, (str, bytes)) for one in nest)
 
 
-def rows(nest: Any, index: Index) -> Any:
-    """The chosen rows of every leaf, in the order of `index`; what has no rows (a number, a 0-dim tensor) stays."""
+def rows(nest: Any, index: Index, of: int | None = None) -> Any:
+    """The chosen rows of every leaf, in the order of `index`; what has no rows (a number, a 0-dim tensor) stays.
+
+    `of`: the number of rows that a leaf has; what has another number of them (weights beside the outputs) stays as well.
+    """
 
     def chosen(leaf: Any) -> Any:
+        if of is not None and num_rows(leaf) != of:
+            return leaf
         if isinstance(leaf, Tensor):
             return (
                 leaf if leaf.dim() == 0 else leaf[index if isinstance(index, slice) else index.to(leaf.device, non_blocking=True)]
@@ -63,13 +68,17 @@ def rows(nest: Any, index: Index) -> Any:
     return map_leaves(chosen, nest)
 
 
-def joined(nests: Sequence[Any]) -> Any:
-    """One nest with the rows of all, which are alike but for their numbers of rows; what has no rows is the first's."""
+def joined(nests: Sequence[Any], sizes: Sequence[int] | None = None) -> Any:
+    """One nest with the rows of all, which are alike but for their numbers of rows; what has no rows is the first's.
+
+    `sizes`: of each its number of rows; a leaf with other numbers has no rows.
+    """
     parts = [iter(leaves(nest)) for nest in nests]
 
     def together(leaf: Any) -> Any:
         own = [next(part) for part in parts]
-        return torch.cat(own) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+        has_rows = isinstance(leaf, Tensor) and leaf.dim() and (sizes is None or [*map(num_rows, own)] == [*sizes])
+        return torch.cat(own) if has_rows else leaf
 
     return map_leaves(together, nests[0])
 

@@ -6,7 +6,8 @@ arithmetic such a cast changes nothing: widened, the code is the same function w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,28 +24,63 @@ WIDE = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
+SINGLE = (torch.float32, torch.complex64)
 CASTS = {  # methods of a tensor that are casts
-    "float": torch.float64,
-    "half": torch.float64,
-    "bfloat16": torch.float64,
-    "cfloat": torch.complex128,
-    "chalf": torch.complex128,
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "cfloat": torch.complex64,
+    "chalf": torch.complex32,
 }
 
 
 @contextmanager
-def widened() -> Iterator[None]:
-    """Inside, casts to narrower floating formats and new tensors in them are float64, and so is each function's narrow input."""
+def widened(narrow: Collection[torch.dtype] = WIDE.keys()) -> Iterator[None]:
+    """Inside, casts to `narrow` formats and new tensors in them are float64, and so is each function's narrow input."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Wider():
+        with _Wider(narrow):
             yield
     finally:
         torch.set_default_dtype(default)
 
 
+@contextmanager
+def kept_narrow(*owners: object, methods: Collection[str]) -> Iterator[None]:
+    """Inside, these methods of the owners (an optimizer's, a scaler's) run as they are although what calls them is widened."""
+
+    def plain(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            default = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+            try:
+                with torch._C.DisableTorchFunction():
+                    return method(*args, **kwargs)
+            finally:
+                torch.set_default_dtype(default)
+
+        return run
+
+    before = [(owner, name, vars(owner).get(name)) for owner in owners for name in methods if hasattr(owner, name)]
+    for owner, name, _ in before:
+        vars(owner)[name] = plain(getattr(owner, name))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            if own is None:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = own
+
+
 class _Wider(TorchFunctionMode):
+    def __init__(self, narrow: Collection[torch.dtype]) -> None:
+        super().__init__()
+        self.wide = {dtype: WIDE[dtype] for dtype in narrow}
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -53,16 +89,15 @@ class _Wider(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         # what is written in place stays the tensor that it is
         kept = args[:1] if name.endswith("_") and (name == "__setitem__" or not name.startswith("__")) else ()
-        wide = (*kept, *tree_map(_wide, args[len(kept) :]))
-        if name in CASTS:
-            return wide[0].to(CASTS[name])
-        return func(*wide, **tree_map(_wide, dict(kwargs or {})))
+        wide = (*kept, *tree_map(self._wide, args[len(kept) :]))
+        if CASTS.get(name) in self.wide:
+            return wide[0].to(self.wide[CASTS[name]])
+        return func(*wide, **tree_map(self._wide, dict(kwargs or {})))
 
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return WIDE.get(value, value)
-    return value.to(WIDE[value.dtype]) if isinstance(value, Tensor) and value.dtype in WIDE else value
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return self.wide.get(value, value)
+        return value.to(self.wide[value.dtype]) if isinstance(value, Tensor) and value.dtype in self.wide else value
 
 
 class Narrow(TorchDispatchMode):

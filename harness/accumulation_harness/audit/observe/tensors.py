@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.audit.evidence import Vector
+from accumulation_harness.system.state import transforming as transforming
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -56,11 +57,6 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
     tensor.data.copy_(value)
-
-
-def transforming() -> bool:
-    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def in_a_group() -> bool:

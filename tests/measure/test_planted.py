@@ -1,0 +1,233 @@
+"""Loops that go wrong where no probe looks are found there, beside what the model is; what looks like them stays right."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness.config import Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.trial import judge_loop
+from accumulation_harness.recipes.recipe import Arm
+from accumulation_harness.workloads import Batch
+from tests.own import tasks
+
+Act = Callable[[Arm], object]
+CONFIG = TrialConfig(
+    workload=WorkloadConfig(data="custom", target=f"{tasks.__file__}:Frozen"),
+    norm=Norm.as_is,
+    effective_batch=10,
+    accumulation_steps=(5,),
+    steps=12,
+    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
+)  # 40 samples: no short window
+ADAM = {"optimizer": OptimizerConfig(name=OptimizerName.adam, lr=1e-3)}
+BATCH_NORM = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__}:Images")}
+DROPOUT = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__}:Drops")}
+
+
+def nothing(arm: Arm) -> None: ...
+
+
+def micro_batches(window: Batch) -> list[Batch]:
+    return [window.rows(part) for part in torch.arange(len(window)).chunk(5)]
+
+
+def loop(
+    after: Act = nothing, factor: Callable[[Arm], float] = lambda arm: 1.0, averages: Callable[[Arm], int] = lambda arm: 1
+) -> Callable[[Arm, Batch], Tensor]:
+    """The right loop; `after` each step, `factor` of each loss, `averages` that are taken in a window."""
+
+    def take(arm: Arm, window: Batch) -> Tensor:
+        arm.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for rows in micro_batches(window):
+            loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
+            (loss * factor(arm)).backward()
+            total = total + loss.detach()
+        arm.optimizer.step()
+        for _ in range(averages(arm) if arm.ema is not None else 0):
+            arm.ema.update_parameters(arm.model)
+        arm.schedule.step()
+        after(arm)
+        return total
+
+    return take
+
+
+def in_window(number: int, act: Act) -> Act:
+    return lambda arm: act(arm) if arm.windows == number else None
+
+
+def first_state(arm: Arm) -> dict[str, Any]:
+    return next(iter(arm.optimizer.state.values()))
+
+
+def earlier(arm: Arm) -> None:
+    """The state of the window before, as of a stale checkpoint."""
+    if arm.windows == 4:
+        arm.memory["kept"] = copy.deepcopy(arm.optimizer.state_dict())
+    if arm.windows == 5:
+        arm.optimizer.load_state_dict(arm.memory["kept"])
+
+
+def one_less(arm: Arm) -> None:
+    for p in arm.optimizer.param_groups[-1]["params"]:
+        if p.grad is not None:
+            arm.optimizer.state[p]["step"] -= 1
+
+
+def reloaded(arm: Arm) -> None:
+    arm.optimizer.load_state_dict(copy.deepcopy(arm.optimizer.state_dict()))
+
+
+STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
+    "momentum lost": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), {}),
+    "moments lost": (loop(in_window(7, lambda arm: arm.optimizer.state.clear())), ADAM),
+    "momentum of the window before": (loop(earlier), {}),
+    "moments of the window before": (loop(earlier), ADAM),
+    "one tensor scaled": (loop(in_window(5, lambda arm: first_state(arm)["momentum_buffer"].mul_(1.001))), {}),
+    "a counter of one group": (loop(in_window(5, one_less)), ADAM),
+    "a decay that changes": (loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(weight_decay=0.1))), {}),
+    "an average that stands still": (loop(averages=lambda arm: arm.windows < 3 or arm.windows > 8), {"ema_decay": 0.9}),
+    "an average that moves five times": (loop(averages=lambda arm: 5 if arm.windows == 6 else 1), {"ema_decay": 0.9}),
+    "momentum lost beside BatchNorm": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), BATCH_NORM),
+    "momentum lost beside dropout": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), DROPOUT),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_that_changes_once_is_found(name: str) -> None:
+    take, changes = STATE[name]
+    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
+    inherent = {"batch_statistics", "stochastic_layers"}
+    assert row["verdict"] == "different" and {*row["cause"].split("+")} - inherent, row["reasons"]
+    assert "amplifies rounding" not in row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("take", "changes"),
+    [
+        (loop(), {}),
+        (loop(), {"ema_decay": 0.9}),
+        (loop(in_window(5, reloaded)), ADAM),
+        (loop(factor=lambda arm: 1.0), {"steps": 30}),
+    ],
+    ids=["plain", "average", "saved and loaded", "long"],
+)
+def test_what_changes_nothing_is_right(take: Callable[[Arm, Batch], Tensor], changes: dict[str, Any]) -> None:
+    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
+    assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "changes"),
+    [
+        (14, 99, {"steps": 24}),
+        (29, 99, {"steps": 30, **ADAM}),
+        (5, 5, BATCH_NORM),
+        (16, 99, {"steps": 24, **BATCH_NORM}),
+        (5, 5, DROPOUT),
+    ],
+)
+def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(
+    since: int, until: int, changes: dict[str, Any]
+) -> None:
+    take = loop(factor=lambda arm: 5.0 if since <= arm.windows <= until else 1.0)
+    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
+    assert row["verdict"] == "different" and "loss_not_divided" in row["cause"].split("+"), row["reasons"]
+    assert ("batch_statistics" in row["cause"]) == (changes.get("workload") == BATCH_NORM["workload"])
+
+
+def test_weights_in_the_format_under_test_alone_are_no_rounding() -> None:
+    row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
+    assert (row["verdict"], row["cause"]) == ("different", "loss_not_divided")
+    assert "count 5, 5, 5, 5, 5 times" in row["reasons"]
+
+
+def cast(arm: Arm, window: Batch) -> Tensor:
+    """Scores in float32, as language models take their losses, and a sum of one's own in float32."""
+    main = [torch.zeros_like(p, dtype=torch.float32) for p in arm.model.parameters()]
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in micro_batches(window):
+        loss = arm.workload.losses(arm.model(rows.inputs[0]).float(), rows).sum() / len(window)
+        loss.backward()
+        total = total + loss.detach()
+        for own, p in zip(main, arm.model.parameters(), strict=True):
+            own += 0 if p.grad is None else p.grad.float()
+            p.grad = None
+    return stepped(arm, main, total)
+
+
+def rounded(arm: Arm, window: Batch) -> Tensor:
+    """Integer tensors divided by each other: torch gives float32."""
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in [*micro_batches(window)[:3], window.rows(slice(6, None))]:
+        mine, whole = arm.workload.num_terms(rows).sum(), arm.workload.num_terms(window).sum()
+        loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / mine * (mine / whole)
+        loss.backward()
+        total = total + loss.detach()
+    return stepped(arm, None, total)
+
+
+def differentiated(arm: Arm, window: Batch) -> Tensor:
+    """`p.grad` is assigned, and never cleared."""
+    weights, total = [p for p in arm.model.parameters() if p.requires_grad], torch.zeros((), dtype=torch.float64)
+    sums = [torch.zeros_like(p) for p in weights]
+    for rows in micro_batches(window):
+        loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
+        for own, one in zip(sums, torch.autograd.grad(loss, weights), strict=True):
+            own += one
+        total = total + loss.detach()
+    for p, own in zip(weights, sums, strict=True):
+        p.grad = own
+    arm.optimizer.step()
+    arm.schedule.step()
+    return total
+
+
+def by_sample(arm: Arm, window: Batch) -> Tensor:
+    """Gradients of single rows by `torch.func`."""
+    weights = {name: p.detach() for name, p in arm.model.named_parameters()}
+
+    def of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(torch.func.functional_call(arm.model, weights, (x[None],)), y[None])
+
+    total, sums = torch.zeros((), dtype=torch.float64), dict.fromkeys(weights, torch.zeros(()))
+    for rows in micro_batches(window):
+        found, losses = torch.func.vmap(torch.func.grad_and_value(of), (None, 0, 0))(weights, *rows.inputs)
+        sums = {name: sums[name] + one.sum(0) / len(window) for name, one in found.items()}
+        total = total + losses.sum() / len(window)
+    return stepped(arm, [sums[name] for name in weights], total)
+
+
+def stepped(arm: Arm, gradients: list[Tensor] | None, total: Tensor) -> Tensor:
+    for p, own in zip(arm.model.parameters(), gradients or (), strict=gradients is not None):
+        p.grad = own.to(p.dtype) if p.requires_grad else None
+    arm.optimizer.step()
+    arm.schedule.step()
+    arm.optimizer.zero_grad()
+    return total
+
+
+@pytest.mark.parametrize("take", [cast, rounded, differentiated, by_sample])
+def test_what_a_loop_may_do_otherwise_is_right(take: Callable[[Arm, Batch], Tensor]) -> None:
+    row = judge_loop(CONFIG, take)
+    assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
+
+
+def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits() -> None:
+    counted = judge_loop(CONFIG, loop(factor=lambda arm: 10 / 11))
+    assert (counted["cause"], counted["explained"]) == ("counter_wrong", True), counted["reasons"]
+
+    def first_is_heavier(arm: Arm) -> float:
+        arm.memory["k"] = arm.memory.get("k", -1) + 1
+        return 1.001 if arm.memory["k"] % 5 == 0 else 1.0
+
+    weighted = judge_loop(CONFIG, loop(factor=first_is_heavier))
+    assert weighted["cause"] == "unexplained" and "enter with 1.001, 1, 1, 1, 1 of" in weighted["reasons"]
