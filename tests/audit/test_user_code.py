@@ -54,6 +54,8 @@ def script(home: Path, text: str, settings: Settings = NUMBERS, *, in_place: boo
         ("import numpy as n; n.memmap('data/x.bin', mode='r+', dtype='u1')[0] = 7", ["data/x.bin"]),
         ("open(pathlib.Path(__file__).resolve().parent / 'out' / 'ckpt.pt', 'w').write('new')", ["out/ckpt.pt"]),
         ("os.chdir('out'); open('ckpt.pt', 'w')", ["out/ckpt.pt"]),
+        ("assert open('../elsewhere.pt').read() == 'mine'; open('../elsewhere.pt', 'a').write('x')", ["../elsewhere.pt"]),
+        ("open('../new.pt', 'w')", ["../new.pt"]),
         ("assert open('data/x.bin').read() == 'mine\\n'", []),
         ("import subprocess; subprocess.run('echo new > runs/new.txt', shell=True)", ["runs/new.txt"]),
     ],
@@ -66,10 +68,10 @@ def test_files_are_read_from_the_folder_and_written_to_another(
         pytest.skip("no script is so large that it is linked")
     monkeypatch.setattr(scratch, "LARGEST_COPY", largest)
     code = script(home, f"import os, pathlib\n{deed}\n")
-    before = everything(home)
+    before = everything(home.parent)
     for _ in range(2):  # the second finds nothing of the first
         code(4, 1)
-    assert everything(home) == before
+    assert everything(home.parent) == before
     assert set(written) - {"kept/ckpt.pt"} <= set(code.written) <= {*written, *(["script.py"] if not largest else [])}
 
 

@@ -19,6 +19,7 @@ from accumulation_harness.audit.user_code.imports import replaced
 LARGEST_COPY = 1 << 20  # bytes of a file; larger ones are linked
 MOST_COPIED = 1 << 26  # bytes in all
 MOST_IN_A_FOLDER = 500  # entries; a folder of more holds data, and is linked as a whole
+MOST_BESIDE = 100  # entries beside the folder, and beside each that it is in
 MOST = 5_000  # entries in all that are looked at
 APART = ("__pycache__", "node_modules", "site-packages", "wandb", "mlruns")  # folders that nobody needs one by one
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -62,7 +63,7 @@ class Scratch:
         roots = [path for path in dict.fromkeys(originals) if not any(path != o and path.is_relative_to(o) for o in originals)]
         self.root = Path(os.path.realpath(tempfile.mkdtemp(prefix="scratch-")))
         weakref.finalize(self, shutil.rmtree, self.root, True)
-        self.images = {path: self.root / str(k) / (path.name or "root") for k, path in enumerate(roots)}
+        self.images = {path: self.root / str(k) / path.relative_to(path.anchor) for k, path in enumerate(roots)}
         self.passing = os.path.realpath(tempfile.gettempdir()) + os.sep
         self.outside: dict[str, None] = {}  # new files that were written elsewhere
         self._copies: dict[str, tuple[int, int]] = {}
@@ -89,6 +90,7 @@ class Scratch:
             for original, image in self.images.items():
                 image.parent.mkdir(parents=True)
                 self._image(original, image, left)
+                self._surround(original, image)
 
     def put(self, path: Path, text: str) -> None:
         """A source of this run."""
@@ -96,6 +98,15 @@ class Scratch:
             path.unlink(missing_ok=True)
             path.write_text(text)
             self._copies[str(path)] = _mark(path)
+
+    def _surround(self, original: Path, image: Path) -> None:
+        """What is found by `..` is linked."""
+        for folder, mine in zip(original.parents, image.parents, strict=False):
+            with suppress(OSError):
+                entries = list(os.scandir(folder))
+                for entry in entries if len(entries) <= MOST_BESIDE else ():
+                    if not os.path.lexists(mine / entry.name) and not self.root.is_relative_to(entry.path):
+                        (mine / entry.name).symlink_to(entry.path)
 
     def _image(self, original: Path, image: Path, left: list[int]) -> None:
         try:
@@ -111,6 +122,8 @@ class Scratch:
         for entry in entries:
             mine = image / entry.name
             with suppress(OSError):
+                if self.root.is_relative_to(entry.path):
+                    continue
                 if entry.is_dir(follow_symlinks=False) and not (entry.name.startswith(".") or entry.name in APART):
                     self._image(Path(entry.path), mine, left)
                 elif entry.is_file() and (size := entry.stat().st_size) <= min(LARGEST_COPY, left[1]):
@@ -124,11 +137,11 @@ class Scratch:
         """Files that are new here or have changed, as the code named them: relative to the first folder."""
         found = []
         with _quietly():
-            for image in self.images.values():
-                for folder, _, names in os.walk(image):
+            for k, image in enumerate(self.images.values()):
+                for folder, _, names in os.walk(self.root / str(k)):
                     paths = [Path(folder, name) for name in names]
                     mine = [path for path in paths if not path.is_symlink() and path.is_file()]
-                    found += [str(path.relative_to(image)) for path in mine if self._copies.get(str(path)) != _mark(path)]
+                    found += [os.path.relpath(path, image) for path in mine if self._copies.get(str(path)) != _mark(path)]
         return sorted(found)
 
     # -- what is about to be written ----------------------------------------------------------------------------------------
