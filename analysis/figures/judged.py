@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 from typing import cast
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from accumulation_harness.analysis.figures.common import EXACT, WIDTH, to_the_ends
 from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
+from accumulation_harness.analysis.figures.panels import panels
 from accumulation_harness.analysis.figures.style import (
     BLUE,
     DASHED,
@@ -23,10 +23,8 @@ from accumulation_harness.analysis.figures.style import (
     VERMILLION,
     by_steps,
     log_axis,
-    new_figure,
     power_of_ten,
     steps_axis,
-    style,
 )
 from accumulation_harness.analysis.tables import NORMS, PRECISIONS, facets
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -39,36 +37,32 @@ _Arm = tuple[str, int, int]  # its name, N and replicate
 def figure_algebra(arms: pd.DataFrame) -> Figure:
     """Float64 difference of every arm, one strip per normalisation, with the gate and the oracle of BatchNorm."""
     norms = [norm for norm in NORMS if norm in set(arms["norm"])]
-    with style():
-        figure = new_figure(WIDTH, 1.2 + 0.55 * len(norms))
-        axes = figure.subplots()
+
+    def draw(axes: Axes, arms: pd.DataFrame) -> None:
         log_axis(axes, "x", most=10)
         axes.axvspan(EXACT / 3, ALGEBRA_GATE, color=BLUE, alpha=0.06, linewidth=0)
-        axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED)
         axes.text(ALGEBRA_GATE * 1.6, -0.62, f"gate {power_of_ten(ALGEBRA_GATE)}", va="center", color=INK)
+        passes = arms["algebra_error"] <= ALGEBRA_GATE
+        kinds = {norm: arms["norm"].eq(norm) & arms["arm"].eq("accumulated") for norm in norms}
         for place, norm in enumerate(norms):
-            own = arms.query("norm == @norm")
-            accumulated, null = (own.query("arm == @name") for name in ("accumulated", "permuted"))
-            good = accumulated["algebra_error"] <= ALGEBRA_GATE
-            _strip(axes, accumulated.loc[good, "algebra_error"], place - 0.06, BLUE, "o")
-            _strip(axes, accumulated.loc[~good, "algebra_error"], place - 0.06, VERMILLION, "X")
-            _strip(axes, null["algebra_error"], place + 0.3, GREY, "|")
+            own = kinds[norm]
+            null = arms["norm"].eq(norm) & arms["arm"].eq("permuted")
+            _strip(axes, arms.loc[own & passes, "algebra_error"], place - 0.06, BLUE, "o", "accumulated, passes")
+            _strip(axes, arms.loc[own & ~passes, "algebra_error"], place - 0.06, VERMILLION, "X", "accumulated, fails")
+            _strip(axes, arms.loc[null, "algebra_error"], place + 0.3, GREY, "|", "permuted full batch")
             if norm == "batch":
-                _strip(axes, accumulated["oracle_error"].dropna(), place - 0.06, GREEN, "D")
-        names = [f"{norm} (n = {int(((arms['norm'] == norm) & (arms['arm'] == 'accumulated')).sum())})" for norm in norms]
-        axes.set_yticks(range(len(norms)), names)
+                _strip(axes, arms.loc[own, "oracle_error"], place - 0.06, GREEN, "D", "BatchNorm against its oracle")
+        axes.set_yticks(range(len(norms)), [f"{norm} (n = {own.sum()})" for norm, own in kinds.items()])
         axes.set_ylim(len(norms) - 0.4, -0.85)
         axes.set_xlim(EXACT / 3, 10)
-        axes.set_xlabel("relative difference to the full batch in float64 (gradients and optimizer state)")
         axes.grid(axis="y", visible=False)
-        marks = [("o", BLUE, "accumulated, passes"), ("X", VERMILLION, "accumulated, fails"), ("|", GREY, "permuted full batch"),
-                 ("D", GREEN, "BatchNorm against its oracle")]  # fmt: skip
-        handles = [Line2D([], [], marker=mark, color=colour, linestyle="", label=label) for mark, colour, label in marks]
-        figure.legend(handles=handles, loc="outside upper left", ncols=4, handletextpad=0.2, columnspacing=1.4)
-    return figure
+
+    x = "relative difference to the full batch in float64 (gradients and optimizer state)"
+    return panels({"": arms}, draw, 1.2 + 0.55 * len(norms), x=x, ncols=4)
 
 
-def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark: str) -> None:
+def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark: str, label: str) -> None:
     """Marks along one line, slightly scattered; of many, evenly spaced ranks with both ends."""
     values = np.sort(errors.dropna().to_numpy())
     if len(values) > MAX_MARKS:
@@ -76,16 +70,16 @@ def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark
     scatter = np.zeros(len(values)) if mark == "|" else 0.13 * np.sin(np.arange(len(values)) * 2.4)
     size, edge = (6, 1.2) if mark == "|" else (4, 0)
     at = np.clip(values, EXACT, None)
-    axes.plot(at, place + scatter, mark, color=colour, markersize=size, markeredgewidth=edge, alpha=0.75)
+    axes.plot(at, place + scatter, mark, color=colour, markersize=size, markeredgewidth=edge, alpha=0.75, label=label)
 
 
 def figure_gradient_error(arms: pd.DataFrame) -> Figure:
     """Error of the gradient in the target precision over N: rows are precisions, columns models; the floor is drawn as a band."""
     arms = arms[np.isfinite(arms["arm_error"])]
-    models, panels = facets(arms), dict[str, list[Curve]]()
+    models, shown = facets(arms), dict[str, list[Curve]]()
     for precision, model in product(_precisions(arms), models):
         own = arms.query("precision == @precision and model == @model")
-        drawn = panels.setdefault(f"{model}\n{precision} (n = {own['trial'].nunique()})", [])
+        drawn = shown.setdefault(f"{model}\n{precision} (n = {own['trial'].nunique()})", [])
         if own.empty:
             continue
         accumulated, null = (own.query("arm == @name") for name in ("accumulated", "permuted"))
@@ -101,7 +95,7 @@ def figure_gradient_error(arms: pd.DataFrame) -> Figure:
         ):
             if len(chosen):
                 drawn.append(median_curve(chosen, "accumulation_steps", "arm_error", color=colour, marker=mark, label=label))
-    return curves(panels, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(models), sharey="row", size=(WIDTH, 2.8))
+    return curves(shown, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(models), sharey="row", size=(WIDTH, 2.8))
 
 
 def figure_losses(steps: pd.DataFrame) -> Figure:
@@ -127,14 +121,14 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
 
 def figure_distances(steps: pd.DataFrame) -> Figure:
     """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
-    models, panels = facets(steps), dict[str, list[Curve]]()
+    models, shown = facets(steps), dict[str, list[Curve]]()
     colours = by_steps(steps.query("arm == 'accumulated'")["accumulation_steps"].tolist())
     for precision, model in product(_precisions(steps), models):
         own = steps.query("model == @model and precision == @precision")
         table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="parameter_distance")
-        panels[f"{model}\n{precision}"] = _beside_null(table, colours) if len(own) else []
+        shown[f"{model}\n{precision}"] = _beside_null(table, colours) if len(own) else []
     size = (WIDTH, 2.8)
-    return curves(panels, "optimizer step", "distance d", axes=("linear", "log"), size=size, columns=len(models), sharey="row")
+    return curves(shown, "optimizer step", "distance d", axes=("linear", "log"), size=size, columns=len(models), sharey="row")
 
 
 def _precisions(rows: pd.DataFrame) -> list[str]:
@@ -172,9 +166,9 @@ def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
         label = f"{' '.join(map(str, names))} (n = {own['n'].max()})"
         look = {"color": SERIES[place % len(SERIES)], "marker": "oDsv^P"[place % 6], "linestyle": "", "label": label}
         right.append(mean_curve(cells, "at", **look))
-    panels = {"float64 gradient: relative difference": left,
-              "held-out loss less the full batch's, nats, 95%; 1: permuted": right}  # fmt: skip
-    figure = curves(panels, "N", "", axes=("steps", "linear"), sharey=False, size=(WIDTH, 3.8), ncols=3)
+    shown = {"float64 gradient: relative difference": left,
+             "held-out loss less the full batch's, nats, 95%; 1: permuted": right}  # fmt: skip
+    figure = curves(shown, "N", "", axes=("steps", "linear"), sharey=False, size=(WIDTH, 3.8), ncols=3)
     log_axis(figure.axes[0], "y", most=10)
     steps_axis(figure.axes[1], [1, *steps])
     return figure
@@ -183,34 +177,29 @@ def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
 def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
     """L4 of the held-out loss, one row per configuration: mean difference and interval of every arm, with the margin."""
     l4 = l4.query("measure == 'held_out_loss'")
-    precisions = _precisions(l4)
     rows = list(dict.fromkeys(zip(l4["workload"], l4["norm"], l4["optimizer"], strict=True)))
-    colours = by_steps(l4.query("arm == 'accumulated'")["accumulation_steps"].tolist())
-    with style():
-        figure = new_figure(WIDTH, 1.3 + 0.36 * len(rows))
-        grid = figure.subplots(1, len(precisions), sharey=True, squeeze=False)
-        for axes, precision in zip(grid[0], precisions, strict=True):
-            own = l4.query("precision == @precision")
-            axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0)
-            axes.axvline(0, color=INK, linewidth=0.8)
-            for place, (n, colour) in enumerate({0: GREY, **colours}.items()):
-                arm = own[(own["accumulation_steps"] == n) & (own["arm"] == "accumulated") if n else own["arm"] == "permuted"]
-                keys = zip(arm["workload"], arm["norm"], arm["optimizer"], strict=True)
-                at = [rows.index(key) + 0.8 * ((place + 0.5) / (len(colours) + 1) - 0.5) for key in keys]
-                look = {"fmt": "o" if n else "d", "markersize": 3, "linewidth": 0.9, "color": colour}
-                axes.errorbar(arm["mean"], at, xerr=to_the_ends(arm), **look)
-            axes.set_xscale("symlog", linthresh=margin / 20, linscale=0.6)
-            ticks = [-margin * 10, -margin, 0, margin, margin * 10]
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-            axes.set(title=precision, xlabel="held-out loss - full batch's (nats)")
-            axes.grid(axis="y", visible=False)
-            for above, below in pairwise(range(len(rows))):
-                axes.axhline((above + below) / 2, color="#e7eaee", linewidth=0.7)
-        grid[0, 0].set_yticks(range(len(rows)), [" ".join(row) for row in rows])
-        grid[0, 0].set_ylim(len(rows) - 0.4, -0.6)
-        handles = [Line2D([], [], color=colour, label=f"N = {n}", linewidth=2) for n, colour in colours.items()]
-        handles += [Line2D([], [], color=BLUE, alpha=0.12, linewidth=8, label="margin"),
-                    Line2D([], [], color=GREY, marker="d", linestyle="", label="permuted full batch")]  # fmt: skip
-        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), columnspacing=1.4, handlelength=1.4)
-    return figure
+    colours = {0: GREY, **by_steps(l4.query("arm == 'accumulated'")["accumulation_steps"].tolist())}
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0, label="margin")
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, (n, colour) in enumerate(colours.items()):
+            arm = own.query(f"arm == 'accumulated' and accumulation_steps == {n}" if n else "arm == 'permuted'")
+            keys = zip(arm["workload"], arm["norm"], arm["optimizer"], strict=True)
+            at = [rows.index(key) + 0.8 * ((place + 0.5) / len(colours) - 0.5) for key in keys]
+            mark, label = ("o", f"N = {n}") if n else ("d", "permuted full batch")
+            axes.errorbar(
+                arm["mean"], at, xerr=to_the_ends(arm), fmt=mark, markersize=3, linewidth=0.9, color=colour, label=label
+            )
+        axes.set_xscale("symlog", linthresh=margin / 20, linscale=0.6)
+        ticks = [-margin * 10, -margin, 0, margin, margin * 10]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(axis="y", visible=False)
+        for below in range(1, len(rows)):
+            axes.axhline(below - 0.5, color="#e7eaee", linewidth=0.7)
+        axes.set_yticks(range(len(rows)), [" ".join(row) for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+
+    shown = {precision: l4.query("precision == @precision") for precision in _precisions(l4)}
+    return panels(shown, draw, 1.3 + 0.36 * len(rows), x="held-out loss - full batch's (nats)", ncols=len(colours) + 1)
