@@ -35,7 +35,7 @@ from tests import wrong_today
 from tests.audit.loops import lookalikes
 from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
 from tests.recipes import test_faults
-from tests.watch import foreign, test_session, test_trainers
+from tests.watch import foreign, kinds, test_session, test_trainers
 
 ROOT = Path(__file__).parents[1]
 FINDINGS = ROOT / "docs" / "findings"
@@ -164,7 +164,7 @@ def audit_groups() -> list[Group]:
     return [
         *(group(train, (4,), name=f"{train.__name__} / N=4", quick=True) for train in sample),
         *(group(train, (4,), (2, 8, 16)) for train in (*RIGHT, *WRONG)),
-        *_wrong_today("audit", wrong_today.AUDITED),
+        *_wrong_today(),
     ]
 
 
@@ -186,19 +186,18 @@ def watch_groups() -> list[Group]:
         *(group(name, lambda make=make: [test_session.watched_and_alone(make)], True) for name, make in own.items()),
         *(group(f"audit's {one.__name__}", partial(foreign.watched, one, 4, 4)) for one in (*RIGHT, *WRONG)),
         *(group(f"trainer: {name}", run, needs=needs) for name, (needs, run) in test_trainers.REPORTS.items()),
-        *_wrong_today("watch", wrong_today.WATCHED),
+        *(group(f"kind: {name}", lambda judge=judge: [judge()], True) for name, judge in kinds.RUNS.items()),
     ]
 
 
-def _wrong_today(source: str, loops: dict[str, Callable[[], Any]]) -> list[Group]:
+def _wrong_today() -> list[Group]:
     def measure(name: str, judge: Callable[[], Any]) -> Rows:
         try:
-            report = judge()
+            return {name: _of_arm(judge(), 4)}
         except Exception:
             return {name: said("raised", ())}
-        return {name: _of_arm(report, 4) if source == "audit" else said(report.verdict, report.causes)}
 
-    return [Group(source, name, partial(measure, name, judge), True) for name, judge in loops.items()]
+    return [Group("audit", name, partial(measure, name, judge), True) for name, judge in wrong_today.AUDITED.items()]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

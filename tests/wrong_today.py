@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,10 +11,8 @@ from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from accumulation_harness.audit import audit
-from accumulation_harness.watch import Report, watch
 from scoreboard import data
 from tests.audit.loops.frame import X, Y, full_windows
-from tests.watch.loops import CLASSES, FEATURES, N, network
 
 ce = functional.cross_entropy
 
@@ -201,54 +199,6 @@ class DividedByOwnRows(Trained):
         return ce(self.model(X[ids]), Y[ids]) / len(ids)
 
 
-def watched(model: nn.Module, micro_batches: Callable[[], Iterator[Tensor]], num: int = N) -> Report:
-    """The report of 6 windows of `num` micro-batches, each of which gives the losses that are differentiated one by one."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    torch.manual_seed(1)
-    with watch(model, optimizer, tell=None) as seen:
-        for _ in range(6):
-            for _ in range(num):
-                for loss in micro_batches():
-                    loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return seen.report()
-
-
-def critic_of_real_and_fake() -> Report:
-    """A discriminator that nothing is accumulated for: a backward of real rows, then one of generated ones."""
-    critic, bce = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)), functional.binary_cross_entropy_with_logits
-    return watched(critic, lambda: (bce(critic(torch.randn(8, FEATURES)), torch.full((8, 1), y)) for y in (1.0, 0.0)), 1)
-
-
-def half_the_squared_error() -> Report:
-    model = network()
-    half = lambda: functional.mse_loss(model(torch.randn(4, FEATURES)), torch.randn(4, CLASSES)) / 2  # noqa: E731
-    return watched(model, lambda: iter([0.5 * half()]), 2)
-
-
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.value, self.classes = nn.Linear(FEATURES, 8), nn.Linear(8, 1), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.body(x).tanh()
-        return self.value(hidden), self.classes(hidden)
-
-
-def value_undivided() -> Report:
-    """Of two heads in one sum the one that is called first is not divided by N."""
-    model = Heads()
-
-    def losses() -> Iterator[Tensor]:
-        value, classes = model(torch.randn(4, FEATURES))
-        yield 0.5 * functional.mse_loss(value, torch.randn(4, 1)) + ce(classes, torch.randint(0, CLASSES, (4,))) / N
-
-    return watched(model, losses)
-
-
 def audited(loop: type[Trained], **options: Any) -> Any:
     return audit(lambda batch_size, accumulation_steps: loop(batch_size, accumulation_steps), batch_size=16,
                  accumulation_steps=(4,), **options)  # fmt: skip
@@ -268,9 +218,4 @@ AUDITED: dict[str, Callable[[], Any]] = {
     "A4 prior by forward": lambda: audited(PriorByForward),
     "A5 temperature": lambda: audited(Temperature),
     "A6 unused weights": lambda: audited(UnusedWeights),
-}
-WATCHED: dict[str, Callable[[], Report]] = {
-    "W10 real and fake rows": critic_of_real_and_fake,
-    "W12 half the squared error": half_the_squared_error,
-    "W18 value undivided": value_undivided,
 }

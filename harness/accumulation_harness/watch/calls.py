@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from accumulation_harness.compare.linear import proportion
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung, Window
-from accumulation_harness.watch.gradients import proportion
+from accumulation_harness.watch.slopes import Loss
 
 STILL = 1e-6  # of the weights: what no rounding of a sketch explains
 
@@ -31,7 +32,11 @@ def misplaced(window: Window) -> Iterator[Finding]:
     if Call.average in inside or window.averaged is not None:
         by = f" (by {window.averaged:.4g} of its distance)" if window.averaged is not None else ""
         yield _finding(Cause.ema_per_micro_batch, window, f"the average of the weights moves between two backwards{by}")
-    if window.first is not None and window.parameters is not None and not window.moved and len(window.micro_batches) > 1:
+    if (
+        window.first is not None
+        and window.parameters is not None
+        and not (window.moved or window.late or len(window.micro_batches) < 2)
+    ):
         factor, off = proportion(window.parameters, window.first)
         if abs(factor - 1) > STILL and off <= STILL:
             what = f"the weights are multiplied by {factor:.6g} inside the window"
@@ -53,7 +58,7 @@ def doubtful(window: Window) -> Iterator[Remark]:
 
 def same_labels(window: Window) -> bool | None:
     """Whether all micro-batches have the same labels in the same order; None where that is not known, or says nothing."""
-    labels = [m.slopes[0].labels for m in window.micro_batches if m.slopes]
+    labels = [m.slopes[0].labels for m in window.micro_batches if m.slopes and m.slopes[0].kind is Loss.cross_entropy]
     rows = {m.slopes[0].rows for m in window.micro_batches if m.slopes}
     if len(labels) < 2 or len(rows) > 1 or any(math.isnan(mark) for mark in labels):
         return None

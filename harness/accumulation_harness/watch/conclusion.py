@@ -23,15 +23,17 @@ OF_ANY_GRADIENT = (Cause.unexplained, Cause.auxiliary_loss_scale)
 
 def concluded(judge: Judge) -> Report:
     """What all windows so far say together."""
+    weights_right, _, of_weights = judge.weighed()
     findings = tuple(_kept(judge))
-    reasons = tuple(_reasons(judge, findings))
-    ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
+    reasons = tuple(_reasons(judge, findings, of_weights))
+    weighed = judge.covered if weights_right else 0
+    ledger = weighed > 0 or any(replayed.right for replayed in judge.replays)
     sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
     doubted = (
         normalised
         or any(remark.is_doubt for remark in judge.remarks)
-        or _of_unknown_total(judge.constants)
+        or bool(judge.weights and not weights_right)
         or any(_doubts_of_all(judge))
     )
     unfound = Status.equivalent if ledger and sums and not doubted else Status.inconclusive
@@ -44,7 +46,7 @@ def concluded(judge: Judge) -> Report:
         properties=tuple(judge.properties.values()),
         checked={
             "sums": judge.summed,
-            "weights": judge.weighed,
+            "weights": weighed,
             "replays": sum(replayed.right for replayed in judge.replays),
         },
         metrics=dict(judge.metrics()),
@@ -77,8 +79,9 @@ def _kept(judge: Judge) -> Iterator[Finding]:
     """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
-    summed_wrongly = any(finding.rung is Rung.sketch for finding in judge.findings.values())
-    for cause, finding in judge.findings.items():
+    found = judge.found()
+    summed_wrongly = any(finding.rung is Rung.sketch for finding in found.values())
+    for cause, finding in found.items():
         if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
@@ -97,19 +100,17 @@ def _kept(judge: Judge) -> Iterator[Finding]:
             )  # fmt: skip
         else:
             yield finding
-    if (judge.configured or 1) > 1 and set(judge.sizes) == {1} and judge.windows > 2 and not judge.findings:
-        message = f"every window has one micro-batch, and {judge.configured} are configured"
+    configured = judge.configured or 1
+    if configured > max(1, judge.forwards) and set(judge.sizes) == {1} and judge.windows > 2 and not found:
+        message = f"every window has one micro-batch, and {configured} are configured"
         yield Finding(cause=Cause.step_every_micro_batch, window=0, rung=Rung.ledger, message=message)
 
 
-def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
+def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str]) -> Iterator[str]:
     if not judge.windows:
         yield "no optimizer step was seen"
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
         yield "no window had more than one micro-batch: nothing was accumulated"
-        share = judge.constants[-1][1] if judge.constants else 1.0
-        if share and abs(1 / share - round(1 / share)) < 1e-3 and round(1 / share) > 1:
-            yield f"with one micro-batch in a window, loss terms weigh 1/{round(1 / share)} of their mean"
     if judge.closures:
         yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures): not judged"
     if judge.skipped:
@@ -124,24 +125,5 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
     if not judge.replays:
         yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
     yield from _unseen(judge)
-    constants = [share for _, share in judge.constants]
-    if constants and not findings:
-        yield from _total(judge.constants)
-
-
-def _of_unknown_total(constants: Sequence[tuple[float, float]]) -> bool:
-    """Whether the terms of a window weigh together neither one, as a mean's do, nor one each, as a sum's do."""
-    return not (all(abs(share - 1) <= SAME for _, share in constants) or all(abs(each - 1) <= SAME for each, _ in constants))
-
-
-def _total(constants: Sequence[tuple[float, float]]) -> Iterator[str]:
-    shares, each = [s for _, s in constants], [c for c, _ in constants]
-    if all(abs(s - 1) <= SAME for s in shares):
-        return
-    low, high = min(shares), max(shares)
-    if high - low <= SAME * abs(high):
-        yield f"all terms of a window weigh {high:.4g} of their mean, alike in every window: a weight of the loss, or its unit"
-    elif max(each) - min(each) <= SAME * abs(max(each)):
-        yield f"every loss term weighs {max(each):.4g}, whatever the window holds: a sum, or a fixed divisor"
-    else:
-        yield f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"
+    if not findings:
+        yield from of_weights

@@ -56,6 +56,7 @@ class Remark(Enum):
     forwards = True, "a window has more forwards than backwards: a micro-batch was left out"
     unequal = True, "loss terms weigh unequally over micro-batches, in no way that is known"
     over_the_end = True, "a window goes on over the end of the data loader: one large batch of it ends there (window_misplaced)"
+    half = True, "gradients are kept in float16 without a loss scale: what underflows there is not seen (underflow_from_division)"
     same_gradient = True, "micro-batches of one window gave the same gradient, as the same rows do (samples_repeated)"
     step_not_finite = True, "the gradient at the step was not finite although every micro-batch's was"
     part_not_finite = True, "a micro-batch gave a gradient that is not finite (has it a loss term at all?)"
@@ -76,7 +77,7 @@ class Remark(Enum):
     )
     unknown_loss = (
         False,
-        "not a known loss (cross-entropy, label smoothing, binary cross-entropy, mse): its weights were not judged",
+        "not a known loss (one of PyTorch's loss functions, or a cross-entropy by hand): its weights were not judged",
     )
     unlike_forms = False, "the form of the loss was not the same in all micro-batches"
     diagonal = (
@@ -103,6 +104,7 @@ class MicroBatch:
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
     fed: bool = False  # the model's inputs asked for gradients: another model's loss may pass through
+    others: bool = False  # terms were differentiated beside the loss functions that were called
 
 
 @dataclass(kw_only=True)
@@ -120,6 +122,7 @@ class Window:
     first: Sketch | None = None  # and at the first backward
     clipped: Sketch | None = None  # `.grad` after the last clip
     narrow: bool = False  # a gradient is kept in 16 bits
+    half: bool = False  # in float16
     rounded: str = ""  # the 16-bit format that the gradient fits into although its own is wider
     calls: tuple[Call, ...] = ()  # between the last backward and the step
     skipped: bool = False  # by the loss scaler
@@ -132,7 +135,9 @@ class Window:
     averaged: float | None = None  # the rate at which an average of the weights moves inside the window
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights
+    late: bool = False  # weights were moved between the last backward and the step
     buffers_moved: bool = False  # since the step before
+    unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
 
 
 @dataclass(frozen=True, kw_only=True)

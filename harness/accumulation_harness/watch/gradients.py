@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Remark, Rung, Sketch, Window
 
 GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sketches stay a hundred times below
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
 CLEARED = 1e-6
+MOST_TIMES = 3  # that a micro-batch may be counted, to be no weight of a loss
 ALIKE = 1e-3  # relative difference of two factors that are one
 
 
@@ -22,6 +24,8 @@ class Sum:
 
     error: float = float("nan")
     factor: float = 1.0  # of the gradient at the step on each part; over all ranks
+    weights: tuple[float, ...] = ()  # of each part, where they differ and are known
+    counted: Finding | None = None  # parts that are lost, or counted several times: a fault if each has loss terms of its own
     right: bool = False  # the sum of all parts, perhaps scaled as a whole
     suspicious: bool = False  # wrong, and this window was not looked at closely enough to say why
     findings: list[Finding] = field(default_factory=list)
@@ -39,7 +43,7 @@ def summed(window: Window, last: Window | None) -> Sum:
     if not all(np.isfinite(part).all() for part in known):
         return _non_finite(window, known)
     total: Sketch = np.sum(known, axis=0)
-    gradient, gate = window.gradient, NARROW_GATE if window.narrow else GATE
+    gradient, gate = window.gradient, _narrow_gate(len(parts)) if window.narrow else GATE
     if not np.isfinite(gradient).all():
         return Sum(remark=Remark.step_not_finite)
     size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in known))))
@@ -61,6 +65,11 @@ def summed(window: Window, last: Window | None) -> Sum:
     return _why(window, last, known, gate, size, found)
 
 
+def _narrow_gate(num: int) -> float:
+    """Where sums are kept in 16 bits: each of `num` additions rounds by u = 2^-8 of the sum at most, by chance up or down."""
+    return max(NARROW_GATE, 1.5 * 2.0**-8 * float(np.sqrt(num)))
+
+
 def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, size: float, found: Sum) -> Sum:
     """Something is lost, added or scaled: named only where it reproduces the gradient at the step."""
     first = window.micro_batches[0]
@@ -79,7 +88,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     seen = [m.before is not None or m.empty for m in window.micro_batches[1:]]
     ends = window.micro_batches[-1].after
     if not all(seen) or ends is None:
-        named = _by_weights(window, parts, gate, size, found.error)
+        named = _by_weights(window, parts, gate, found)
         found.findings.extend(named)
         found.suspicious = not named
         return found
@@ -90,7 +99,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     if between is not None and between[0] is not Cause.unexplained and (off <= 10 * gate or rounded or decays):
         found.findings.append(_finding(between[0], window, between[1], found.error))
         return found
-    named = _by_weights(window, parts, gate, size, found.error)
+    named = _by_weights(window, parts, gate, found)
     found.findings.extend(named)
     if not named:
         # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
@@ -155,37 +164,47 @@ def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
     return window.parameters is not None and proportion(window.gradient - np.sum(parts, axis=0), window.parameters)[1] <= 1e-2
 
 
-def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, error: float) -> list[Finding]:
+def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> list[Finding]:
     """The weight of each part in the gradient at the step, by least squares, and what such weights mean."""
     seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
-    gradient = window.gradient[seen].ravel()
-    columns = np.stack([part[seen].ravel() for part in parts], axis=1)
-    num = columns.shape[1]
-    norms = np.linalg.norm(columns, axis=0)
-    if len(columns) < 2 * num + 4 or num < 2 or not norms.all():
+    made = weighted_sum(window.gradient[seen], [part[seen] for part in parts]) if len(parts) > 1 else None
+    if made is None or made.residual > gate:
         return []
-    weights, _, rank, values = np.linalg.lstsq(columns / norms, gradient, rcond=None)
-    weights = weights / norms
-    residual = float(np.linalg.norm(columns @ weights - gradient))
-    largest = float(np.abs(weights).max())
-    if rank < num or values[-1] < 1e-3 * values[0] or residual > gate * size * largest or not largest:
-        return []
-    shares = weights / largest
+    found.weights = made.weights
+    weights = np.array(made.weights)
+    shares = weights / np.abs(weights).max()
     zero = np.abs(shares) < 1e-2
     text = f"micro-batches count {_listed(shares)} of the most"
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
-        return [_finding(Cause.clip_per_micro_batch, window, text, error)]
-    kept = np.flatnonzero(~zero)
+        return [_finding(Cause.clip_per_micro_batch, window, text, found.error)]
+    num, kept = len(parts), np.flatnonzero(~zero)
     if np.ptp(shares[kept]) > 1e-2:
         ratios = shares[1:] / shares[:-1] if not zero.any() else np.array([])
         if len(ratios) > 1 and np.ptp(ratios) <= 1e-2 * np.abs(ratios).max():
-            return [_finding(Cause.sum_rescaled_in_window, window, text, error)]
+            return [_finding(Cause.sum_rescaled_in_window, window, text, found.error)]
+        found.counted = _counted(window, weights, parts, found.error)
         return []
     if len(kept) < num and kept[-1] == num - 1 and kept[0] == num - len(kept):
-        return [_finding(Cause.gradients_cleared_in_window, window, text, error)]
+        there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
+        cause = Cause.accumulator_overwritten if there else Cause.gradients_cleared_in_window
+        return [_finding(cause, window, text, found.error)]
     if len(kept) < num and kept[0] == 0 and kept[-1] == len(kept) - 1:
-        return [_finding(Cause.accumulator_overwritten, window, text, error)]
+        return [_finding(Cause.accumulator_overwritten, window, text, found.error)]
+    found.counted = _counted(window, weights, parts, found.error)
     return []
+
+
+def _counted(window: Window, weights: Any, parts: list[Sketch], error: float) -> Finding | None:
+    """Micro-batches that are lost, or counted several times or with the other sign: no weighting of a loss does that."""
+    times = weights / min(np.abs(weights[np.abs(weights) > 1e-2 * np.abs(weights).max()]))
+    whole = times.round()
+    if len(parts) < 3 or np.abs(times).max() > MOST_TIMES or np.abs(times - whole).max() > ALIKE:
+        return None
+    kept = [part for part, many in zip(parts, whole, strict=True) if many]
+    lost = [part for part, many in zip(parts, whole, strict=True) if not many]
+    if any(proportion(one, other)[1] <= ALIKE for one in lost for other in kept):
+        return None  # the same rows were differentiated twice, and count once
+    return _finding(Cause.unexplained, window, f"micro-batches count {_listed(whole + 0.0)} times", error)
 
 
 def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding:
@@ -229,14 +248,6 @@ def _over_ranks(window: Window, gate: float, size: float) -> Sum:
     if off * np.linalg.norm(window.gradient) <= 10 * gate * size * max(factor, 1 / len(known)) and factor > 0:
         return Sum(error=error, factor=factor, right=True)
     return Sum(error=error, suspicious=True, remark=Remark.no_multiple)
-
-
-def proportion(b: Any, a: Any) -> tuple[float, float]:
-    """The factor f that is best in b = f a, and ||b - f a|| / ||b||."""
-    if not a.any() or not b.any():
-        return 0.0, 0.0 if not b.any() else 1.0
-    factor = float((a * b).sum() / np.square(a).sum())
-    return factor, float(np.linalg.norm(b - factor * a) / np.linalg.norm(b))
 
 
 def _finding(cause: Cause, window: Window, message: str, error: float) -> Finding:

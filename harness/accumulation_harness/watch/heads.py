@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from accumulation_harness.audit.observe.patches import Place
+from accumulation_harness.compare.readings import Constant
 from accumulation_harness.watch.fence import Fence, See
+from accumulation_harness.watch.graph import mark, ways
 from accumulation_harness.watch.sketch import is_plain
-from accumulation_harness.watch.slopes import Loss, Numbers, is_transformed, labelled, measured, received
+from accumulation_harness.watch.slopes import Loss, Numbers, constantly, is_transformed, labelled, measured, received
 from accumulation_harness.watch.track import Head
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
+MOST_UNUSED = 256  # losses of a window that no backward has differentiated yet
 MOST = 4  # outputs of a model that may be logits
-CLASSES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
-BINARY = ("input", "target", "weight", "size_average", "reduce", "reduction")
-SQUARED = ("input", "target", "size_average", "reduce", "reduction", "weight")
+BY_CLASS = ("cross_entropy", "nll_loss")
+BY_ELEMENT = {  # loss functions of PyTorch that have a term for every element
+    "mse_loss": Loss.squared,
+    "binary_cross_entropy": Loss.binary,
+    "binary_cross_entropy_with_logits": Loss.binary,
+    "l1_loss": Loss.absolute,
+    "smooth_l1_loss": Loss.smooth,
+    "huber_loss": Loss.huber,
+    "kl_div": Loss.divergence,
+    "gaussian_nll_loss": Loss.gaussian,
+    "poisson_nll_loss": Loss.poisson,
+    "soft_margin_loss": Loss.soft_margin,
+}
+BY_ROW = {"multi_margin_loss": Loss.margin}  # and for every row
 KEPT_OUT = ("hidden_states", "attentions", "past_key_values", "last_hidden_state")
 
 
@@ -28,6 +43,15 @@ def _arithmetic() -> torch.dtype | None:
     """What autocast computes in here; None where it is off."""
     kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+class Taken(NamedTuple):
+    """What a backward has shown of its losses."""
+
+    heads: Sequence[Head] | None  # None where none was looked at
+    fed: bool  # whether inputs asked for gradients
+    forwards: int
+    others: bool  # terms beside the loss functions that were called
 
 
 class Heads:
@@ -45,15 +69,36 @@ class Heads:
         self._passed_over = False
         self.autocast: torch.dtype | None = None  # of the last forward
         self._inside = False  # whether a layer of the forward under way has told
+        self._rows = 0  # of the inputs of the forwards since the last backward
+        self._number = 0  # of the losses that were followed
+        self._constants: dict[int, tuple[Constant, ...]] = {}  # of those that the backward under way differentiates
+        self._others = False
+        self._unused: dict[int, Tensor] = {}  # values of those that no backward has differentiated yet
 
-    def taken(self) -> tuple[Sequence[Head] | None, bool, int]:
-        """Of the backward that ends: heads, None where none was looked at; whether inputs asked for gradients; forwards."""
+    def before(self, root: Any) -> None:
+        """A backward begins at this root."""
+        found, others = ways(root)
+        self._constants, self._others = {way.number: way.constants for way in found}, others
+        for number in self._constants:
+            self._unused.pop(number, None)
+
+    def taken(self) -> Taken:
+        """The backward has ended."""
         found: Sequence[Head] | None = self._losses or self._outputs
+        for head in found or ():  # outputs may have a row for every position
+            head.rows = self._rows if self._rows and head.rows % self._rows == 0 else head.rows
+        others = self._others and bool(self._losses) and bool(self._constants)
         if not found and self._passed_over:
             found = None
         fed = self._fed
         self._outputs, self._losses, self._fed, self._passed_over = [], [], False, False
-        return found, fed, self.forgotten()
+        self._constants, self._others, self._rows = {}, False, 0
+        return Taken(found, fed, self.forgotten(), others)
+
+    def unused(self) -> list[Tensor]:
+        """Values of the losses that were not differentiated since the last step, from now on counted anew."""
+        values, self._unused = list(self._unused.values()), {}
+        return values
 
     def forgotten(self) -> int:
         """Forwards that no backward has followed, from now on counted anew."""
@@ -68,6 +113,8 @@ class Heads:
         if not self._inside:
             self.autocast = _arithmetic()
         self._inside = False
+        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dim()]
+        self._rows += given[0].shape[0] if given else 0
         self._fed = self._fed or any(isinstance(t, Tensor) and t.requires_grad for t in (*args, *kwargs.values()))
         for z in list(_logits(output))[:MOST]:
             self._look_at(z)
@@ -79,26 +126,28 @@ class Heads:
 
     def functions(self) -> Mapping[Place, See]:
         """The loss functions, and who sees their calls."""
+        kinds = {**BY_ELEMENT, **BY_ROW}
         return {
-            (functional, "cross_entropy"): self._of_classes,
-            (functional, "nll_loss"): self._of_classes,
-            (functional, "mse_loss"): self._elementwise(Loss.squared, SQUARED),
-            (functional, "binary_cross_entropy"): self._elementwise(Loss.binary, BINARY),
-            (functional, "binary_cross_entropy_with_logits"): self._elementwise(Loss.binary, BINARY),
+            **{(functional, name): self._looking(name, self._of_classes) for name in BY_CLASS},
+            **{(functional, name): self._looking(name, self._by_element(kind, name in BY_ROW)) for name, kind in kinds.items()},
         }
 
-    def _result(self) -> Generator[None, Any, Any]:
-        """What a loss function has returned; None where it was called by itself, as for modes and subclasses of Tensor."""
-        inner, self._called = self._called, True
-        try:
-            loss = yield
-        finally:
-            self._called = inner
-        return None if inner else loss
+    def _looking(self, name: str, look: Callable[[Tensor, Mapping[str, Any]], None]) -> See:
+        """Look at the result of a loss function, and its arguments by name; not where it was called by itself (by modes, say)."""
+        signature = inspect.signature(getattr(functional, name))
 
-    def _of_classes(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
-        given = {**dict(zip(CLASSES, args, strict=False)), **kwargs}
-        loss = yield from self._result()
+        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+            inner, self._called = self._called, True
+            try:
+                loss = yield
+            finally:
+                self._called = inner
+            if not inner and not self.paused and _is_followed(loss):
+                look(loss, signature.bind_partial(*args, **kwargs).arguments)
+
+        return see
+
+    def _of_classes(self, loss: Tensor, given: Mapping[str, Any]) -> None:
         z, target, weight = given.get("input"), given.get("target"), given.get("weight")
         if not is_plain(z) or not is_plain(target) or z.dim() < 2:
             return
@@ -114,38 +163,50 @@ class Heads:
             found = received(u, of, reduction, own)
             return labelled(found, y, classes) if detail else found
 
-        self._follow(loss, given, Loss.cross_entropy, z.shape[0], numbers)
+        self._follow(loss, given, Loss.cross_entropy, z, classes, numbers)
 
-    def _elementwise(self, kind: Loss, names: Sequence[str]) -> See:
-        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            loss = yield from self._result()
-            z, target = given.get("input"), given.get("target")
-            weighted = names is SQUARED and given.get("weight") is not None  # a mean over its weights
-            if is_plain(z) and is_plain(target) and not target.requires_grad and not weighted:
-                num = torch.broadcast_shapes(z.shape, target.shape).numel()
-                rows = z.shape[0] if z.dim() else 1
-                self._follow(loss, given, kind, rows, lambda u, of, reduction: received(u, of, reduction, num))
+    def _by_element(self, kind: Loss, by_row: bool) -> Callable[[Tensor, Mapping[str, Any]], None]:
+        def look(loss: Tensor, given: Mapping[str, Any]) -> None:
+            z, target, detail = given.get("input"), given.get("target"), self.detail
+            weighted = kind is not Loss.binary and given.get("weight") is not None  # a mean over its weights
+            if not is_plain(z) or not is_plain(target) or target.requires_grad or weighted:
+                return
+            rows = z.shape[0] if z.dim() else 1
+            num = rows if by_row else torch.broadcast_shapes(z.shape, target.shape).numel()
 
-        return see
+            def numbers(u: Tensor, of: Tensor, reduction: str) -> Numbers:
+                many, reduction = (rows, "mean") if reduction == "batchmean" else (num, reduction)
+                return constantly(received(u, of, reduction, many), target if detail else None)
+
+            self._follow(loss, given, kind, z, z.shape[-1] if z.dim() > 1 else 1, numbers)
+
+        return look
 
     def _follow(
         self,
-        loss: Any,
+        loss: Tensor,
         given: Mapping[str, Any],
         kind: Loss,
-        rows: int,
+        z: Tensor,
+        classes: int,
         numbers: Callable[[Tensor, Tensor, str], Numbers],
     ) -> None:
         """Look at the gradient that a loss function's result receives."""
         old = given.get("size_average") is not None or given.get("reduce") is not None
-        if old or self.paused or not _is_followed(loss):
+        if old:
             return
         value, reduction = loss.detach().clone(), given.get("reduction", "mean")
+        rows = z.shape[0] if z.dim() else 1
+        number = self._number = self._number + 1
+        mark(loss, number)
+        if len(self._unused) < MOST_UNUSED:
+            self._unused[number] = value.sum().reshape(1)
 
         def look(u: Tensor) -> None:
             if not self.paused:
-                self._losses.append(Head({kind: numbers(u, value, reduction)}, rows))
+                self._unused.pop(number, None)
+                head = Head({kind: numbers(u, value, reduction)}, rows, classes=classes, constants=self._constants.get(number))
+                self._losses.append(head)
 
         loss.register_hook(self.fence.hook(look))
 
@@ -160,7 +221,8 @@ class Heads:
 
         def look(g: Tensor) -> None:
             if not self.paused and not self._losses:
-                self._outputs.append(Head(measured(logits, g.detach()), rows, _narrower(g.dtype, logits.dtype)))
+                fits, dtype = measured(logits, g.detach()), _narrower(g.dtype, logits.dtype)
+                self._outputs.append(Head(fits, rows, dtype, classes=logits.shape[-1] if logits.dim() > 1 else 1))
 
         z.register_hook(self.fence.hook(look))
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.compare.linear import proportion
+from accumulation_harness.compare.readings import near
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
-from accumulation_harness.watch.evidence import Finding, Remark, Rung, Window
-from accumulation_harness.watch.gradients import ALIKE, Sum, proportion, summed
+from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
+from accumulation_harness.watch.gradients import ALIKE, Sum, summed
 from accumulation_harness.watch.replay import Replayed
-from accumulation_harness.watch.weights import judged, near, weights_of
+from accumulation_harness.watch.slopes import Loss
+from accumulation_harness.watch.weights import Key, Weights, judged, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
+MOST_WEIGHED = 64  # windows whose weights are kept, of each loss: the first and the last ones
+PARTS = "backwards differ in kind by their place in the window: parts of one loss, and no micro-batches of it"
+FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
@@ -32,12 +38,16 @@ class Judge:
         self.sizes: Counter[int] = Counter()
         self.findings: dict[Cause, Finding] = {}
         self.remarks: Counter[Remark] = Counter()  # and of how many windows
-        self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
+        self.summed = self.covered = self.looked = (
+            0  # windows of several micro-batches: with the right sum; weighed whole, or at all
+        )
+        self.weights: dict[tuple[int, Key], list[Weights]] = {}  # of every loss of every optimizer
+        self._marks: dict[tuple[int, int], tuple[int, list[set[Any]]]] = {}  # optimizer, micro-batches -> windows, by place
         self.replays: list[Replayed] = []
         self.still = 0  # windows whose step moved no weights
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
-        self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
         self.laid_out: set[int] = set()  # steps that the schedules are laid out for
+        self.forwards = 0  # most of a window
         self.labels: Counter[bool] = Counter()  # windows whose micro-batches have the same labels, and others
         self._waiting: dict[int, Window] = {}
         self._last: dict[int, Window] = {}
@@ -47,6 +57,7 @@ class Judge:
     def see(self, window: Window) -> bool:
         """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
         self.windows += 1
+        self.forwards = max(self.forwards, window.forwards)
         waiting = self._waiting.pop(window.track, None)
         if window.skipped or window.closure:
             self.skipped += window.skipped
@@ -68,6 +79,12 @@ class Judge:
         if self._shortened(window):
             last = None
         total = summed(window, last)
+        weights, why = weights_of(window, total)
+        if total.weights and not total.findings and weights and all(one.weighed.is_right for one in weights):
+            # What a micro-batch's loss weighs too much, the sum makes up for.
+            total = Sum(error=total.error, weights=total.weights, right=True)
+        if total.counted is not None and weights and why is None and not total.right:
+            total.findings.append(total.counted)
         if window.resumed and any(f.cause in CARRIED for f in total.findings):
             self.remarks[Remark.resumed] += 1
             return False
@@ -79,6 +96,8 @@ class Judge:
         if len({m.fed for m in window.micro_batches}) > 1:
             self.remarks[Remark.fed] += 1
         self.remarks.update(doubtful(window))
+        if window.half and all(m.scale == 1 for m in window.micro_batches):
+            self.remarks[Remark.half] += 1
         if (same := same_labels(window)) is not None:
             self.labels[same] += 1
         self.still += window.still
@@ -90,7 +109,8 @@ class Judge:
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0
         self._measure(window, total)
-        self._weigh(window, total)
+        self._mark(window)
+        self._weigh(window, weights, why)
         return bool(total.findings) or total.suspicious
 
     def _shortened(self, window: Window) -> bool:
@@ -112,42 +132,78 @@ class Judge:
                 return True
         return False
 
-    def _weigh(self, window: Window, total: Sum) -> None:
-        weights, why = weights_of(window, total)
-        if weights is None:
+    def _weigh(self, window: Window, weights: list[Weights], why: Remark | None) -> None:
+        several = len(window.micro_batches) > 1
+        if not weights:
             if why is not None:
                 self.remarks[why] += 1
             return
-        if weights.num > 1:
-            self.looked += 1
-        scaled = abs(total.factor - 1) > weights.tolerance and weights.world == 1
-        if scaled and abs(weights.shares[0] - 1) <= weights.tolerance:
-            scaled = False
         after = _after_clip(window)
         if after is not None and abs(after - 1) > ALIKE:
-            if weights.equal and weights.heads == 1 and near(weights.shares[0] * after, 1, weights.tolerance):
+            if all(near(share * after, 1, one.weighed.tolerance) for one in weights for share in one.weighed.shares):
                 message = f"gradients are clipped before they are multiplied by {after:.4g}"
                 self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung=Rung.sketch, message=message))
             else:
                 self.remarks[Remark.changed_after_clip] += 1
             return
-        if len(window.micro_batches) < self.usual and window.forwards % len(window.micro_batches):
-            self.remarks[Remark.forwards] += 1
+        if self._left_out(window):
             return
-        found = judged(weights, self.usual, resumed=window.resumed, scaled=scaled or bool(total.findings))
-        for finding in found:
-            self._add(finding)
-        if weights.num > 1 and not found:
-            remark = weights.why_incomplete if weights.equal else Remark.unequal
-            if remark is None:
-                self.weighed += 1
-            else:
-                self.remarks[remark] += 1
-        self.constants.append((weights.each[0], weights.shares[0]))
-        del self.constants[:-64]
-        self._metrics["accumulation/weight_spread"] = max(weights.each) / min(weights.each) if min(weights.each) > 0 else math.nan
-        self._metrics["accumulation/weight_sum"] = sum(c * n for c, n in zip(weights.each, weights.terms, strict=True))
-        self._metrics["accumulation/loss_terms"] = weights.total
+        for one in weights:
+            kept = self.weights.setdefault((window.track, one.key), [])
+            kept.append(one)
+            if len(kept) > MOST_WEIGHED:
+                del kept[MOST_WEIGHED // 2]
+        if several:
+            self.covered += why is None
+            if why is not None:
+                self.remarks[why] += 1
+        first = weights[0]
+        parts = [c * n for c, n in zip(first.each, first.weighed.terms, strict=True)]
+        self._metrics["accumulation/weight_spread"] = max(first.each) / min(first.each) if min(first.each) > 0 else math.nan
+        self._metrics["accumulation/weight_sum"] = sum(parts)
+        self._metrics["accumulation/loss_terms"] = first.weighed.total
+
+    def _left_out(self, window: Window) -> bool:
+        """Whether a micro-batch was computed and not differentiated."""
+        num = len(window.micro_batches)
+        if window.unused and window.forwards >= num + len(window.unused):
+            bad = sum(not math.isfinite(value) for value in window.unused)
+            if bad:
+                message = f"{bad} losses that are not finite were left out, and the step was taken on the rest"
+                self._add(Finding(cause=Cause.non_finite_micro_batch, window=window.index, rung=Rung.ledger, message=message))
+                return True
+        elif not (num < self.usual and window.forwards % num):
+            return False
+        self.remarks[Remark.forwards] += 1
+        return True
+
+    def weighed(self) -> tuple[bool, list[Finding], list[str]]:
+        """What all windows say of every loss: whether all are right, what is wrong, and why nothing is known of some."""
+        right = {replayed.window for replayed in self.replays if replayed.right}
+        rights, findings, reasons = [], [], []
+        for (track, _), seen in self.weights.items():
+            known = [one for one in seen if one.weighed.window in right and track == 0]
+            is_right, found, why = judged(seen, self.usual, known)
+            rights.append(is_right)
+            if found and not self.exchangeable(track):
+                found, why = [], PARTS
+            findings += found
+            reasons += [why] if why and not found else []
+        return bool(rights) and all(rights), findings, reasons
+
+    def exchangeable(self, track: int) -> bool:
+        """Whether the backwards of a window differ by chance, as micro-batches do; not by what they are, as two losses do."""
+        seen = [places for (own, _), (times, places) in self._marks.items() if own == track and times >= FEWEST_MARKS]
+        return not any(all(len(marks) == 1 for marks in places) and len(set.union(*places)) > 1 for places in seen)
+
+    def _mark(self, window: Window) -> None:
+        """Remember what each backward of a window was: its losses, constant targets, and the tensors that it did not reach."""
+        marks = [_mark_of(m) for m in window.micro_batches]
+        if len(marks) > 1 and window.whole and window.first is not None and all(mark is not None for mark in marks):
+            times, places = self._marks.get((window.track, len(marks)), (0, [set() for _ in marks]))
+            for place, mark in zip(places, marks, strict=True):
+                place.add(mark)
+            self._marks[window.track, len(marks)] = times + 1, places
 
     def _measure(self, window: Window, total: Sum) -> None:
         known = [m.contribution for m in window.micro_batches if m.contribution is not None]
@@ -176,10 +232,14 @@ class Judge:
         else:
             known.count += 1
 
+    def found(self) -> dict[Cause, Finding]:
+        """All findings so far."""
+        return {finding.cause: finding for finding in self.weighed()[1]} | self.findings
+
     def _say(self) -> None:
         if self._tell is None or self.windows < TELL_AT_ONCE:
             return
-        for cause, finding in self.findings.items():
+        for cause, finding in self.found().items():
             if cause not in self._told:
                 self._told.add(cause)
                 where = f"window {finding.window + 1}"
@@ -187,7 +247,7 @@ class Judge:
 
     def metrics(self) -> Mapping[str, float]:
         """`accumulation/*` of the last window."""
-        return dict(self._metrics) | {"accumulation/findings": float(len(self.findings))}
+        return dict(self._metrics) | {"accumulation/findings": float(len(self.found()))}
 
     def finish(self) -> None:
         """No further window will come."""
@@ -206,6 +266,14 @@ def _after_clip(window: Window) -> float | None:
         return None
     factor, off = proportion(window.at_step, window.clipped)
     return factor if off <= ALIKE else None
+
+
+def _mark_of(m: MicroBatch) -> Any:
+    if m.slopes is None or m.contribution is None:
+        return None
+    constant = {id(slope): "" if slope.kind is Loss.cross_entropy else f"{slope.labels:g}" for slope in m.slopes}
+    losses = frozenset((slope.kind, slope.classes, constant[id(slope)]) for slope in m.slopes)
+    return losses, m.contribution.any(axis=1).tobytes()
 
 
 def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:

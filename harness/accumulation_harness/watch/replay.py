@@ -15,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from accumulation_harness.compare.linear import proportion, weighted_sum
+from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.fence import is_ours, told
@@ -22,7 +24,6 @@ from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together, in_a_group
 from accumulation_harness.watch.track import Sketched, Track
-from accumulation_harness.watch.weights import alike, near
 
 
 class Batches:
@@ -150,7 +151,23 @@ class Replay:
         if found is not None and not replayed.refused:
             whole, again = found.of(found.whole), found.of(found.again)
             _compare(replayed, track, gradients, whole, again, parts, heads.autocast, told)
+            if (
+                replayed.findings
+                and not in_a_group()
+                and not self._is_the_runs(replayed, track, batches.window[0], parts[0], heads)
+            ):
+                replayed.findings.clear()
+                replayed.refused = "on one micro-batch, the loss handed over has another gradient than the run's: another loss"
         return replayed
+
+    def _is_the_runs(self, replayed: Replayed, track: Track, batch: Any, part: Sketch | None, heads: Heads) -> bool:
+        """Whether the loss handed over is the run's, but for its weight and a penalty's: as the first micro-batch shows it."""
+        if part is None:
+            return True
+        with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(heads.autocast, track.parameters):
+            alone, _ = self._gradient(track, [batch])
+        made = weighted_sum(part, [alone, _on_host(track.weights())])
+        return made is None or made.residual <= replayed.gate
 
     def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
         """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
@@ -268,8 +285,7 @@ def _named(
 ) -> tuple[Cause | None, str]:
     """Which cause turns the large batch's gradient into the run's."""
     gate, far = replayed.gate, f"the gradient is {replayed.error:.2g} away from one large batch's (floor {replayed.floor:.1g})"
-    factor = float((own * whole).sum() / np.square(whole).sum())
-    off = float(np.linalg.norm(own - factor * whole) / np.linalg.norm(own))
+    factor, off = proportion(own, whole)
     tolerance = max(1e-3, 4 * gate)
     if off <= gate and factor > 0:
         if num > 1 and near(factor, num, tolerance):
@@ -296,10 +312,7 @@ def _named(
 
 def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
     """The multiple of the weights that is the difference."""
-    weights = _on_host(track.weights())
-    difference = own - whole
-    factor = float((difference * weights).sum() / np.square(weights).sum())
-    off = float(np.linalg.norm(difference - factor * weights) / np.linalg.norm(difference))
+    factor, off = proportion(own - whole, _on_host(track.weights()))
     return factor if off <= 1e-2 and factor > 0 else None
 
 
@@ -316,16 +329,10 @@ def _on_host(sketched: Sketched) -> Sketch:
 
 def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tuple[float, ...]:
     """Weights w with `whole` = sum_k w_k part_k; their inverses are what each part weighs of what it should."""
-    columns = np.stack([cast(Sketch, part).ravel() for part in parts], axis=1)
-    norms = np.linalg.norm(columns, axis=0)
-    if len(columns) < 2 * columns.shape[1] + 4 or not norms.all():
+    made = weighted_sum(whole, [cast(Sketch, part) for part in parts])
+    if made is None or made.residual > gate or not min(made.weights) > 0:
         return ()
-    weights, _, rank, values = np.linalg.lstsq(columns / norms, whole.ravel(), rcond=None)
-    weights = weights / norms
-    residual = np.linalg.norm(columns @ weights - whole.ravel()) / np.linalg.norm(whole)
-    if rank < columns.shape[1] or values[-1] < 1e-3 * values[0] or residual > gate or not (weights > 0).all():
-        return ()
-    return tuple(float(1 / w) for w in weights)
+    return tuple(1 / weight for weight in made.weights)
 
 
 # -- without a trace --------------------------------------------------------------------------------------------------

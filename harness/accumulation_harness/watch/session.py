@@ -266,6 +266,7 @@ class Watch:
         if self._depth or self._paused:  # checkpointing runs backward inside backward
             return
         self._depth += 1
+        self.heads.before(root)
         for track in self.tracks:
             track.before_backward()
         try:
@@ -276,10 +277,12 @@ class Watch:
             raise
         finally:
             self._depth -= 1
-        heads, fed, forwards = self.heads.taken()
+        heads, fed, forwards, others = self.heads.taken()
         scale, self._scale = self._scale, None
         loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
-        reached = [track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed, forwards=forwards)]
+        reached = [
+            track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed, forwards=forwards, others=others)
+        ]
         for track in reached:
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
@@ -364,6 +367,7 @@ class Watch:
         if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
             track.window.closure = track.stepped_inside = True
         track.refresh()
+        track.window.late = not track.window.moved and not track.still  # as counted writes show
         track.look_at_format()
         gradients = track.gradients()
         factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
@@ -402,6 +406,7 @@ class Watch:
             gradients = track.window.clipped
         self._closed[track.index] += 1
         track.window.forwards, track.window.still = self.heads.forgotten(), track.still
+        track.window.unused = self.heads.unused() if len(self.tracks) == 1 else ()
         buffers, self._buffers = self._buffers, versions(list(self.model.buffers()))
         track.window.buffers_moved = bool(track.num_windows) and buffers != self._buffers
         window = track.close(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accumulation_harness.compare.readings import Constant
 from accumulation_harness.system.enums import StrEnum
 
 FEWEST = 4  # degrees of freedom that are left when a form has been fitted: below, anything fits
@@ -31,6 +32,14 @@ class Loss(StrEnum):
     smoothed = "cross-entropy, label smoothing"
     binary = "binary cross-entropy"
     squared = "squared error"
+    absolute = "absolute error"
+    smooth = "smooth absolute error"
+    huber = "Huber loss"
+    divergence = "Kullback-Leibler divergence"
+    gaussian = "Gaussian likelihood"
+    poisson = "Poisson likelihood"
+    soft_margin = "soft margin"
+    margin = "margin loss"
 
 
 class Numbers(NamedTuple):
@@ -44,7 +53,7 @@ class Numbers(NamedTuple):
     freedom: Any = None  # degrees that are left when the form has been fitted
     apart: Any = None  # the residual where each row has a weight of its own
     diagonal: Any = None  # whether row i has the class i, of as many as there are rows
-    labels: Any = None  # a number that other labels, or another order of them, change; NaN: one class alone
+    labels: Any = None  # a number that other labels, or another order of them, change, or that all targets are; NaN: neither
 
 
 Fits = Mapping[Loss, Numbers]
@@ -64,6 +73,14 @@ class Slope:
     diagonal: bool = False
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
     labels: float = math.nan
+    classes: int = 1  # of the logits
+    constants: tuple[Constant, ...] | None = None  # that it was multiplied by before it was differentiated; None: not seen
+    calls: int = 1  # of the loss function
+
+    def joined(self, other: Slope) -> Slope:
+        """Both as one loss: its terms weigh alike."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in ("terms", "positions", "rows", "value", "calls")}
+        return replace(self, **added, residual=max(self.residual, other.residual), labels=math.nan)
 
 
 def measured(z: Tensor, g: Tensor) -> Fits:
@@ -146,6 +163,15 @@ def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Numb
             weight, value = (u / total, loss * total) if reduction == "mean" else (u, loss)
         positions = torch.tensor(len(own) if isinstance(own, Tensor) else own)
         return Numbers(weight, residual, total, positions, value)
+
+
+def constantly(numbers: Numbers, target: Tensor | None) -> Numbers:
+    """The same of targets: the number that all of them are, where they are one."""
+    if target is None or not target.numel():
+        return numbers
+    with torch.no_grad():
+        least, most = target.aminmax()
+        return numbers._replace(labels=least.double().where(least == most, math.nan))
 
 
 def labelled(numbers: Numbers, target: Tensor, classes: int) -> Numbers:

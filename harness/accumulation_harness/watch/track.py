@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from accumulation_harness.compare.readings import Constant
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.fence import Fence
@@ -38,6 +39,8 @@ class Head:
     fits: Fits
     rows: int
     dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
+    classes: int = 1
+    constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward
 
 
 @dataclass(kw_only=True)
@@ -55,6 +58,7 @@ class Backward:
     lrs: tuple[float, ...]
     fed: bool
     forwards: int
+    others: bool
 
 
 @dataclass
@@ -77,7 +81,9 @@ class Open:
     clipped: Sketched | None = None  # `.grad` after the last clip
     forwards: int = 0  # after the last backward
     still: bool = False  # the step moves no weights
+    late: bool = False  # weights move between the last backward and the step
     buffers_moved: bool = False
+    unused: Sequence[Tensor] = ()  # values of losses that no backward has differentiated
 
 
 class Track:
@@ -208,7 +214,14 @@ class Track:
         self._in_backward, self._reached = True, False
 
     def after_backward(
-        self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool, forwards: int
+        self,
+        heads: Sequence[Head] | None,
+        scale: Tensor | None,
+        loss: Tensor | None,
+        *,
+        fed: bool,
+        forwards: int,
+        others: bool,
     ) -> bool:
         """Whether it reached this optimizer."""
         self._in_backward = False
@@ -224,7 +237,7 @@ class Track:
         self.window.backwards.append(
             Backward(
                 contribution=contribution, before=self._before, after=after, empty=self._empty, scale=scale, loss=loss,
-                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed, forwards=forwards,
+                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed, forwards=forwards, others=others,
             )
         )  # fmt: skip
         self.window.calls.clear()
@@ -283,10 +296,11 @@ class Track:
         before_clip = opened.unclipped if opened.unclipped is not None else gradients
         assert before_clip is not None
         differentiated = [
-            (b.contribution, b.before, b.after, b.scale, b.loss, [head.fits for head in b.heads or ()]) for b in opened.backwards
+            (b.contribution, b.before, b.after, b.scale, b.loss, [(head.fits, head.constants) for head in b.heads or ()])
+            for b in opened.backwards
         ]
         ends = (before_clip, gradients, parameters, opened.first, opened.clipped)
-        parts, ends = on_host((differentiated, ends))
+        parts, ends, unused = on_host((differentiated, ends, opened.unused))
         micro_batches = [_micro_batch(*part) for part in zip(opened.backwards, parts, strict=True)]
         gradient, at_step, weights, first, clipped = map(_sketch, ends)
         assert gradient is not None
@@ -319,6 +333,7 @@ class Track:
             first=first,
             clipped=clipped,
             narrow=any(g is not None and g.dtype in NARROW for g in self.grads),
+            half=any(g is not None and g.dtype is torch.float16 for g in self.grads),
             rounded=opened.rounded,
             calls=tuple(opened.calls),
             skipped=skipped,
@@ -331,7 +346,9 @@ class Track:
             averaged=opened.averaged,
             forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
             still=opened.still,
+            late=opened.late,
             buffers_moved=opened.buffers_moved,
+            unused=tuple(map(_number, unused)),
         )
 
 
@@ -387,7 +404,7 @@ def _micro_batch(backward: Backward, found: Sequence[Any]) -> MicroBatch:
     contribution, before, after = (None if s is None else s / factor for s in map(_sketch, sketches))
     slopes: list[Slope] | None = None
     if backward.heads is not None:
-        slopes = [_slope(head, forms) for head, forms in zip(backward.heads, fits, strict=True)]
+        slopes = [_slope(head, factor, *forms) for head, forms in zip(backward.heads, fits, strict=True)]
     return MicroBatch(
         contribution=contribution,
         before=before,
@@ -399,12 +416,22 @@ def _micro_batch(backward: Backward, found: Sequence[Any]) -> MicroBatch:
         calls=backward.calls,
         lrs=backward.lrs,
         fed=backward.fed,
+        others=backward.others,
     )
 
 
-def _slope(head: Head, forms: Fits) -> Slope:
+def _slope(head: Head, scale: float, forms: Fits, constants: Sequence[Constant] | None) -> Slope:
     fits = {kind: Numbers(*map(_number, form)) for kind, form in forms.items()}
-    return reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
+    found = reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
+    return replace(found, classes=head.classes, constants=None if constants is None else tuple(_constants(constants, scale)))
+
+
+def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
+    """Those on the host, without the loss scale."""
+    for factor, divides in found:
+        number = factor if isinstance(factor, float) else _number(factor)
+        if number and number not in (1.0, scale):
+            yield Constant(1 / number if divides else number, divides)
 
 
 def versions(tensors: Sequence[Tensor]) -> int:

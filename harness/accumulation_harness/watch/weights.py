@@ -1,187 +1,129 @@
-"""Rung 1: do all loss terms of a window weigh alike, and together one?"""
+"""Rung 1: do all loss terms of a window weigh alike, and together one? Every loss of a micro-batch is weighed by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding, Remark, Rung, Window
+from accumulation_harness.compare.readings import Weighed, alike, near, told
+from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
 from accumulation_harness.watch.gradients import Sum
 from accumulation_harness.watch.slopes import Loss, Slope
 
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
+Key = tuple[Loss, int, int]  # a loss of the run: its kind, its classes, its place among those alike
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The weights of one window's loss terms."""
+    """The weights of one loss in one window."""
 
-    window: int
-    num: int  # micro-batches
-    terms: tuple[float, ...]  # of each
-    positions: tuple[int, ...]
-    rows: tuple[int, ...]
+    key: Key
+    weighed: Weighed
     each: tuple[float, ...]  # weight of one term of each micro-batch in the gradient at the step
-    total: float  # terms of the window, over all ranks
-    own: float  # of this rank
-    world: int
-    heads: int
-    kind: Loss
-    tolerance: float
-    why_incomplete: Remark | None = None  # what of the loss these weights do not cover
 
     @property
-    def shares(self) -> tuple[float, ...]:
-        """What each term weighs of what it should: 1 everywhere."""
-        return tuple(c * self.total for c in self.each)
+    def evidence(self) -> dict[str, object]:
+        """What a report shows of them."""
+        return {
+            "loss": self.key[0],
+            "loss terms": [round(n, 3) for n in self.weighed.terms[:16]],
+            "weight of a term, of what it should be": [float(f"{share:.4g}") for share in self.weighed.shares[:16]],
+        }
 
-    @property
-    def equal(self) -> bool:
-        """Whether all terms weigh alike."""
-        return alike(self.each, self.tolerance)
 
-
-def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, Remark | None]:
-    """The weights, or why they are not known."""
+def weights_of(window: Window, summed: Sum) -> tuple[list[Weights], Remark | None]:
+    """The weights of every loss; and why they are not known, or do not cover all that was differentiated."""
     looked = [m.slopes for m in window.micro_batches]
-    if any(slopes is None for slopes in looked):
-        return None, None
-    heads = [[slope for slope in slopes or () if slope.terms] for slopes in looked]
-    if not any(slopes for slopes in looked):
-        return None, Remark.logits_unseen
-    full = [slopes for slopes in heads if slopes]
-    if len({len(slopes) for slopes in full}) != 1:
-        return None, Remark.unequal_outputs
-    if any(slope.kind is None for slopes in full for slope in slopes):
-        ragged = any(slope.ragged for slopes in full for slope in slopes)
-        return None, Remark.ragged if ragged else Remark.unknown_loss
-    firsts = [slopes[0] for slopes in full]
-    kind = firsts[0].kind
-    if kind is None or any(slope.kind is not kind for slope in firsts):
-        return None, Remark.unlike_forms
-    own = sum(slope.terms for slope in firsts)
-    ranks = window.ranks
-    total, world = (sum(ranks.terms), len(ranks.terms)) if ranks is not None and all(ranks.terms) else (own, 1)
-    scales = [m.scale for m, slopes in zip(window.micro_batches, heads, strict=True) if slopes]
-    factor = summed.factor if ranks is None or not ranks.sharded else 1 / world
-    worst = max(slope.residual for slope in firsts)
-    return Weights(
+    if any(slopes is None for slopes in looked) or (not window.alone and window.ranks is None):
+        return [], None  # what the other ranks hold is looked at in a sample of windows
+    slopes = [slope for each in looked for slope in each or () if slope.terms]
+    if not slopes:
+        return [], Remark.logits_unseen
+    by_key: dict[Key, list[tuple[MicroBatch, Slope]]] = {}
+    for m in window.micro_batches:
+        for key, slope in _losses(m.slopes or ()):
+            by_key.setdefault(key, []).append((m, slope))
+    why = _incomplete(window, slopes)
+    unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
+    apart = bool(summed.findings) or why is Remark.another_term or (unseen and len(by_key) > 1)
+    found = [_weights(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()]
+    return found, why
+
+
+def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
+    """The losses of a micro-batch; those of one kind whose terms weigh alike are one, as a loss in chunks is."""
+    found: dict[Key, Slope] = {}
+    for slope in slopes:
+        if slope.kind is None or not slope.terms:
+            continue
+        place = 0
+        while (key := (slope.kind, slope.classes, place)) in found and not alike((found[key].weight, slope.weight), TOLERANCE):
+            place += 1
+        known = found.get(key)
+        found[key] = slope if known is None else known.joined(slope)
+    yield from found.items()
+
+
+def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window, summed: Sum, *, apart: bool) -> Weights:
+    """`apart`: the total of the terms cannot be judged."""
+    slopes, ranks = [slope for _, slope in pairs], window.ranks
+    total, world = sum(slope.terms for slope in slopes), 1
+    if ranks is not None and all(ranks.terms):
+        total, world = sum(ranks.terms), len(ranks.terms)
+    factors = {id(m): summed.factor if ranks is None or not ranks.sharded else 1 / world for m, _ in pairs}
+    if summed.weights and not summed.findings:
+        factors = {id(m): weight for m, weight in zip(window.micro_batches, summed.weights, strict=True)}
+    each = tuple(slope.weight * factors[id(m)] / m.scale for m, slope in pairs)
+    weighed = Weighed(
         window=window.index,
-        num=len(looked),
-        terms=tuple(slope.terms for slope in firsts),
-        positions=tuple(slope.positions for slope in firsts),
-        rows=tuple(slope.rows for slope in firsts),
-        each=tuple(slope.weight * factor / scale for slope, scale in zip(firsts, scales, strict=True)),
+        shares=tuple(c * total for c in each),
+        terms=tuple(slope.terms for slope in slopes),
+        num=len(window.micro_batches),
+        rows=tuple(slope.rows for slope in slopes),
+        positions=tuple(slope.positions for slope in slopes),
+        calls=max(slope.calls for slope in slopes),
+        constants=slopes[0].constants,
         total=total,
-        own=own,
         world=world,
-        heads=len(full[0]),
-        kind=kind,
-        tolerance=max(TOLERANCE, 4 * worst),
-        why_incomplete=_incomplete(window, heads, worst),
-    ), None
+        multiplied=not near(summed.factor, 1, TOLERANCE),
+        resumed=window.resumed,
+        tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
+    )
+    multiplied = (
+        world == 1 and not near(summed.factor, 1, weighed.tolerance) and not near(weighed.shares[0], 1, weighed.tolerance)
+    )
+    return Weights(key=key, weighed=replace(weighed, scaled=apart or multiplied), each=each)
 
 
-def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) -> Remark | None:
+def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
     """Whether the losses that were recognised add up to what was differentiated, and hang on their own row alone."""
-    if all(slope.diagonal for slopes in heads for slope in slopes):
+    if any(slope.kind is None for slope in slopes):
+        return Remark.ragged if any(slope.ragged for slope in slopes) else Remark.unknown_loss
+    if all(slope.diagonal for slope in slopes):
         return Remark.diagonal
-    for m, slopes in zip(window.micro_batches, heads, strict=True):
-        known = sum(slope.weight * slope.value for slope in slopes) / m.scale
-        if not abs(known - m.loss) <= max(COMPLETE, 4 * worst) * max(abs(known), abs(m.loss)):
+    if any(m.others for m in window.micro_batches):
+        return Remark.another_term
+    for m in window.micro_batches:
+        own = [slope for slope in m.slopes or () if slope.terms]
+        known = sum(slope.weight * slope.value for slope in own) / m.scale
+        wide = max([COMPLETE, *(4 * slope.residual for slope in own)])
+        if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
     return None
 
 
-def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list[Finding]:
-    """What is wrong with the weights of a window, in a run whose windows have `usual` micro-batches.
+def judged(seen: Sequence[Weights], usual: int, right: Sequence[Weights] = ()) -> tuple[bool, list[Finding], str]:
+    """What all windows say of one loss: whether it is right; else what is wrong, or why nothing is known.
 
-    `scaled`: the gradient was multiplied before the step, by a factor that is in the weights; only unequal ones are named then.
+    `right`: the windows of them whose replay was right.
     """
-    tolerance, m = weights.tolerance, weights.num
-    parts = [c * n for c, n in zip(weights.each, weights.terms, strict=True)]  # what each micro-batch weighs
-    single = weights.heads == 1 and not scaled and weights.why_incomplete is not Remark.another_term
-    if weights.equal:
-        return _of_total(weights, weights.shares[0], usual, resumed=resumed) if single else []
-    if alike(parts, tolerance) and not alike(weights.terms, tolerance):
-        found = [_finding(Cause.mean_of_means, weights, "every micro-batch weighs the same whatever its number of loss terms")]
-        factor = sum(parts) / m if weights.world == 1 else float("nan")
-        if single and m > 1 and near(factor, 1, tolerance):
-            found.insert(0, _finding(Cause.loss_not_divided, weights, f"the means of {m} micro-batches are added"))
-        elif single and m < usual and near(factor, 1 / usual, tolerance):
-            found.insert(0, _short(weights, usual, resumed=resumed))
-        elif single and m > 2 and near(factor, 1 / m**2, tolerance):
-            found.insert(0, _finding(Cause.loss_divided_twice, weights, f"micro-batches weigh 1/{m**2} each"))
-        return found
-    padded = [c * p for c, p in zip(weights.each, weights.positions, strict=True)]
-    if alike(padded, tolerance) and not alike(weights.positions, tolerance):
-        return [_finding(Cause.mean_of_means, weights, "every micro-batch is divided by its own positions, padding included")]
-    by_rows = [share / rows for share, rows in zip(parts, weights.rows, strict=True)]
-    if alike(by_rows, tolerance):
-        return [_finding(Cause.mean_of_means, weights, "micro-batches weigh by their rows, whatever their number of loss terms")]
-    return []
-
-
-def _of_total(weights: Weights, share: float, usual: int, *, resumed: bool) -> list[Finding]:
-    """All terms of this rank weigh alike: together one?"""
-    tolerance, m = weights.tolerance, weights.num
-    if near(share, 1, tolerance):
-        return []
-    if weights.world > 1:
-        return _of_ranks(weights, share)
-    if m < usual and near(share, m / usual, tolerance):
-        return [_short(weights, usual, resumed=resumed)]
-    if m > 1 and near(share, m, tolerance):
-        return [
-            _finding(Cause.loss_not_divided, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")
-        ]
-    if m > 1 and near(share, 1 / m, tolerance):
-        return [
-            _finding(Cause.loss_divided_twice, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")
-        ]
-    counted = sum(weights.positions)
-    if not alike(weights.positions, tolerance) and near(share * counted / weights.total, 1, tolerance):
-        return [
-            _finding(Cause.counter_wrong, weights, f"the loss is divided by {counted} positions, {weights.total:g} of them count")
-        ]
-    return []
-
-
-def _of_ranks(weights: Weights, share: float) -> list[Finding]:
-    tolerance, world, m = weights.tolerance, weights.world, weights.num
-    uneven = weights.total / (world * weights.own)
-    if near(share, uneven, tolerance):
-        return [_finding(Cause.mean_of_means, weights, "ranks are averaged although their numbers of loss terms differ")]
-    for factor, cause in ((m, Cause.loss_not_divided), (1 / m, Cause.loss_divided_twice)):
-        if m > 1 and (near(share, factor, tolerance) or near(share, factor * uneven, tolerance)):
-            return [_finding(cause, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")]
-    if near(share, world, tolerance) or near(share, 1 / world, tolerance):
-        return [_finding(Cause.replica_scale, weights, f"the loss terms of all {world} ranks weigh {share:.4g}")]
-    return []
-
-
-def _short(weights: Weights, usual: int, *, resumed: bool) -> Finding:
-    cause = Cause.resume_in_window if resumed else Cause.short_window_divided_by_n
-    return _finding(cause, weights, f"a window of {weights.num} micro-batches is divided by {usual}")
-
-
-def _finding(cause: Cause, weights: Weights, message: str) -> Finding:
-    evidence = {
-        "loss": weights.kind,
-        "loss terms": [round(n, 3) for n in weights.terms[:16]],
-        "weight of a term, of what it should be": [float(f"{share:.4g}") for share in weights.shares[:16]],
-    }
-    return Finding(cause=cause, message=message, window=weights.window, rung=Rung.ledger, evidence=evidence)
-
-
-def alike(numbers: Sequence[float], tolerance: float) -> bool:
-    """Whether they are one number."""
-    largest = max(map(abs, numbers))
-    return max(numbers) - min(numbers) <= tolerance * largest
-
-
-def near(number: float, wanted: float, tolerance: float) -> bool:
-    """Whether it is that number."""
-    return abs(number - wanted) <= tolerance * abs(wanted)
+    found = told([one.weighed for one in seen], usual, [one.weighed for one in right])
+    shown = next((one for one in seen if found.causes and one.weighed is found.windows[0]), None)
+    findings = [
+        Finding(cause=cause, message=found.words, window=shown.weighed.window, rung=Rung.ledger, evidence=shown.evidence,
+                count=len(found.windows))
+        for cause in found.causes if shown is not None
+    ]  # fmt: skip
+    return found.right, findings, found.words

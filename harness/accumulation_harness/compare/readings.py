@@ -1,0 +1,348 @@
+"""What the weights of loss terms mean: every reading that fits all windows of a run, and a name where one alone is left.
+
+A loss term of a window with W terms should weigh 1/W. What it weighs beside that, its *share*, is 1 where the loop is right.
+Shares have a form (how they run over the micro-batches of a window) and a factor (what they are together):
+
+    share_k = form_k * divisor * times * coefficient
+
+with few forms and divisors, `times` one of 1, K, N, 1/K, 1/N, K/N (K micro-batches in the window, N usually), world and
+1/world, and a coefficient that the loss itself was multiplied by. Readings that predict the same in all windows are rivals, and
+no name is given that a right loop could have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+from accumulation_harness.judge.cause import Cause, Causes
+
+MOST_CONSTANTS = 4  # on the way from the root of a backward to a loss, of which products are taken
+UNEQUAL = Cause.mean_of_means
+
+
+class Form(Enum):
+    """How shares run over the micro-batches of a window; what it is in words, where it is wrong."""
+
+    terms = ""
+    micro_batches = "every micro-batch weighs the same whatever its number of loss terms"
+    positions = "every micro-batch is divided by its own positions, padding included"
+    rows = "micro-batches weigh by their rows, whatever their number of loss terms"
+
+
+class Divisor(Enum):
+    """What the loss terms of a window are divided by, in words; whether this is another count than it should be."""
+
+    terms = "", None
+    one = "every loss term weighs 1: a sum", None
+    rows = "the sum of the loss terms is divided by the rows", None
+    positions = "the loss is divided by all positions, padding included", Cause.counter_wrong
+    terms_and_rows = (
+        "the loss is divided by one more per row than its terms, as labels before their shift are",
+        Cause.counter_wrong,
+    )
+    own = "ranks are averaged although their numbers of loss terms differ", UNEQUAL
+    tasks = "several losses of one kind, each with terms of its own", None
+
+    def __init__(self, words: str, cause: Cause | None) -> None:
+        self.words, self.cause = words, cause
+
+
+class Times(Enum):
+    """What the weights of a window are multiplied by, K micro-batches of usually N; what is wrong then."""
+
+    one = 0, None
+    count = 1, Cause.loss_not_divided
+    usual = 2, Cause.loss_not_divided
+    by_count = 3, Cause.loss_divided_twice
+    by_usual = 4, Cause.loss_divided_twice
+    short = 5, Cause.short_window_divided_by_n
+    ranks = 6, Cause.replica_scale
+    by_ranks = 7, Cause.replica_scale
+
+    def __init__(self, _number: int, cause: Cause | None) -> None:
+        self.cause = cause
+
+
+class Constant(NamedTuple):
+    """What a loss is multiplied by between its loss function and the root of the backward."""
+
+    factor: float
+    divides: bool = False  # written as a division
+
+
+class Reading(NamedTuple):
+    """One way in which shares may have come about."""
+
+    form: Form = Form.terms
+    divisor: Divisor = Divisor.terms
+    times: Times = Times.one
+    coefficient: float = 1.0  # of the loss itself, to six digits
+    doubtful: bool = False  # whether the coefficient may as well be a count
+
+    @property
+    def causes(self) -> Causes:
+        """What is wrong then, the whole first; empty where nothing is."""
+        form = None if self.form is Form.terms else UNEQUAL
+        return tuple(dict.fromkeys(cause for cause in (self.times.cause, self.divisor.cause, form) if cause is not None))
+
+
+RIGHT = Reading()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """One loss in one window, as the gradient of its step has it."""
+
+    window: int
+    shares: tuple[float, ...]  # [K] what a loss term of each micro-batch weighs, of what it should
+    terms: tuple[float, ...]  # [K]
+    num: int  # micro-batches of the window; K of them have terms of this loss
+    rows: tuple[int, ...] = ()  # [K]; empty where not known, as positions
+    positions: tuple[int, ...] = ()
+    calls: int = 1  # of the loss function in a micro-batch: chunks of one loss, or several of one kind
+    constants: tuple[Constant, ...] | None = ()  # None where they were not seen
+    total: float = math.nan  # terms of the window over all ranks; NaN: those above
+    world: int = 1
+    multiplied: bool = False  # the gradient was multiplied after the backwards, by a factor that is in the shares
+    scaled: bool = False  # the whole gradient was multiplied by a factor of another meaning: the form alone can be judged
+    resumed: bool = False  # a window that a run has begun with after its start
+    tolerance: float = 1e-3
+    _known: dict[int, frozenset[Reading]] = field(default_factory=dict, repr=False, compare=False)  # by N
+
+    @cached_property
+    def is_right(self) -> bool:
+        """Whether every term weighs what it should."""
+        return alike(self.shares, self.tolerance) and (self.scaled or near(self.shares[0], 1.0, self.tolerance))
+
+    def readings(self, usual: int) -> frozenset[Reading]:
+        """All that fit, in a run whose windows have `usual` micro-batches."""
+        if usual not in self._known:
+            self._known[usual] = frozenset(self._readings(usual))
+        return self._known[usual]
+
+    def _readings(self, usual: int) -> Iterator[Reading]:
+        for form, pattern in self._forms():
+            factors = [share / part for share, part in zip(self.shares, pattern, strict=True)]
+            if not alike(factors, self.tolerance):
+                continue
+            factor = sum(factors) / len(factors)
+            for coefficient, doubtful in self._coefficients(usual):
+                for divisor, divided in self._divisors() if form is Form.terms else [(Divisor.terms, 1.0)]:
+                    fixed = divisor is Divisor.one  # a sum of terms, divided by nothing or by a number that may be a count
+                    for times, multiplied in [(Times.one, 1.0)] if fixed else self._times(usual):
+                        if self.scaled or near(factor, divided * multiplied * coefficient, self.tolerance):
+                            unsure = doubtful or (fixed and coefficient != 1)
+                            yield Reading(form, divisor, times, round(coefficient, 6), unsure)
+
+    @cached_property
+    def whole(self) -> tuple[Form, float] | None:
+        """The first form that fits, and the factor of it all."""
+        for form, pattern in self._forms():
+            factors = [share / part for share, part in zip(self.shares, pattern, strict=True)]
+            if alike(factors, self.tolerance):
+                return form, sum(factors) / len(factors)
+        return None
+
+    def _forms(self) -> Iterator[tuple[Form, Sequence[float]]]:
+        """How shares run, each with the total weight of what it should be."""
+        own, k = sum(self.terms), self.num
+        yield Form.terms, [1.0] * len(self.shares)
+        yield Form.micro_batches, [own / (k * n) for n in self.terms]
+        if self.rows and all(self.rows):
+            yield Form.rows, [r / sum(self.rows) * own / n for r, n in zip(self.rows, self.terms, strict=True)]
+        if self.positions:
+            yield Form.positions, [own / (k * p) for p in self.positions]
+
+    def _divisors(self) -> Iterator[tuple[Divisor, float]]:
+        own = sum(self.terms)
+        total = own if math.isnan(self.total) else self.total
+        yield Divisor.terms, 1.0
+        yield Divisor.one, total
+        if self.calls > 1:
+            yield Divisor.tasks, float(self.calls)
+        if self.world > 1:
+            yield Divisor.own, total / (self.world * own)
+            return
+        if self.rows and all(self.rows):
+            yield Divisor.rows, own / sum(self.rows)
+            if own > sum(self.rows):
+                yield Divisor.terms_and_rows, own / (own + sum(self.rows))
+        if self.positions:
+            yield Divisor.positions, own / sum(self.positions)
+
+    def _times(self, usual: int) -> Iterator[tuple[Times, float]]:
+        """Where it was seen what a loss is divided by, a division too few has none by N, and one too many has one."""
+        k, blind = self.num, self.constants is None or self.multiplied
+        by_n = [c for c in self.constants or () if near(c.factor, 1 / usual, 1e-6) or near(c.factor, 1 / k, 1e-6)]
+        own = {*self.terms, *self.positions, *self.rows}
+        yield Times.one, 1.0
+        if usual > 1 and (blind or all(_counts(1 / c.factor, own) for c in by_n)):
+            yield from ((Times.count, k), (Times.usual, usual))
+        if usual > 1 and (blind or by_n):
+            yield from ((Times.by_count, 1 / k), (Times.by_usual, 1 / usual))
+        if k <= usual:
+            yield Times.short, k / usual
+        if self.world > 1:
+            yield from ((Times.ranks, self.world), (Times.by_ranks, 1 / self.world))
+
+    def _coefficients(self, usual: int) -> Iterator[tuple[float, bool]]:
+        """Products of the constants that are no count of this window, and whether one of them may be a count all the same.
+
+        A division by N is no coefficient, and neither is a multiplication by N: no loss has that one. With N = 2 both may be.
+        Other divisors may be counts of something that is not known here.
+        """
+        counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
+        counts |= {*self.terms, *self.positions, *self.rows}
+        kept: list[tuple[float, bool]] = []
+        for factor, divides in self.constants or ():
+            by_n = near(factor, 1 / usual, 1e-6)
+            of_n = by_n or near(factor, usual, 1e-6)
+            if self.world > 1 and (near(factor, self.world, 1e-6) or near(factor, 1 / self.world, 1e-6)):
+                continue  # of the ranks
+            if of_n and (usual == 2 or (by_n and not divides)):
+                kept.append((factor, True))
+            elif factor and not of_n and not _counts(1 / factor, counts):
+                kept.append((factor, divides))
+        for size in range(min(len(kept), MOST_CONSTANTS) + 1):
+            for chosen in combinations(kept[:MOST_CONSTANTS], size):
+                yield math.prod(factor for factor, _ in chosen), any(unsure for _, unsure in chosen)
+
+
+def _counts(number: float, counts: set[float]) -> bool:
+    return any(near(number, count, 1e-6) for count in counts)
+
+
+class Told(NamedTuple):
+    """What all windows together say of one loss."""
+
+    right: bool = False
+    causes: Causes = ()
+    words: str = ""  # why it is wrong, or neither right nor wrong
+    windows: tuple[Weighed, ...] = ()  # those that are wrong
+
+
+def told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed] = ()) -> Told:
+    """The reading of all windows of a run whose windows have `usual` micro-batches.
+
+    `known`: those of them that are known to be right, whatever they weigh.
+    """
+    if not seen or all(one.is_right for one in seen):
+        alias = "" if any(one.num != usual for one in seen) else next(filter(None, (_alias(one, usual) for one in seen)), "")
+        return Told(right=bool(seen) and not alias, words=alias)
+    common, steady = _common(seen, usual), _is_steady(seen)
+    if known and not any(RIGHT in one.readings(usual) for one in known) and (common & _common(known, usual) or steady):
+        return Told(right=True)  # the loss has another weighting than the mean over its terms
+    wrong = tuple(one for one in seen if RIGHT not in one.readings(usual))
+    if not common:  # a fault of some windows alone
+        common = frozenset(reading for reading in _common(wrong, usual) if reading.causes)
+    named = _fewest([reading for reading in common if reading.causes and not reading.doubtful])
+    if any(reading.divisor is Divisor.terms or not named for reading in common if not (reading.causes or reading.doubtful)):
+        return Told(right=True)
+    rivals = [reading for reading in common if not reading.causes]
+    if steady and usual == 2 and any(one.constants is None for one in seen):  # half a loss, or twice of it, is an everyday thing
+        rivals.append(Reading(coefficient=steady, doubtful=True))
+    if len({reading.causes for reading in named}) == 1 and not rivals:
+        return Told(causes=_resumed(named[0].causes, wrong), words=_words(named[0], wrong[0], usual), windows=wrong)
+    return Told(words=_unnamed(seen, [*named, *rivals]), windows=wrong)
+
+
+def _alias(one: Weighed, usual: int) -> str:
+    """Why terms that weigh what they should may do so by chance: a coefficient of the loss that is a division by N as well."""
+    constants = one.constants or ()
+    by_n = [c for c in constants if near(c.factor, 1 / usual, 1e-6)]
+    of_n = [c for c in constants if near(c.factor, usual, 1e-6) and not c.divides]
+    if usual < 2 or one.scaled or (all(c.divides for c in by_n) and not (of_n and len(by_n) > 1)):
+        return ""
+    shown = f"{(of_n or by_n)[0].factor:.4g}"
+    return (
+        f"the loss is multiplied by {shown}, with {usual} micro-batches: a coefficient of its own, or a division by their number"
+    )
+
+
+def _common(seen: Sequence[Weighed], usual: int) -> frozenset[Reading]:
+    return frozenset.intersection(*(one.readings(usual) for one in seen))
+
+
+def _is_steady(seen: Sequence[Weighed]) -> float:
+    """The factor of all windows where it is one, of one form; else 0."""
+    wholes = [one.whole for one in seen]
+    factors = [whole[1] for whole in wholes if whole is not None]
+    same = len(factors) == len(seen) and len({form for form, _ in filter(None, wholes)}) == 1
+    return factors[0] if same and alike(factors, max(one.tolerance for one in seen)) else 0.0
+
+
+def _fewest(readings: Sequence[Reading]) -> list[Reading]:
+    """Those that take the fewest assumptions."""
+
+    def assumed(reading: Reading) -> int:
+        return len(reading.causes) + (reading.coefficient != 1)
+
+    least = min(map(assumed, readings), default=0)
+    plain = [*Divisor, *Form, *Times]
+    found = [reading for reading in readings if assumed(reading) == least]
+    return sorted(found, key=lambda reading: [plain.index(part) for part in (reading.divisor, reading.form, reading.times)])
+
+
+def _resumed(causes: Causes, wrong: Sequence[Weighed]) -> Causes:
+    if causes == (Cause.short_window_divided_by_n,) and all(one.resumed for one in wrong):
+        return (Cause.resume_in_window,)
+    return causes
+
+
+def _words(reading: Reading, one: Weighed, usual: int) -> str:
+    share = f"the loss terms of a window weigh {sum(_parts(one)):.4g}, with {one.num} micro-batches"
+    of_times = {
+        Cause.loss_not_divided: share if reading.form is Form.terms else f"the means of {one.num} micro-batches are added",
+        Cause.loss_divided_twice: share,
+        Cause.short_window_divided_by_n: f"a window of {one.num} micro-batches is divided by {usual}",
+        Cause.replica_scale: f"the loss terms of all {one.world} ranks weigh {one.shares[0]:.4g}",
+    }
+    cause = reading.times.cause
+    parts = [of_times[cause] if cause is not None else "", reading.divisor.words, reading.form.value]
+    beside = f"beside a coefficient of {reading.coefficient:.4g}" if reading.coefficient != 1 else ""
+    return ", and ".join(part for part in (*parts, beside) if part)
+
+
+def _unnamed(seen: Sequence[Weighed], rivals: Sequence[Reading]) -> str:
+    last = seen[-1]
+    if not alike(last.shares, last.tolerance):
+        return f"loss terms weigh {_listed(last.shares)} of what they should over the micro-batches of a window"
+    low, high = min(one.shares[0] for one in seen), max(one.shares[0] for one in seen)
+    if not alike((low, high), 2e-2):
+        return f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"
+    ways = dict.fromkeys(map(_short, rivals))
+    either = f" ({', or '.join(ways)})" if len(ways) > 1 else ": a weight of the loss, or its unit"
+    return f"all terms of a window weigh {high:.4g} of their mean, alike in every window{either}"
+
+
+def _short(reading: Reading) -> str:
+    if not reading.causes:
+        return f"a coefficient of {reading.coefficient:.4g}"
+    return " and ".join(cause.replace("_", " ") for cause in reading.causes)
+
+
+def _parts(one: Weighed) -> list[float]:
+    """What each micro-batch weighs; 1 together where the window is right."""
+    total = sum(one.terms) if math.isnan(one.total) else one.total
+    return [share * n / total for share, n in zip(one.shares, one.terms, strict=True)]
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.3g}" for number in numbers[:8])
+
+
+def alike(numbers: Sequence[float], tolerance: float) -> bool:
+    """Whether they are one number."""
+    largest = max(map(abs, numbers))
+    return max(numbers) - min(numbers) <= tolerance * largest
+
+
+def near(number: float, wanted: float, tolerance: float) -> bool:
+    """Whether it is that number."""
+    return abs(number - wanted) <= tolerance * abs(wanted)

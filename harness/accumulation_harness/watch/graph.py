@@ -1,0 +1,80 @@
+"""Between the root of a backward and the losses that it adds up: what they are multiplied by, and whether all are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from accumulation_harness.compare.readings import Constant
+from accumulation_harness.watch.sketch import is_plain
+
+MARK = "accumulation_harness"  # of the node of a known loss
+MOST = 2048  # nodes that are looked at
+ADDS = ("Add", "Sub", "Stack", "Cat")
+PASSES = (
+    "Sum", "View", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "ToCopy", "Clone", "Alias", "Neg", "_DDPSink",
+)  # fmt: skip
+
+
+class Way(NamedTuple):
+    """From a root to a known loss."""
+
+    number: int  # of the loss
+    constants: tuple[Constant, ...]  # divisors as they are written, and factors that may still be tensors on a device
+
+
+def mark(loss: Tensor, number: int) -> None:
+    """Let `ways` recognise a loss. Nothing is kept alive."""
+    node: Any = loss.grad_fn
+    node.metadata[MARK] = number
+
+
+def ways(root: Any) -> tuple[list[Way], bool]:
+    """The known losses that a root adds up, and whether it has other terms beside them."""
+    roots = [t for t in (root if isinstance(root, (tuple, list)) else [root]) if is_plain(t)]
+    waiting: list[tuple[Any, tuple[Constant, ...]]] = [(t.grad_fn, ()) for t in roots if t.grad_fn is not None]
+    found, others, looked = [], False, 0
+    while waiting:
+        node, constants = waiting.pop()
+        looked += 1
+        number = node.metadata.get(MARK)
+        if isinstance(number, int):
+            found.append(Way(number, constants))
+            continue
+        below = list(_below(node, constants)) if looked < MOST else []
+        others = others or not below
+        waiting += below
+    return found, others
+
+
+def _below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tuple[Constant, ...]]]:
+    """What a node adds up or multiplies by a constant; nothing where it does something else."""
+    operation = node.name().rstrip("0123456789").removesuffix("Backward")
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    more: tuple[Constant, ...] = ()
+    if operation == "Mean":
+        more = (Constant(float(node._saved_self_sym_numel), divides=True),)
+    elif operation in ("Mul", "Div"):
+        if len(parents) != 1:  # both operands are trained
+            return
+        other = _saved(node, "_saved_other")
+        other = _saved(node, "_saved_self") if other is None and operation == "Mul" else other
+        if is_plain(other) and other.numel() == 1:
+            more = (Constant(_number(other.detach()), divides=operation == "Div"),)
+    elif operation not in ADDS and operation not in PASSES:
+        return
+    yield from ((parent, constants + more) for parent in parents)
+
+
+def _saved(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name)
+    except RuntimeError:  # changed in place, or freed
+        return None
+
+
+def _number(tensor: Tensor) -> Any:
+    """On the host where that takes no waiting for a device."""
+    return float(tensor) if tensor.device.type == "cpu" else tensor.reshape(1)

@@ -1,0 +1,277 @@
+"""Runs that are easily taken for others: each beside one that differs from it by what it is to be told by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch.session import Watch
+from tests.watch.loops import CLASSES, FEATURES, N, network
+
+ROWS, WINDOWS = 6, 6
+Loss = Callable[[nn.Module, int, int], Any]  # (model, micro-batches of the window, which of them) -> a loss, or several
+Body = Callable[[nn.Module, int, int, Watch], Any]  # (model, window, its micro-batches, what watches)
+ce, mse = "cross_entropy", "mse_loss"
+
+
+class Heads(nn.Module):
+    """Two losses over one trunk."""
+
+    def __init__(self, first: int = 1, second: int = CLASSES) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, first), nn.Linear(8, second)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x).tanh()
+        return self.first(hidden), self.second(hidden)
+
+
+def rows(number: int = ROWS) -> Tensor:
+    return torch.randn(number, FEATURES)
+
+
+def classes(*shape: int) -> Tensor:
+    return torch.randint(0, CLASSES, shape or (ROWS,))
+
+
+def run(body: Body, model: nn.Module | None = None, sizes: Sequence[int] = (N,) * WINDOWS, **options: Any) -> Report:
+    """The report of windows of so many micro-batches."""
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(1)
+    with watch(model, optimizer, tell=None, **options) as seen:
+        for window, num in enumerate(sizes):
+            body(model, window, num, seen)
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.report()
+
+
+def each(loss: Loss) -> Body:
+    """A backward for every loss of every micro-batch."""
+
+    def body(model: nn.Module, _window: int, num: int, _seen: Watch) -> None:
+        for k in range(num):
+            found = loss(model, num, k)
+            for one in found if isinstance(found, tuple) else (found,):
+                one.backward(retain_graph=isinstance(found, tuple))
+
+    return body
+
+
+def of(name: str, model: nn.Module, number: int = ROWS) -> Tensor:
+    """A mean of one of PyTorch's loss functions."""
+    z = model(rows(number))
+    if name in (ce, "multi_margin_loss"):
+        targets = classes(number)
+    elif name == "kl_div":
+        return functional.kl_div(z.log_softmax(-1), torch.rand(number, CLASSES).softmax(-1), reduction="batchmean")
+    else:
+        targets = torch.randn(number, CLASSES)
+    more = (torch.ones(number, CLASSES),) if name == "gaussian_nll_loss" else ()
+    found: Tensor = getattr(functional, name)(z, targets, *more)
+    return found
+
+
+# -- several losses, several backwards --------------------------------------------------------------------------------
+
+
+def two_tasks(model: nn.Module, num: int, k: int) -> tuple[Tensor, Tensor]:
+    """A backward for each, and nothing is accumulated."""
+    one, other = model(rows())
+    return functional.cross_entropy(one, torch.randint(0, 3, (ROWS,))), functional.cross_entropy(other, classes())
+
+
+def real_and_fake(model: nn.Module, num: int, k: int) -> tuple[Tensor, Tensor]:
+    return mean_squared(model(rows()), 1.0), mean_squared(model(rows()), 0.0)
+
+
+def mean_squared(z: Tensor, to: float) -> Tensor:
+    return functional.mse_loss(z, torch.full_like(z, to))
+
+
+def in_one_sum(first: Callable[[int], float], second: Callable[[int], float]) -> Body:
+    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+        value, z = model(rows())
+        found: Tensor = 0.5 * functional.mse_loss(value, torch.randn(ROWS, 1)) / first(num)
+        return found + functional.cross_entropy(z, classes()) / second(num)
+
+    return each(loss)
+
+
+def balanced(coefficient: float) -> Body:
+    """A term of the outputs that no function of PyTorch's computes is added in full to each micro-batch."""
+
+    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+        z = model(rows())
+        found: Tensor = functional.cross_entropy(z, classes()) / num
+        return found + coefficient * z.softmax(-1).mean(0).square().sum()
+
+    return each(loss)
+
+
+def undivided_later(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    for _ in range(num):
+        (of(ce, model) / (num if window < 3 else 1)).backward()
+
+
+# -- one backward, or fewer than forwards -----------------------------------------------------------------------------
+
+
+def in_one_backward(mean: Callable[[Tensor], Tensor]) -> Body:
+    return lambda model, window, num, seen: mean(torch.stack([of(ce, model) for _ in range(num)])).backward()  # type: ignore[no-untyped-call]
+
+
+def last_alone(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    """The backward is inside the condition that the step is in."""
+    [of(ce, model) / num for _ in range(num)][-1].backward()
+
+
+def not_finite_left_out(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    for k in range(num):
+        x = rows()
+        x[0, 0] = torch.nan if window % 3 == 2 and k == 1 else 0.0
+        loss = functional.cross_entropy(model(x), classes()) / num
+        if torch.isfinite(loss):
+            loss.backward()
+
+
+def measured(model: nn.Module, num: int, k: int) -> Tensor:
+    """A metric is computed and not differentiated."""
+    z = model(rows())
+    functional.mse_loss(z, torch.zeros_like(z))
+    return functional.cross_entropy(z, classes()) / num
+
+
+def in_chunks(divisor: Callable[[int, int, int], float]) -> Body:
+    """A cross-entropy in chunks of two rows; `divisor` of the rows of the micro-batch, of the window, and N."""
+
+    def body(model: nn.Module, _window: int, _num: int, _seen: Watch) -> None:
+        sizes = 8, 6, 10, 4
+        for size in sizes:
+            z, y = model(rows(size)), classes(size)
+            pairs = zip(z.split(2), y.split(2), strict=True)
+            total = torch.stack([functional.cross_entropy(a, b, reduction="sum") for a, b in pairs]).sum()
+            (total / divisor(size, sum(sizes), len(sizes))).backward()
+
+    return body
+
+
+def labels_before_their_shift(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    lengths = [7 + window % 2, 5, 9, 6]
+    tokens = [classes(2, length) for length in lengths]
+    for y in tokens:
+        z = model(torch.randn(*y.shape, FEATURES))[:, :-1].reshape(-1, CLASSES)
+        total = functional.cross_entropy(z, y[:, 1:].reshape(-1), reduction="sum")
+        (total / sum(one.numel() for one in tokens)).backward()
+
+
+# -- replays and sums -------------------------------------------------------------------------------------------------
+
+
+def of_sequences(model: nn.Module, batch: Any) -> Tensor:
+    """A mean over sequences of their means over tokens."""
+    x, y = batch
+    kept = y >= 0
+    losses = functional.cross_entropy(model(x).flatten(0, 1), y.clamp(min=0).flatten(), reduction="none").view_as(y) * kept
+    found: Tensor = (losses.sum(1) / kept.sum(1)).mean()
+    return found
+
+
+def one_sequence_each(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    for length in (3, 5, 7, 4):
+        y = classes(1, 8)
+        y[:, length:] = -100
+        x, y = seen.batch((torch.randn(1, 8, FEATURES), y))
+        (functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) / num).backward()
+
+
+def handed_over(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    for _ in range(num):
+        x, y = seen.batch((rows(), classes()))
+        (functional.cross_entropy(model(x), y) / num).backward()
+
+
+def summed_aside(times: Callable[[int, int], float], sizes: Sequence[int], divided: bool = True) -> Body:
+    """Gradients are added up in a buffer of the loop's own, each so many times."""
+
+    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+        parameters = list(model.parameters())
+        totals = [torch.zeros_like(p) for p in parameters]
+        for k, size in enumerate(sizes):
+            (of(ce, model, size) / (num if divided else 1)).backward()
+            for total, p in zip(totals, parameters, strict=True):
+                total += p.grad * times(k, size)
+                p.grad = None
+        for p, total in zip(parameters, totals, strict=True):
+            p.grad = total
+
+    return body
+
+
+def keeping(*times: float) -> Body:
+    return summed_aside(lambda k, size: times[k], (30,) * len(times))
+
+
+def _runs() -> Iterator[tuple[str, Callable[[], Report]]]:
+    def case(name: str, body: Body, *arguments: Any, **options: Any) -> tuple[str, Callable[[], Report]]:
+        return name, lambda: run(body, *arguments, **options)
+
+    for num in (2, 4):
+        windows = {"sizes": (num,) * WINDOWS}
+        for c in (0.5, 0.25, 3.0):
+            yield case(f"{c:g} times a mean, N = {num}", each(lambda m, n, k, c=c: c * of(mse, m) / n), **windows)
+            yield case(f"{c:g} times a mean, N = {num}, undivided", each(lambda m, n, k, c=c: c * of(mse, m)), **windows)
+            yield case(f"{c:g} times a mean, N = {num}, twice", each(lambda m, n, k, c=c: c * of(mse, m) / n / n), **windows)
+        varying = {"sizes": (num, num, num + 1, num, num, 1)}
+        yield case(f"windows of unequal N = {num}", each(lambda m, n, k: of(ce, m) / n), **varying)
+        yield case(f"windows of unequal N = {num}, undivided", each(lambda m, n, k: of(ce, m)), **varying)
+        yield case(f"windows of unequal N = {num}, divided by N", each(lambda m, n, k, num=num: of(ce, m) / num), **varying)
+    yield case(
+        "undivided from the fourth window on",
+        lambda m, w, n, s: each(lambda m, n, k: of(ce, m) / (n if w < 3 else 1))(m, w, n, s),
+    )
+    yield case("two tasks, a backward each", each(two_tasks), Heads(3), (1,) * WINDOWS)
+    yield case("real and fake rows, squared", each(real_and_fake), None, (1,) * WINDOWS)
+    yield case("value and classes in one sum", in_one_sum(float, float), Heads())
+    yield case("value and classes in one sum, value undivided", in_one_sum(lambda n: 1.0, float), Heads())
+    yield case("value and classes in one sum, classes undivided", in_one_sum(float, lambda n: 1.0), Heads())
+    for coefficient in (1e-2, 1e-5):
+        yield case(f"a balance of {coefficient:g}", balanced(coefficient))
+    told = {"accumulation_steps": N}
+    yield case("losses added up", in_one_backward(lambda losses: losses.sum() / N), **told)
+    yield case("losses added up, undivided", in_one_backward(lambda losses: losses.sum()), **told)
+    yield case("the mean of a stack", in_one_backward(lambda losses: losses.mean()), **told)
+    yield case("the last backward alone", last_alone)
+    yield case("the last backward alone, N told", last_alone, **told)
+    yield case("what is not finite is left out", not_finite_left_out)
+    yield case("a metric that is not differentiated", each(measured))
+    yield case("chunks", in_chunks(lambda own, window, num: window))
+    yield case("chunks, mean of means", in_chunks(lambda own, window, num: own * num))
+    yield case("labels before their shift", labels_before_their_shift)
+    for name in ("l1_loss", "huber_loss", "kl_div", "gaussian_nll_loss", "multi_margin_loss"):
+        yield case(name, each(lambda m, n, k, name=name: of(name, m) / n))
+        yield case(f"{name}, undivided", each(lambda m, n, k, name=name: of(name, m)))
+    yield case("one sequence each", one_sequence_each)
+    yield case("one sequence each, its mean as the loss", one_sequence_each, loss=of_sequences)
+    yield case(
+        "another loss than the run's",
+        handed_over,
+        loss=lambda m, batch: functional.cross_entropy(m(batch[0]), (batch[1] + 1) % CLASSES),
+    )
+    yield case("the run's loss", handed_over, loss=lambda m, batch: functional.cross_entropy(m(batch[0]), batch[1]))
+    yield case("a buffer of its own", keeping(1, 1, 1, 1))
+    yield case("the second and third are lost", keeping(1, 0, 0, 1))
+    yield case("the last counts twice", keeping(1, 1, 1, 2))
+    yield case("one is subtracted", keeping(1, -1, 1, 1))
+    yield case("means weighted by rows", summed_aside(lambda k, size: size / 90, (30, 24, 20, 16), divided=False))
+    yield case("means weighted alike", summed_aside(lambda k, size: 1.0, (30, 24, 20, 16)))
+
+
+RUNS = dict(_runs())
