@@ -67,7 +67,7 @@ def test_correct_accumulation_is_equivalent_on_cuda(changes: dict[str, Any], pre
     settings = {"steps": 26, "algebra_steps": 26, **changes}
     config = TrialConfig(device=Device.cuda, precision=precision, optimizer=ADAM, accumulation_steps=(4,), **settings)
     for row in run_trial(config, lambda step, rows: None).arms:
-        assert (row["verdict"], row["reasons"]) == ("equivalent", [])
+        assert row["verdict"] == "equivalent", row["reasons"]
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
@@ -80,7 +80,7 @@ def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(
     shared: dict[str, Any] = {"device": Device.cuda, "precision": precision, "split": split, "accumulation_steps": (4,)}
     config = TrialConfig(**shared, execution=execution, optimizer=ADAM, steps=26, algebra_steps=26)
     for row in run_trial(config, lambda step, rows: None).arms:
-        assert (row["verdict"], row["reasons"]) == ("equivalent", [])
+        assert row["verdict"] == "equivalent", row["reasons"]
     config = TrialConfig(**shared, execution=execution, norm=Norm.batch, steps=5, algebra_steps=5)
     accumulated, null = run_trial(config, lambda step, rows: None).arms
     assert (accumulated["cause"], accumulated["explained"], null["verdict"]) == ("batch_statistics", True, "equivalent")

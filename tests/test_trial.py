@@ -68,7 +68,7 @@ def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[
 )
 def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
     for name, row in run(dataclasses.replace(SHORT, **changes)).items():
-        assert (row["verdict"], row["cause"], row["reasons"]) == ("equivalent", "", ""), name
+        assert (row["verdict"], row["cause"]) == ("equivalent", "") and row["reasons"].startswith("seen: "), name
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
 
 

@@ -91,7 +91,8 @@ def changed(**changes: Any) -> Evidence:
 def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
     verdict = judge(changed(**changes))
     assert verdict.verdict == outcome
-    assert bool(verdict.reasons) == (outcome != Outcome.equivalent)
+    assert (len(verdict.reasons) > 1) == (outcome != Outcome.equivalent)
+    assert verdict.reasons[-1].startswith("seen: ")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind: str) 
 def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told() -> None:
     """A draw of 8 x 4 numbers is two of 4 x 4 in a row, since the CPU's stream comes in sixteens; not four of 2 x 4."""
     two, four, permuted = verdicts(own("OneDraw", effective_batch=8, split=Split.even, steps=3, algebra_steps=3))
-    assert (two["verdict"], two["reasons"]) == (Outcome.equivalent, SHARED_DRAWS) and two["algebra_error"] < 1e-13
+    assert two["verdict"] == Outcome.equivalent and two["reasons"].startswith(SHARED_DRAWS) and two["algebra_error"] < 1e-13
     for arm in (four, permuted):
         assert arm["cause"] == Cause.stochastic_layers and SHARED_DRAWS not in arm["reasons"]
     assert all(SHARED_DRAWS not in arm["reasons"] for arm in verdicts(own("Frozen", **SHORT)))
@@ -242,7 +242,7 @@ def test_code_that_narrows_its_numbers_is_judged_in_float64() -> None:
     for name, arm in arms.items():
         right = name in ("accumulated", "permuted")
         assert (arm["verdict"], arm["cause"]) == (("equivalent", "") if right else ("different", name)), arm["reasons"]
-        assert arm["reasons"].endswith(WIDENED)
+        assert WIDENED in arm["reasons"]
         assert (arm["algebra_error"] < 1e-13) == right
     assert WIDENED not in planted(own("Frozen", **SHORT))["accumulated"]["reasons"]
 

@@ -135,6 +135,7 @@ class Trajectory:
     ratio: float  # largest d_t over the largest null at t, before the null's first jump
     jump_step: int | None  # first step with null > 100 times the null of the first step
     final_distance: float
+    steps: int = 0  # windows of the training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +178,14 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.algebra.not_float64:
         return judged_in_float32(evidence)
     verdict = _judged(evidence)
+    algebra = evidence.algebra
+    seen = (
+        f"seen: {algebra.steps} windows in float64, {algebra.probes} of them taken apart, "
+        f"and {evidence.trajectory.steps} in {evidence.precision}"
+    )
     judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
-    notes = (SHARED_DRAWS,) * (evidence.algebra.draws and judged_right) + (WIDENED,) * evidence.algebra.widened
-    return dataclasses.replace(verdict, reasons=verdict.reasons + notes)
+    notes = (SHARED_DRAWS,) * (algebra.draws and judged_right) + (WIDENED,) * algebra.widened
+    return dataclasses.replace(verdict, reasons=(*verdict.reasons, *notes, seen))
 
 
 def judged_in_float32(evidence: Evidence) -> Verdict:

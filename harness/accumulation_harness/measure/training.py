@@ -82,7 +82,7 @@ class Distances:
         first = next((value for value in band if value > 0), math.nan)
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
         ratios = [d / null for d, null in zip(own[:jump], band[:jump], strict=True) if null > 0]
-        return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1])
+        return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1], steps=len(own))
 
 
 def train(
