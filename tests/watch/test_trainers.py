@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accumulation_harness.watch import Report
 
@@ -40,6 +42,36 @@ def test_the_example_of_a_trainer_of_transformers(tmp_path: Path) -> None:
     assert report.checked["replays"] == 1, str(report)
     assert _equal(model, example.train(example.Trainer, [], str(tmp_path)))
     assert _equal(example.watched("mean")[1], example.train(example.Mean, [], str(tmp_path)))
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("kind", ["transformers", "lightning"])
+def test_a_training_that_ends_early_leaves_its_report_and_nothing_else(
+    kind: str, ends: type[BaseException], tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate" if kind == "transformers" else "lightning")
+    before, path, steps = (torch.autograd.backward, functional.cross_entropy), tmp_path / "run.json", []
+
+    def count(*_: Any) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            assert torch.autograd.backward is not before[0] and json.loads(path.read_text())["windows"] == 2
+            raise ends
+
+    handle = register_optimizer_step_pre_hook(count)
+    try:
+        with pytest.raises((ends, SystemExit)):
+            if kind == "transformers":
+                from accumulation_harness.watch.callbacks.hf import WatchCallback
+
+                example = _example()
+                example.train(example.Trainer, [WatchCallback(path, tell=None)], str(tmp_path))
+            else:
+                _lightning({"path": path})
+    finally:
+        handle.remove()
+    assert (torch.autograd.backward, functional.cross_entropy) == before
+    assert json.loads(path.read_text())["windows"] == 2
 
 
 def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: bool = False) -> tuple[Any, nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from accumulation_harness.watch.session import Watch, watch
@@ -10,9 +11,9 @@ from accumulation_harness.watch.session import Watch, watch
 def watch_prepared(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> Watch:
     """Watch what `accelerator.prepare` returned; `options`: those of `watch`.
 
-    Metrics go to `accelerator.log` where there are trackers.
+    Metrics go to `accelerator.log` where there are trackers; to W&B with the loop's own next row.
     """
     if accelerator.trackers and "log" not in options:
-        options["log"] = accelerator.log
+        options["log"] = partial(accelerator.log, log_kwargs={"wandb": {"commit": False}})
     steps = accelerator.gradient_accumulation_steps
     return watch(accelerator.unwrap_model(model), optimizer, **{"accumulation_steps": steps, **options})

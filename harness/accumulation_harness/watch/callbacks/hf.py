@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
 
+from accumulation_harness.audit.observe.patches import Patches, Wrap
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 
 if TYPE_CHECKING:
@@ -18,6 +22,15 @@ else:
 class WatchCallback(KeptWatch, TrainerCallback):
     """Watches a `Trainer`; `.report()` when it has ended, and a line on the terminal when something is wrong."""
 
+    def __init__(self, path: str | Path | None = None, **options: Any) -> None:
+        """`path`: where the report is kept while the training goes on; `options`: those of `watch`."""
+        super().__init__(path, **options)
+        from transformers import Trainer
+
+        patches = Patches()
+        patches.replace({(Trainer, "train"): _ended_with(ref(self))})
+        finalize(self, patches.restore)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
         """Begin to watch."""
         self.begin(model, optimizer, args.gradient_accumulation_steps)
@@ -28,5 +41,19 @@ class WatchCallback(KeptWatch, TrainerCallback):
             logs.update(self.metrics())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End, and write the report."""
-        self.end(writes=state.is_world_process_zero)
+        """End."""
+        self.end()
+
+
+def _ended_with(callback: ref[WatchCallback]) -> Wrap:
+    """A training that ends otherwise, by an exception or Ctrl-C, tells no callback."""
+
+    def wrap(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(trainer, *args, **kwargs)
+        finally:
+            own = callback()
+            if own is not None and own in trainer.callback_handler.callbacks:
+                own.end()
+
+    return wrap

@@ -41,9 +41,9 @@ class WatchCallback(KeptWatch, Callback):
             pl_module.log_dict(self.metrics(), logger=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End, and write the report."""
-        self.end(writes=trainer.is_global_zero)
+        """End."""
+        self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End; the report stays."""
-        self.end(writes=False)
+        self.end()
