@@ -633,3 +633,26 @@ def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
         ended.append([*states, torch.rand(4)])
     assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(ended[0][:-1], ended[2][:-1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("every", "configured", "said"), [(1, N, "different"), (N, N, "inconclusive"), (1, None, "inconclusive")]
+)
+def test_optimizers_that_step_in_hooks_of_their_gradients(every: int, configured: int | None, said: str) -> None:
+    model, seen_backwards = network(), [0]
+    each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(p: Tensor) -> None:
+        if (seen_backwards[0] + 1) % every == 0:
+            each[p].step()
+            each[p].zero_grad()
+
+    for p in each:
+        p.register_post_accumulate_grad_hook(step)
+    with watch(model, list(each.values()), accumulation_steps=configured, tell=None) as seen:
+        for seen_backwards[0] in range(2 * N):
+            functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, 5, (4,))).backward()
+    report, steps = seen.report(), 2 * N // every * len(each)
+    assert report.verdict == said and report.causes == ((Cause.step_every_micro_batch,) if said == "different" else ())
+    assert any(line.startswith(f"{steps} steps were taken inside a backward") for line in report.reasons), str(report)
+    assert not any("no optimizer step was seen" in line for line in report.reasons)

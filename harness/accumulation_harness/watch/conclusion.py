@@ -107,7 +107,7 @@ def _kept(judge: Judge) -> Iterator[Finding]:
 
 
 def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str]) -> Iterator[str]:
-    if not judge.windows:
+    if not judge.windows and not judge.closures:
         yield "no optimizer step was seen"
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
         yield "no window had more than one micro-batch: nothing was accumulated"

@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.observe.patches import Place
 from accumulation_harness.audit.report.remedies import Status
+from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
-from accumulation_harness.watch.evidence import Call
+from accumulation_harness.watch.evidence import Call, Finding, Rung
 from accumulation_harness.watch.fence import Fence, See, entry
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
@@ -121,6 +122,7 @@ class Watch:
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._depth = self._buffers = 0
+        self._stepped: set[int] = set()  # tracks that stepped during the last backward
         self._paused = False
         self._scale: Tensor | None = None
         self._stepping: Track | None = None
@@ -277,6 +279,7 @@ class Watch:
             raise
         finally:
             self._depth -= 1
+        self._look_at_steps_inside()
         heads, fed, forwards, others = self.heads.taken()
         scale, self._scale = self._scale, None
         loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
@@ -287,6 +290,14 @@ class Watch:
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
         self.batches.end(reached=bool(reached))
+
+    def _look_at_steps_inside(self) -> None:
+        """An optimizer that steps in two backwards, one after the other, accumulates nothing."""
+        before, self._stepped = self._stepped, {track.index for track in self.tracks if track.stepped_inside}
+        steps = self.judge.configured or 1
+        if before & self._stepped and steps > 1:
+            message = f"optimizers step during every backward, and {steps} micro-batches are configured"
+            self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung=Rung.ledger))
 
     def _clip(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         given = args[0] if args else kwargs.get("parameters")
@@ -414,6 +425,7 @@ class Watch:
         )
         self.batches.forget()
         if window is None:
+            self.judge.closures += self._depth > 0
             return
         if track.detail:
             self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
