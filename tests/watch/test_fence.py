@@ -320,6 +320,7 @@ def test_an_exception_of_the_run_is_its_own() -> None:
     with pytest.raises(KeyError, match="of the model") as raised, watch(loop.model, loop.optimizer, tell=None) as seen:
         loop.run()
     assert raised.traceback[-1].path.name == "test_fence.py" and replaced() == before
+    assert not loop.model._forward_hooks and not any(p._backward_hooks for p in loop.model.parameters())
     assert not any("the watch ended" in line for line in seen.report().reasons)
 
 
