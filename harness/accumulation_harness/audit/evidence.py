@@ -211,7 +211,6 @@ class Run:
     forwards: int = 0
     backwards: int = 0
     summed: bool = False  # whether the loss of some backward was a sum of terms
-    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
     elementwise: bool = False  # whether the loss couples no element of an output to another; only known after a probe

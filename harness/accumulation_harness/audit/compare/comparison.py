@@ -38,7 +38,7 @@ from accumulation_harness.audit.compare.fits import (
     rescaled,
 )
 from accumulation_harness.audit.compare.floors import COARSE_GATE, FACTOR, Floor, Gates, gates, noisy
-from accumulation_harness.audit.compare.held import apart, laid_out_alike
+from accumulation_harness.audit.compare.held import apart, laid_out
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     compare_rows,
@@ -87,7 +87,7 @@ def run_facts(
         foreign=foreign,
         lr_moves_inside=any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in mine),
         lr_gates=_rate_gates(theirs, nulls),
-        laid_out_alike=laid_out_alike(candidate.held, reference.held),
+        laid_out=laid_out(candidate.held, reference.held),
         resumed=track.resumed,
     )
 
@@ -110,7 +110,6 @@ def _seen(run: Run, track: Track, steps: Sequence[Step]) -> RunSeen:
         pending=len(track.pending),
         lrs=tuple(s.lrs for s in steps),
         schedule_calls=tuple(s.calls.count("schedule") for s in steps),
-        horizon=run.horizon,
         state_steps=tuple(s.state_step for s in steps),
         losses=tuple(_window_loss(s) for s in steps),
         reported=run.reported,
@@ -190,7 +189,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
     mine, theirs = until_not_finite(*without_preparation(track, other))
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
-    noise = noisy(theirs, nulls)
+    noise = noisy(mine, theirs, nulls)
     allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
     for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a.gradient.shape != b.gradient.shape:

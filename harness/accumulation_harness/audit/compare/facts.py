@@ -291,7 +291,6 @@ class RunSeen:
     pending: int = 0  # backwards after the last step
     lrs: tuple[tuple[float, ...], ...]  # per parameter group
     schedule_calls: tuple[int, ...]
-    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     state_steps: tuple[float | None, ...] = ()  # the optimizer's own counter
     losses: tuple[float, ...] = ()  # differentiated, summed over the window
     reported: tuple[float, ...] | None = None  # losses that the function returned
@@ -341,7 +340,7 @@ class RunFacts:
     lr_moves_inside: bool = False  # a learning rate changed between the backwards of a window
     lr_gates: tuple[float, ...] = ()  # per step, how far rounding moves the learning rates; 0 for those of a schedule
     apart: tuple[Apart, ...] = ()  # what else moved otherwise than in the reference
-    laid_out_alike: bool = True  # whether the numbers of schedules that never move are the reference's
+    laid_out: tuple[tuple[str, float, float], ...] = ()  # numbers of schedules that never move, and are not the reference's
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over
 
 

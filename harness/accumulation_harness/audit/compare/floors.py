@@ -84,9 +84,9 @@ def gates(
         gradient[0], state[0] = gradient[1], state[1]  # the first step may come before any perturbation
     if drift and len(gradient) > 1:
         gradient, state = list(np.maximum.accumulate(gradient)), list(np.maximum.accumulate(state))
-    tensors = [_of_views(t, mine, theirs, nulls, runs, factor, drift=drift) for t in range(len(theirs))]
-    update = [_of_updates(t, theirs, nulls, noise, factor, drift=drift) for t in range(len(theirs))]
-    known = [np.maximum(u, np.maximum(least, np.fmin(v[0], math.inf))) for u, v in zip(update, tensors, strict=True)]
+    tensors = _of_views(mine, theirs, nulls, runs, factor, drift=drift)
+    update = _of_updates(theirs, nulls, noise, factor, drift=drift)
+    known = [np.maximum(u, np.maximum(least, v[0])) for u, v in zip(update, tensors, strict=True)]
     return Gates(gradient, state, tensors, known)
 
 
@@ -96,12 +96,17 @@ def least_known(step: Step) -> float:
     return min(LEAST, LEAST_ROUNDINGS * coarsest)
 
 
-def _pool(t: int, num: int, *, drift: bool) -> range:
-    """The steps whose errors tell of that of step `t`: all, or those before it where errors grow, and the first few."""
-    return range(min(num, max(t + 1, FIRST))) if drift else range(num)
-
-
 FIRST = 3  # steps that tell of each other's errors although these grow
+Errors = tuple[Vector, Vector]  # of each tensor: the largest among the nulls, and how many numbers it is the largest of
+
+
+def _pooled(each: Sequence[Errors], *, drift: bool) -> list[Errors]:
+    """Of all steps that tell of a step's errors: of all, or of those before it where errors grow, and of the first few."""
+    found = []
+    for t, (own, _) in enumerate(each):
+        near = [one for one in (each[: max(t + 1, FIRST)] if drift else each) if one[0].shape == own.shape]
+        found.append((np.max([errors for errors, _ in near], axis=0), np.sum([numbers for _, numbers in near], axis=0)))
+    return found
 
 
 def _of_few(samples: Vector, factor: float) -> Vector:
@@ -110,7 +115,6 @@ def _of_few(samples: Vector, factor: float) -> Vector:
 
 
 def _of_views(
-    t: int,
     mine: Sequence[Step],
     theirs: Sequence[Step],
     nulls: Sequence[Sequence[Step]],
@@ -118,24 +122,32 @@ def _of_views(
     factor: float,
     *,
     drift: bool,
-) -> list[Vector]:
-    """The gate of each tensor in each view of step `t`: errors of the nulls in all steps that tell of it, by their number."""
-    step, own = theirs[t], mine[t] if t < len(mine) else theirs[t]
-    roundoffs = np.array(step.roundoffs)
-    found = []
-    for view, (values, counts) in enumerate(views(step)):
-        sizes, errors, samples = norms_by(counts, values), np.zeros(len(counts)), np.zeros(len(counts))
-        for null in nulls:
-            for s in _pool(t, min(len(null), len(theirs)), drift=drift):
-                apart = _apart_in(view, null[s], theirs[s])
-                if apart is not None and apart.shape == errors.shape and apart.any():
-                    errors, samples = np.maximum(errors, apart), samples + np.array(counts)
-        errors = np.maximum(errors, roundoffs * sizes)
-        errors = np.where(sizes > 0, errors, np.maximum(errors, roundoffs * float(np.linalg.norm(sizes))))
-        allowed = np.maximum(_of_few(samples, factor) * errors, _summing(own, step, *runs) if view < 2 else 0.0)
-        gate = relative(allowed, sizes)
-        found.append(np.where(samples > 0, np.where(sizes > 0, gate, allowed), math.inf))
+) -> list[list[Vector]]:
+    """Per step, the gate of each tensor in each view of it: by the errors of the nulls, and their number."""
+    found: list[list[Vector]] = [[] for _ in theirs]
+    for view in range(max((len(views(step)) for step in theirs), default=0)):
+        each = [_errors(view, step, [null[t] for null in nulls if t < len(null)]) for t, step in enumerate(theirs)]
+        for t, (step, (errors, numbers)) in enumerate(zip(theirs, _pooled(each, drift=drift), strict=True)):
+            if view >= len(views(step)):
+                continue
+            values, counts = views(step)[view]
+            sizes, u = norms_by(counts, values), np.array(step.roundoffs)
+            errors = np.maximum(errors, u * np.where(sizes > 0, sizes, float(np.linalg.norm(sizes))))
+            summing = _summing(mine[t] if t < len(mine) else step, step, *runs) if view < 2 else 0.0
+            allowed = np.maximum(_of_few(numbers, factor) * errors, summing)
+            gate = np.where(sizes > 0, relative(allowed, sizes), allowed)
+            found[t].append(np.where((numbers > 0) & ~np.isnan(gate), gate, math.inf))
     return found
+
+
+def _errors(view: int, step: Step, others: Sequence[Step]) -> Errors:
+    """Of the gradients of one step."""
+    errors, numbers = np.zeros(len(step.tensors)), np.zeros(len(step.tensors))
+    for other in others:
+        apart = _apart_in(view, other, step)
+        if apart is not None and apart.any():
+            errors, numbers = np.maximum(errors, apart), numbers + np.array(views(step)[view][1])
+    return errors, numbers
 
 
 def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
@@ -148,35 +160,25 @@ def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
 
 
 def _of_updates(
-    t: int,
-    theirs: Sequence[Step],
-    nulls: Sequence[Sequence[Step]],
-    noise: Sequence[np.ndarray],
-    factor: float,
-    *,
-    drift: bool,
-) -> Vector:
-    """The gate of each tensor's update in step `t`, but for the least one."""
-    worst, samples = np.zeros(len(theirs[t].tensors)), np.zeros(len(theirs[t].tensors))
-    for null in nulls:
-        for s in _pool(t, min(len(null), len(theirs)), drift=drift):
-            if len(theirs[s].tensors) == len(worst):
-                apart = update_distances(null[s], theirs[s], ~noise[s])
-                worst = np.maximum(worst, np.where(np.isfinite(apart), apart, 0.0))
-                samples = samples + norms_by(counts_of(theirs[s]), (~noise[s]).astype(float)) ** 2
-    jumps = (
-        norms_by(counts_of(theirs[t]), (noise[t] & (raw(theirs[t]) != 0)).astype(float)) ** 2 > np.array(counts_of(theirs[t])) / 2
-    )
-    return np.where(jumps, math.inf, _of_few(samples, factor) * worst)
+    theirs: Sequence[Step], nulls: Sequence[Sequence[Step]], noise: Sequence[np.ndarray], factor: float, *, drift: bool
+) -> list[Vector]:
+    """Per step, the gate of each tensor's update, but for the least one; infinite where noise decides most of its elements."""
+    each = []
+    for t, step in enumerate(theirs):
+        others = [update_distances(null[t], step, ~noise[t]) for null in nulls if t < len(null)]
+        finite = [np.zeros(len(step.tensors)), *(np.where(np.isfinite(apart), apart, 0.0) for apart in others)]
+        worst = np.max(finite, axis=0)
+        each.append((worst, len(others) * norms_by(counts_of(step), (~noise[t]).astype(float)) ** 2))
+    found = [_of_few(numbers, factor) * worst for worst, numbers in _pooled(each, drift=drift)]
+    for t, step in enumerate(theirs):
+        jumping = norms_by(counts_of(step), (noise[t] & (raw(step) != 0)).astype(float)) ** 2
+        found[t] = np.where(jumping > np.array(counts_of(step)) / 2, math.inf, found[t])
+    return found
 
 
 def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> Vector:
     """[tensors] Rounding of the sum itself: (terms) * u * ||sum_k |c_k|||, u of the accumulator (Higham 1993)."""
-    u = (
-        np.maximum(mine.roundoffs, theirs.roundoffs)
-        if len(mine.roundoffs) == len(theirs.roundoffs)
-        else np.array(theirs.roundoffs)
-    )
+    u = np.maximum(mine.roundoffs, theirs.roundoffs)
     if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
         return FACTOR * 2 * u * norms_by(counts_of(theirs), theirs.before)
     count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
@@ -195,8 +197,11 @@ def _worst(values: Sequence[float]) -> float:
     return max((v for v in values if math.isfinite(v)), default=0.0)
 
 
-def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> list[np.ndarray]:
-    """Cumulative masks [P]: elements whose update the nulls do not agree about, or whose gradient is near its measured error."""
+def noisy(mine: Sequence[Step], theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> list[np.ndarray]:
+    """Cumulative masks [P]: elements whose update the nulls do not agree about, or whose gradient is near its measured error.
+
+    Those that have no gradient at all, here, in the reference or in a null, are known.
+    """
     masks: list[np.ndarray] = []
     for t, step in enumerate(theirs):
         now = np.zeros(step.before.shape, dtype=bool)
@@ -204,11 +209,14 @@ def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> list[np.nd
         for null in nulls:
             if t >= len(null) or null[t].after.shape != step.after.shape:
                 continue
-            mine, own = movement(null[t]), movement(step)
-            now |= np.abs(mine - own) > DISAGREE * np.abs(own)
+            other, own = movement(null[t]), movement(step)
+            now |= np.abs(other - own) > DISAGREE * np.abs(own)
             apart = _apart_in(0, null[t], step)
             if apart is not None and gradient.shape == now.shape:
                 errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
-                now |= (gradient > 0) & (gradient < NOISE * errors)
+                some = (gradient > 0) | (raw(null[t]) != 0)
+                if t < len(mine) and raw(mine[t]).shape == some.shape:
+                    some |= raw(mine[t]) != 0
+                now |= some & (gradient < NOISE * errors)
         masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
     return masks

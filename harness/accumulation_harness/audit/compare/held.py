@@ -12,6 +12,7 @@ from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
 from accumulation_harness.audit.evidence import Held, Vector
 
 FEWEST = 4  # elements below which a number lies between two others by chance
+SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
 ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
 
 
@@ -34,17 +35,19 @@ def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart 
     role = theirs.role(path)
     if role == "weight" or (role == "optimizer" and (first := _value(theirs, 0, path)) is not None and first.size > 1):
         return None  # compared step by step
-    begun = None
+    begun: tuple[Vector, Vector] | None = None
     for window in range(min(len(mine.states), len(theirs.states))):
         a, b = _value(mine, window, path), _value(theirs, window, path)
         others = [_value(null, window, path) for null in nulls if window < len(null.states)]
         if a is None or b is None or any(other is None or other.shape != b.shape for other in others) or a.shape != b.shape:
             begun = None
             continue
-        begun = b if begun is None else begun
-        moved = float(np.linalg.norm(b - begun)) if begun.shape == b.shape else math.nan
-        distance = _relative(a - b, moved)
-        gate = beyond_rounding([_relative(other - b, moved) for other in others if other is not None])
+        if begun is None or begun[0].shape != a.shape or begun[1].shape != b.shape:
+            begun = a, b
+            continue
+        moved = b - begun[1]
+        distance = _relative(a - begun[0] - moved, moved, b)
+        gate = beyond_rounding([_relative(other - b, moved, b) for other in others if other is not None])
         if distance > gate:
             number = (float(a[0]), float(b[0])) if a.size == 1 else None
             average = b.size >= FEWEST and _is_average(path, theirs)
@@ -53,9 +56,11 @@ def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart 
     return None
 
 
-def _relative(difference: Vector, moved: float) -> float:
-    size = float(np.linalg.norm(difference))
-    return 0.0 if size == 0 or not math.isfinite(size) else size / moved if moved else math.inf
+def _relative(difference: Vector, moved: Vector, value: Vector) -> float:
+    size, way = float(np.linalg.norm(difference)), float(np.linalg.norm(moved))
+    if not math.isfinite(size) or size <= SAME * float(np.linalg.norm(value)):
+        return 0.0
+    return size / way if way else math.inf
 
 
 def _is_average(path: str, held: Held) -> bool:
@@ -102,11 +107,11 @@ def _counts(path: str, mine: Held, theirs: Held) -> float:
     return float((b[0] - a[0]) / (d[0] - c[0]))
 
 
-def laid_out_alike(mine: Held, theirs: Held) -> bool:
-    """Whether all numbers of the schedules that never move are the reference's."""
-    own = [path for path in {**theirs.fixed, **mine.fixed} if "schedule" in (theirs.role(path), mine.role(path))]
-    pairs = [(mine.fixed.get(path), theirs.fixed.get(path)) for path in own]
-    return all(a is not None and b is not None and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+def laid_out(mine: Held, theirs: Held) -> tuple[tuple[str, float, float], ...]:
+    """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's."""
+    own = [path for path in theirs.fixed if theirs.role(path) in ("schedule", "function") and path in mine.fixed]
+    pairs = [(path, float(mine.fixed[path][0]), float(theirs.fixed[path][0])) for path in own]
+    return tuple((path, a, b) for path, a, b in pairs if a != b and not math.isnan(a))
 
 
 SHAKEN = 2  # the window that begins after a forward has met other values
@@ -115,4 +120,4 @@ SHAKEN = 2  # the window that begins after a forward has met other values
 def forgotten(path: str, shaken: Held, usual: Held) -> bool:
     """Whether something is what it is in the usual run, although a forward has found another value in its place."""
     a, b = _value(shaken, SHAKEN, path), _value(usual, SHAKEN, path)
-    return a is not None and b is not None and a.shape == b.shape and _relative(a - b, float(np.linalg.norm(b))) <= LEAST
+    return a is not None and b is not None and a.shape == b.shape and _relative(a - b, b, b) <= LEAST

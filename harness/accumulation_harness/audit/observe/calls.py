@@ -80,9 +80,6 @@ class Calls:
         self.observed.note("schedule")
         if not any(known is scheduler for known in self.observed.schedules):
             self.observed.schedules.append(scheduler)
-        lengths = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
-        run = self.observed.run
-        run.horizon = max([run.horizon, *(float(n) for n in lengths if isinstance(n, (int, float)))])
         return original(scheduler, *args, **kwargs)
 
     def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -191,7 +191,6 @@ def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | 
         float16=any(run.float16 for run in runs),
         summed=any(run.summed for run in runs),
         stopped=any(run.stopped for run in runs),
-        horizon=max(run.horizon for run in runs),
         coupled=frozenset().union(*(run.coupled for run in runs)),
         mixes_rows=any(run.mixes_rows for run in runs),
     )

@@ -90,10 +90,6 @@ class Sample:
         """Number of elements kept."""
         return sum(self.counts)
 
-    def part(self, first: int, last: int) -> Sample:
-        """That of the tensors from `first` up to, not including, `last`."""
-        return Sample(self.sizes[first:last], self.places[first:last])
-
     def take(self, tensors: Iterable[Tensor | None]) -> Vector:
         """[kept] The elements in order, as float64 on the host, picked where the tensors live; zeros where there is none."""
         parts = [None if tensor is None else _picked(tensor, at) for tensor, at in zip(tensors, self.places, strict=True)]

@@ -316,7 +316,7 @@ def _some_tensors(facts: StepFacts) -> Named | None:
         return None
     if not (facts.probe.made and facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1):
         return None
-    if not _undisturbed(facts) or facts.layers.batch_norm:
+    if not _undisturbed(facts) or facts.layers.batch_norm or facts.precision.float16:  # which loses what is small
         return None
     return Cause.auxiliary_loss_scale, {}, "a term of the loss that reaches only some tensors is not divided like the rest"
 

@@ -24,8 +24,7 @@ def schedule(run: RunFacts) -> list[Finding]:
     if first is None:
         return []
     evidence: dict[str, Any] = {
-        "laid_out_for_steps": run.mine.horizon,
-        "reference_laid_out_for_steps": run.reference.horizon,
+        "laid_out_otherwise": {path: (own, usual) for path, own, usual in run.laid_out},
         "learning_rates": [lrs[0] for lrs in run.mine.lrs if lrs],
         "reference_learning_rates": [lrs[0] for lrs in run.reference.lrs if lrs],
         "schedule_calls_per_step": list(run.mine.schedule_calls),
@@ -70,8 +69,10 @@ def _runs_ahead(run: RunFacts) -> bool:
 
 def _too_long(run: RunFacts) -> bool:
     """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
-    wanted = [ratio * run.reference.horizon for ratio in _micro_batches_per_step(run)]
-    return any(steps > 0 and abs(run.mine.horizon - steps) <= run.accumulation_steps for steps in wanted)
+    ratios = _micro_batches_per_step(run)
+    return any(
+        usual > 0 and abs(own - ratio * usual) <= run.accumulation_steps for _, own, usual in run.laid_out for ratio in ratios
+    )
 
 
 def _micro_batches_per_step(run: RunFacts) -> list[float]:
@@ -266,7 +267,7 @@ def held(run: RunFacts) -> list[Finding]:
         message = f"an average of the weights is updated per micro-batch: {names} ({first.distance:.2g} of the movement apart)"
         found += [_apart(run, first, Cause.ema_per_micro_batch, "average", message)]
     schedules = [one for one in run.apart if one.role == "schedule" and one.number is not None and one.times > 1]
-    if schedules and run.laid_out_alike and not schedule(run):
+    if schedules and not run.laid_out and not schedule(run):
         message = f"{schedules[0]}: the learning-rate schedule advances per micro-batch, and has not changed a rate so far"
         found += [_apart(run, schedules[0], Cause.schedule_per_micro_batch, "schedule", message)]
     return found
