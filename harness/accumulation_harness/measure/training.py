@@ -49,14 +49,16 @@ class Distances:
         losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
         return all(map(math.isfinite, (*losses, *self.parameters[label])))
 
-    def alarm(self, label: str, control: str, since: int, eps: float, *, is_inherent: bool) -> int | None:
+    def alarm(self, label: str, control: str, since: int, eps: float, *, is_inherent: bool, miscounted: bool) -> int | None:
         """The first step, from `since` on, at which an arm leaves what the nulls do by COMPARABLE; None where it stays with them.
 
         `eps`: of the format. Weights tell until the nulls part themselves, losses too, and gradients that are suddenly further
         from the full batch's than they ever were, and than those of the shuffled `control`: for an arm that the model or its
-        loss parts from the full batch in every window (`is_inherent`) these alone. At the end all that is carried tells.
+        loss parts from the full batch in every window (`is_inherent`) these alone. At the end all that is carried tells, and what
+        was `miscounted`.
         """
-        steps = [len(self.losses[label]) - 1] * (not is_inherent and bool(self.apart_at_the_end[label]))
+        ends_apart = miscounted or (not is_inherent and bool(self.apart_at_the_end[label]))
+        steps = [len(self.losses[label]) - 1] * ends_apart
         band, first = self._band(), next((value for value in self._band() if value > 0), math.nan)
         quiet = next((t for t, value in enumerate(band) if value > JUMP * first), len(band))
         furthest, lost = 0.0, 0.0

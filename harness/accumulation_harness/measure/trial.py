@@ -350,12 +350,14 @@ class Levels:
         self.clock.phase = "a second run in float64"
         distances, eps = self.training[1], precision.resolution(self.setting.config.precision)
         for label, found in exact.items():
-            verdict = judge(self.evidence(label, exact, rounded))
+            evidence = self.evidence(label, exact, rounded)
+            verdict = judge(dataclasses.replace(evidence, counters=found.counters))  # as float64 alone would have it
             right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
             if label == self.floor_arm or not (right or INHERENT.issuperset(verdict.causes)) or self.setting.not_float64:
                 continue
             since = min(found.algebra.steps, algebra.FIRST)  # before, all windows were compared in float64
-            around = distances.alarm(label, self.floor_arm, since, eps, is_inherent=not right)
+            miscounted = bool(evidence.counters.keys() - found.counters.keys())
+            around = distances.alarm(label, self.floor_arm, since, eps, is_inherent=not right, miscounted=miscounted)
             if around is not None:
                 own = {key: self.recipes[key] for key in (REFERENCE, self.floor_arm, label)}
                 seen = algebra.look_again(self.setting, own, self.stream[: around + 2], self.floor_arm, around)
