@@ -104,3 +104,19 @@ def test_a_clip_that_nobody_sees_hides_no_mean_of_means() -> None:
     """At N=16 alone gradients are long enough: the sum is that of means, and shorter than it was added up."""
     report = audit(held_out.shortened_by_hand_of_means, batch_size=16, accumulation_steps=(16,))
     assert {finding.cause for finding in report.findings} == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
+
+
+def _cleared(batch_size: int, accumulation_steps: int) -> None:
+    """Gradients are cleared before every backward, for more windows than are looked at closely."""
+    model = data.model()
+    optimizer = frame.sgd(model)
+    for window in data.windows(batch_size * accumulation_steps, 7, keep=False):
+        for ids in window.split(batch_size):
+            optimizer.zero_grad()
+            (frame.own_mean(model, ids, window) / accumulation_steps).backward()
+        optimizer.step()
+
+
+def test_windows_whose_contributions_are_not_kept_add_no_second_name() -> None:
+    report = audit(_cleared, batch_size=16, accumulation_steps=(4,))
+    assert [finding.cause for finding in report.findings] == [Cause.gradients_cleared_in_window], str(report)

@@ -26,6 +26,8 @@ from accumulation_harness.audit.rules.whole_run import (
 )
 from accumulation_harness.judge.cause import Cause
 
+ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
+
 
 def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs."""
@@ -50,7 +52,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    return first_of_each(_told_apart(found, run, steps))
+    return first_of_each(_told_apart(_seen_closely(found, steps), run, steps))
 
 
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
@@ -58,6 +60,15 @@ def left_out(compared: Sequence[Facts]) -> list[Finding]:
     if not all(step.agrees for item in compared for step in item.steps):
         return []
     return [one for item in compared for one in (*buffers(item.run), *reported(item.run), *counts(item.run))]
+
+
+def _seen_closely(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were."""
+    kept = {facts.step for facts in steps if facts.window.kept and not facts.gradients_agree}
+    nameless = [f for f in found if f.cause is Cause.unexplained and f.optimizer_step is not None]
+    if len(kept) < ENOUGH or len(nameless) == len(found) or any(f.optimizer_step in kept for f in nameless):
+        return found
+    return [f for f in found if f not in nameless]
 
 
 def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
