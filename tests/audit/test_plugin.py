@@ -13,7 +13,7 @@ import torch
 
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.request import causes_of
-from accumulation_harness.config import TrialConfig
+from accumulation_harness.config import ConfigError, TrialConfig
 from accumulation_harness.measure.trial import judge_loop
 from tests.audit.loops import wrong_loops
 
@@ -89,6 +89,6 @@ def test_the_number_of_threads_is_the_callers_afterwards() -> None:
 
     audit(train, batch_size=16, accumulation_steps=(4,))
     assert torch.get_num_threads() == 2
-    with pytest.raises(KeyError, match="stop"):
+    with pytest.raises(ConfigError, match="KeyError"):
         judge_loop(TrialConfig(steps=1, algebra_steps=1, accumulation_steps=(4,)), loop)
     assert (seen, torch.get_num_threads()) == ([1], 2)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -346,7 +347,8 @@ class Killed(RuleBasedStateMachine):
         time.sleep(seconds)
         if self.workers:
             worker = self.workers.pop(0)
-            os.kill(worker.pid, number)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(worker.pid, number)
             worker.join()
             worker.close()
 

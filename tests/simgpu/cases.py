@@ -40,7 +40,7 @@ from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.watch import watch
+from accumulation_harness.watch import sketch, watch
 from accumulation_harness.workloads import Batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -160,8 +160,9 @@ def watched(divides: bool) -> tuple[str, list[str]]:
         torch.rand(3, device=device.DEVICE)  # as if there were dropout
         return functional.cross_entropy(model(batch[0]), batch[1])
 
+    known = sketch._adds_nothing
     for watches in (True, False):
-        with device.entered():
+        with device.entered(), mock.patch.object(sketch, "_adds_nothing", lambda kind: kind is device.Sim or known(kind)):
             model, window = network()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             seen = watch(model, optimizer, loss=loss_of, tell=None) if watches else None

@@ -38,7 +38,7 @@ def setting() -> Setting:
 def test_the_halves_of_every_order(setting: Setting) -> None:
     """Before the switch the orders that begin alike are alike to the bit; after it none is another."""
     found: list[dict[str, float]] = []
-    rows = batch_order.measurements(setting, lambda t, own: found.append({row["arm"]: row["loss"] for row in own}))
+    rows = batch_order.measurements(setting, lambda t, own: found.append({row["arm"]: float(row["loss"]) for row in own}))
     for t, losses in enumerate(found):
         assert (losses["large"] == losses["large_then_small"]) is (t < 2)
         assert (losses["small"] == losses["small_then_large"]) is (t < 2)

@@ -28,7 +28,7 @@ class Averages:
         shapes = {(p.shape, p.device) for p in self.weights}
         own = {id(t) for t in (*weights, *known)}
         self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
-        for item in gc.get_objects():
+        for item in reversed(gc.get_objects()):  # in a process that keeps very many tensors, the newest ones
             if type(item) not in PLAIN or id(item) in own or not readable(item):
                 continue
             if item.is_floating_point() and (item.shape, item.device) in shapes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.watch.sketch import is_plain
@@ -62,7 +63,7 @@ def _below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tu
         other = _saved(node, "_saved_other")
         other = _saved(node, "_saved_self") if other is None and operation == "Mul" else other
         if is_plain(other) and other.numel() == 1:
-            more = (Constant(_number(other.detach()), divides=operation == "Div"),)
+            more = (Constant(_number(other), divides=operation == "Div"),)
     elif operation not in ADDS and operation not in PASSES:
         return
     yield from ((parent, constants + more) for parent in parents)
@@ -76,5 +77,8 @@ def _saved(node: Any, name: str) -> Any:
 
 
 def _number(tensor: Tensor) -> Any:
-    """On the host where that takes no waiting for a device."""
-    return float(tensor) if tensor.device.type == "cpu" else tensor.reshape(1)
+    """On the host where that takes no waiting for a device. A mode of the run's (one that counts operations) is not asked."""
+    if tensor.device.type != "cpu":
+        return tensor.detach().reshape(1)
+    with _disable_current_modes():
+        return float(tensor)

@@ -121,7 +121,8 @@ def serve(
         rank=rank,
         world_size=world,
     )
-    Patches().replace({(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}, ())
+    patches = Patches()
+    patches.replace({(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}, ())
     train: Train | None = None
     try:
         while (job := link.recv()) is not None:
@@ -134,6 +135,8 @@ def serve(
             link.send(run)
     except (EOFError, OSError):  # the parent is gone
         return
+    finally:
+        patches.restore()
     if dist.is_initialized():
         dist.destroy_process_group(dist.group.WORLD)
 
