@@ -127,11 +127,7 @@ class Weighed:
         return self._known[usual]
 
     def _readings(self, usual: int) -> Iterator[Reading]:
-        for form, pattern in self._forms():
-            factors = [share / part for share, part in zip(self.shares, pattern, strict=True)]
-            if not alike(factors, self.tolerance):
-                continue
-            factor = sum(factors) / len(factors)
+        for form, factor in self.fitting:
             for coefficient, doubtful in self._coefficients(usual):
                 for divisor, divided in self._divisors() if form is Form.terms else [(Divisor.terms, 1.0)]:
                     fixed = divisor is Divisor.one  # a sum of terms, divided by nothing or by a number that may be a count
@@ -141,13 +137,15 @@ class Weighed:
                             yield Reading(form, divisor, times, round(coefficient, 6), unsure)
 
     @cached_property
-    def whole(self) -> tuple[Form, float] | None:
-        """The first form that fits, and the factor of it all."""
-        for form, pattern in self._forms():
-            factors = [share / part for share, part in zip(self.shares, pattern, strict=True)]
-            if alike(factors, self.tolerance):
-                return form, sum(factors) / len(factors)
-        return None
+    def fitting(self) -> list[tuple[Form, float]]:
+        """The forms that fit, each with the factor of it all."""
+        of_forms = [(form, [s / part for s, part in zip(self.shares, pattern, strict=True)]) for form, pattern in self._forms()]
+        return [(form, sum(factors) / len(factors)) for form, factors in of_forms if alike(factors, self.tolerance)]
+
+    @property
+    def all_terms(self) -> float:
+        """Of the window, over all ranks."""
+        return sum(self.terms) if math.isnan(self.total) else self.total
 
     def _forms(self) -> Iterator[tuple[Form, Sequence[float]]]:
         """How shares run, each with the total weight of what it should be."""
@@ -161,13 +159,12 @@ class Weighed:
 
     def _divisors(self) -> Iterator[tuple[Divisor, float]]:
         own = sum(self.terms)
-        total = own if math.isnan(self.total) else self.total
         yield Divisor.terms, 1.0
-        yield Divisor.one, total
+        yield Divisor.one, self.all_terms
         if self.calls > 1:
             yield Divisor.tasks, float(self.calls)
         if self.world > 1:
-            yield Divisor.own, total / (self.world * own)
+            yield Divisor.own, self.all_terms / (self.world * own)
             return
         if self.rows and all(self.rows):
             yield Divisor.rows, own / sum(self.rows)
@@ -271,9 +268,9 @@ def _common(seen: Sequence[Weighed], usual: int) -> frozenset[Reading]:
 
 def _is_steady(seen: Sequence[Weighed]) -> float:
     """The factor of all windows where it is one, of one form; else 0."""
-    wholes = [one.whole for one in seen]
-    factors = [whole[1] for whole in wholes if whole is not None]
-    same = len(factors) == len(seen) and len({form for form, _ in filter(None, wholes)}) == 1
+    wholes = [one.fitting[0] for one in seen if one.fitting]
+    factors = [factor for _, factor in wholes]
+    same = len(factors) == len(seen) and len({form for form, _ in wholes}) == 1
     return factors[0] if same and alike(factors, max(one.tolerance for one in seen)) else 0.0
 
 
@@ -329,8 +326,7 @@ def _short(reading: Reading) -> str:
 
 def _parts(one: Weighed) -> list[float]:
     """What each micro-batch weighs; 1 together where the window is right."""
-    total = sum(one.terms) if math.isnan(one.total) else one.total
-    return [share * n / total for share, n in zip(one.shares, one.terms, strict=True)]
+    return [share * n / one.all_terms for share, n in zip(one.shares, one.terms, strict=True)]
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -38,9 +38,7 @@ class Judge:
         self.sizes: Counter[int] = Counter()
         self.findings: dict[Cause, Finding] = {}
         self.remarks: Counter[Remark] = Counter()  # and of how many windows
-        self.summed = self.covered = self.looked = (
-            0  # windows of several micro-batches: with the right sum; weighed whole, or at all
-        )
+        self.summed = self.covered = 0  # windows of several micro-batches whose sum was right; whose losses were all weighed
         self.weights: dict[tuple[int, Key], list[Weights]] = {}  # of every loss of every optimizer
         self._marks: dict[tuple[int, int], tuple[int, list[set[Any]]]] = {}  # optimizer, micro-batches -> windows, by place
         self.replays: list[Replayed] = []
