@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import warnings
@@ -16,6 +15,7 @@ from accumulation_harness.analysis import article, caveats, faults, ledger, load
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.config.questions import questions
 from accumulation_harness.results.record import MOST_TOLD, in_one_line, told
+from accumulation_harness.system import terminal
 from accumulation_harness.system.files import keep_others_out, write_atomically
 from accumulation_harness.system.processes import run_command
 
@@ -26,9 +26,9 @@ class NothingToReport(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; exit code 1 when there is nothing to report or it cannot be read or written."""
-    parser = argparse.ArgumentParser(prog="accumulation-harness report", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
-    parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
+    parser = terminal.parser("report", __doc__)
+    parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
+    parser.add_argument("--out", type=Path, default="reports", metavar="DIR", help="folder to write to (default: reports)")
     options = parser.parse_args(arguments)
     keep_others_out()
     gc.set_threshold(200_000, 50, 100)  # thousands of records are read, and all of them kept

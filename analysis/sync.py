@@ -6,7 +6,6 @@ server of one's own).
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import sys
@@ -25,6 +24,7 @@ from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMod
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Store
+from accumulation_harness.system import terminal
 from accumulation_harness.system.processes import run_command
 
 SWEEP = "sweep"  # job type
@@ -37,8 +37,8 @@ DONE = "done"  # written after the run of a sweep
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Upload, and say what was: exit code 0, 1 where a run was not taken, 2 where there is nothing or nobody to send it to."""
-    parser = argparse.ArgumentParser(prog="accumulation-harness sync", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
+    parser = terminal.parser("sync", __doc__)
+    parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     parser.add_argument("--project", help="W&B project (default: that of each run; of the sweep's, accumulation-harness)")
     parser.add_argument("--entity", help="W&B user or team (default: that of your key)")
     options = parser.parse_args(arguments)

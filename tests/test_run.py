@@ -100,7 +100,13 @@ def test_values_keep_their_types(command: Command) -> None:
 
 # Command line: how the one line on stderr begins.
 BAD_INPUT = {
-    "precision=float33": "precision=float33: expected one of float64, float32, float16, bfloat16",
+    "precision=float33": "precision=float33: expected one of float64, float32, float16, bfloat16; did you mean float32?",
+    "precision=fp16": "precision=fp16: expected one of float64, float32, float16, bfloat16; did you mean float16?",
+    "norm=groupnorm": "norm=groupnorm: expected one of as_is, none, batch, group, layer; did you mean group?",
+    "-m norm=none,BatchNorm": "norm=BatchNorm: expected one of as_is, none, batch, group, layer; did you mean batch?",
+    "study=convergance": "study=convergance: expected one of ",
+    "optimizer=adam_w": "optimizer=adam_w: expected one of adam, adamw, custom, momentum, nesterov, sgd; did you mean adamw?",
+    "precision=fp32,fp16": "precision=fp32,fp16: expected one value; add -m to sweep over several\n",
     "optimizer=adma": "optimizer=adma: expected one of adam, adamw, custom, momentum, nesterov, sgd",
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean optimizer.momentum?",
@@ -115,8 +121,11 @@ BAD_INPUT = {
     "optimizer.lr={a:1}": "optimizer.lr={a:1}: expected a number",
     "clip_norm=a": "clip_norm=a: expected a number from 1e-12 to 1e+12 or null",
     "seed=": "seed=: expected an integer",
-    "seed=1,2": "seed=1,2: expected one value; add -m to sweep over several, or write seed=[1,2] for a list",
+    "seed=1,2": "seed=1,2: expected one value; add -m to sweep over several\n",
     "accumulation_steps=4": "accumulation_steps=4: expected a list, each an integer",
+    "-m accumulation_steps=2,4": (
+        "accumulation_steps=2: expected a list, each an integer from 1 to 60000; write accumulation_steps=[2] ("
+    ),
     "accumulation_steps=[2,x]": "accumulation_steps=[2,x]: expected a list, each an integer",
     "accumulation_steps=[2,4": "accumulation_steps=[2,4: expected key=value",
     "accumulation_steps=[2,3]": "accumulation_steps=3: expected a divisor of effective_batch=64, or split=ragged",

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from accumulation_harness.system.packages import versions
+from accumulation_harness.system.terminal import suggesting
 
 COMMANDS = {
     "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
@@ -32,7 +33,7 @@ def main() -> None:
         print("usage: accumulation-harness COMMAND ...")
         print("\n".join(f"  {name:8} {what}" for name, (_, what) in COMMANDS.items()))
     elif asked not in COMMANDS:
-        sys.exit(refused(f"accumulation-harness {asked}: expected one of {', '.join(COMMANDS)}"))
+        sys.exit(refused(suggesting(f"{asked}: expected one of {', '.join(COMMANDS)}")))
     elif missing := [name for name in OF_SWEEPS if asked not in LIGHT and find_spec(name) is None]:
         needed = ", ".join(missing)
         sys.exit(refused(f"accumulation-harness {asked} needs {needed}: pip install 'accumulation-harness[sweep]'"))

@@ -26,8 +26,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from accumulation_harness.config import ConfigError, HarnessConfig, TrialConfig
-from accumulation_harness.config.settings import expected, meant
+from accumulation_harness.config.settings import expected, meant, settings
 from accumulation_harness.config.validation import validate
+from accumulation_harness.system.terminal import suggesting
 
 
 class BadInput(ValueError):
@@ -178,7 +179,11 @@ def is_bad_input(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """One line for a user: the setting, the value, and what was expected."""
+    """One line for a user: the setting, the value, what was expected, and what may have been meant."""
+    return suggesting(_explained(error))
+
+
+def _explained(error: BaseException) -> str:
     text = " ".join(str(error).split())
     first = next(iter(str(error).strip().splitlines()), "")
     match error:
@@ -199,13 +204,17 @@ def explain(error: BaseException) -> str:
         case ConfigCompositionException() if first.startswith("Ambiguous value for argument"):
             override = first.split("'")[1]
             name, _, values = override.partition("=")
-            return f"{override}: expected one value; add -m to sweep over several, or write {name}=[{values}] for a list"
+            as_list = f", or write {name}=[{values}] for a list" if _is_list(name) else ""
+            return f"{override}: expected one value; add -m to sweep over several{as_list}"
         case ConfigCompositionException(__cause__=cause) if first.startswith("Error merging override") and cause is not None:
             override = first.removeprefix("Error merging override ")
-            looks = expected(override.partition("=")[0].lstrip("+"))
+            name, _, value = override.lstrip("+").partition("=")
+            looks = expected(name)
+            if _is_list(name) and not value.startswith("["):
+                looks = f"{looks}; write {name}=[{value}]"
             return f"{override}: expected {looks}" if looks else f"{override}: {next(iter(str(cause).splitlines()), '')}"
         case ConfigCompositionException(__cause__=OmegaConfBaseException() as cause) if not first:  # a value in a YAML file
-            return explain(cause)
+            return _explained(cause)
         case OmegaConfBaseException(full_key=str(key)) if key:
             looks = expected(key)
             return f"{key}: expected {looks} ({first})" if looks else f"{key}: {first}"
@@ -213,3 +222,7 @@ def explain(error: BaseException) -> str:
             return text
         case _:
             return f"{' '.join(sys.argv[1:])}: {text}"
+
+
+def _is_list(name: str) -> bool:
+    return name in settings() and isinstance(settings()[name].default, tuple)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import textwrap
 import types
@@ -18,6 +17,7 @@ from typing import Any
 
 from accumulation_harness.config import HarnessConfig
 from accumulation_harness.config.declare import Bounds
+from accumulation_harness.system.terminal import closest
 
 WIDTH = 110  # columns of the text
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
@@ -95,8 +95,8 @@ def meant(name: str) -> str:
     groups = {one.partition(".")[0] for one in settings()}
     known = {**called, **{one: one for one in (*groups, *settings())}}
     for asked in (name, last):
-        if close := difflib.get_close_matches(asked, known, n=1, cutoff=0.75):
-            return f"a known setting; did you mean {known[close[0]]}?"
+        if close := closest(asked, known, cutoff=0.75):
+            return f"a known setting; did you mean {close}?"
     return "a setting: accumulation-harness run --help lists them"
 
 

@@ -49,9 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the plan, or what is wrong with the arguments; the exit code is 0 or 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
-    if len(budgets) + (AUTO in given) != 1 or {"-h", "--help"} & set(given):
-        print(f"usage: {USAGE}", file=sys.stderr)
-        return 2
+    asks = bool({"-h", "--help"} & set(given))
+    if len(budgets) + (AUTO in given) != 1 or asks:
+        print(f"usage: {USAGE}", file=sys.stdout if asks else sys.stderr)
+        return 0 if asks else 2
     try:
         settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
         config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked

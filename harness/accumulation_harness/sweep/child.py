@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -91,6 +91,7 @@ class Child:
     output: Path
     gpu: str | None = None  # the only one that it sees; None where it sees all
     server: int  # the forkserver that started it
+    started: float = field(default_factory=time.monotonic)
     ended: float = math.inf  # when its results or its report were first seen
 
     @classmethod

@@ -49,7 +49,7 @@ from accumulation_harness.sweep.child import (
     TrialFunction,
     start_forkserver,
 )
-from accumulation_harness.sweep.progress import Progress
+from accumulation_harness.sweep.progress import Kind, Progress, TimeLeft
 from accumulation_harness.system import driver, processes
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -146,7 +146,8 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     if groups:
         judging = list({cell.folder: cell for group in groups for cell in group.worth_judging()}.values())
         chosen = f"Learning rates were chosen on seeds from {TUNING_SEEDS} on"
-        print(f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone.", flush=True)
+        said = f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone."
+        print(said, file=sys.stderr, flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
     print_ending(cells, outcome.failures)
     return outcome
@@ -265,12 +266,17 @@ def _source_of(name: str, target: str, arguments: str | None) -> str:
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
     """Experiment by experiment, each with what is guessed to be its longest trials first: at its end no core waits for one."""
     place = {experiment: i for i, experiment in enumerate(dict.fromkeys(cell.config.experiment for cell in cells))}
+    return sorted(cells, key=lambda cell: (place[cell.config.experiment], -_size(cell.config)))
 
-    def guess(config: TrialConfig) -> float:
-        is_slow = config.precision in (Precision.float16, Precision.bfloat16)  # on a CPU, nearly twice float32's time
-        return config.steps * config.effective_batch * (2 if is_slow else 1)
 
-    return sorted(cells, key=lambda cell: (place[cell.config.experiment], -guess(cell.config)))
+def _size(config: TrialConfig) -> float:
+    """In samples, as it were: about proportional to the time of a trial among those of its kind."""
+    is_slow = config.precision in (Precision.float16, Precision.bfloat16)  # on a CPU, nearly twice float32's time
+    return config.steps * config.effective_batch * (2 if is_slow else 1)
+
+
+def _kind(config: TrialConfig) -> Kind:
+    return (config.experiment, config.study, config.workload.data, config.workload.model)
 
 
 @dataclass(kw_only=True)
@@ -284,6 +290,7 @@ class _Pool:
     todo: deque[Cell]
     children: list[Child] = field(default_factory=list)
     taken: deque[tuple[float, Cell]] = field(default_factory=deque)  # run by another process; when to look again
+    time: TimeLeft = field(default_factory=TimeLeft)
     done: int = 0
     skipped: int  # finished before we could start them
     failures: list[Failure] = field(default_factory=list)
@@ -341,6 +348,8 @@ class _Pool:
         match child.end():
             case Done(warnings=told):
                 self.done += 1
+                config = child.cell.config
+                self.time.ended(_kind(config), _size(config), time.monotonic() - child.started)
                 for warning in told:
                     self.progress.note(f"{child.cell.trial}: {warning}")
             case RunsElsewhere(state=State.finished):
@@ -363,7 +372,15 @@ class _Pool:
             running=len(self.children),
             failed=len(self.failures),
             elsewhere=len(self.taken),
+            left=self._left,
         )
+
+    def _left(self) -> str:
+        waiting = [(cell.config, 0.0) for cell in (*self.todo, *(cell for _, cell in self.taken))]
+        now = time.monotonic()
+        running = [(child.cell.config, now - child.started) for child in self.children]
+        at_once = max(1, len(self.places) + len(self.children))
+        return self.time.estimate(((_kind(config), _size(config), run) for config, run in (*waiting, *running)), at_once)
 
 
 def _mark_failed(cell: Cell, failure: Failure) -> Path | None:

@@ -1,9 +1,11 @@
-"""Progress of many trials: one bar in a terminal, else now and then a line."""
+"""Progress of many trials, on stderr: one bar in a terminal, else now and then a line."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,49 @@ from typing_extensions import Self
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+Kind = tuple[str, ...]  # what trials of one length have in common
 LINE_SECONDS = 10.0  # at least so long between two plain lines
+UNKNOWN = "time left not known yet"
+
+
+class TimeLeft:
+    """How long trials will take, from those of their kind that have ended: nothing else is known of them.
+
+    A kind has trials of one length but for their size: `ended` and `estimate` are told both.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[Kind, float] = defaultdict(float)
+        self._size: defaultdict[Kind, float] = defaultdict(float)
+
+    def ended(self, kind: Kind, size: float, seconds: float) -> None:
+        """A trial of that kind took so long."""
+        self._seconds[kind] += seconds
+        self._size[kind] += size
+
+    def estimate(self, left: Iterable[tuple[Kind, float, float]], at_once: int) -> str:
+        """Of trials by kind, size and the seconds that they have run: `about 3:20 left`.
+
+        `at least`, where no trial of some kind has ended; no number where that is all there is.
+
+        >>> known = TimeLeft()
+        >>> known.estimate([(("text",), 100, 0)], at_once=1)
+        'time left not known yet'
+        >>> known.ended(("text",), size=100, seconds=60)
+        >>> known.estimate([(("text",), 100, 20), (("text",), 200, 0)], at_once=2)
+        'about 1:20 left'
+        >>> known.estimate([(("text",), 200, 0), (("digits",), 100, 0)], at_once=1)
+        'at least 2:00 left'
+        """
+        seconds, is_whole = 0.0, True
+        for kind, size, run in left:
+            if known := self._size.get(kind):
+                seconds += max(0.0, self._seconds[kind] * size / known - run)
+            else:
+                is_whole = False
+        if is_whole:
+            return f"about {clock(seconds / at_once)} left"
+        return f"at least {clock(seconds / at_once)} left" if seconds else UNKNOWN
 
 
 class Progress:
@@ -20,38 +64,31 @@ class Progress:
 
     def __init__(self, *, total: int, skipped: int) -> None:
         if skipped:
-            print(f"{skipped} of {total} trials are finished already.", flush=True)
-        self._total, self._skipped = total, skipped
+            self.note(f"{skipped} of {total} trials are finished already.")
+        self._total = total
         self._began = time.monotonic()
         self._next_line = self._began
         self._bar: Bar | None = None
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = (
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-            )
-            self._bar = Progress(*columns, TimeRemainingColumn())
-            self._task = self._bar.add_task("starting", total=total, completed=skipped)
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True))
+            self._task = self._bar.add_task("starting", total=total, completed=skipped, left="")
 
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
-        """The state of all trials: `elsewhere` are run by another process."""
+    def show(self, *, done: int, running: int, failed: int, elsewhere: int, left: Callable[[], str]) -> None:
+        """The state of all trials: `elsewhere` are run by another process; `left` says how long they take, if it is asked."""
         ended, now = done + failed, time.monotonic()
         counts = f"{running} running, {failed} failed" + (f", {elsewhere} run by another process" if elsewhere else "")
         if self._bar is not None:
-            self._bar.update(self._task, completed=ended, description=counts)
+            self._bar.update(self._task, completed=ended, description=counts, left=left() if ended < self._total else "")
         elif now >= self._next_line:
             self._next_line = now + LINE_SECONDS
-            elapsed, work = now - self._began, ended - self._skipped
-            left = f"about {clock((self._total - ended) * elapsed / work)} left" if work else "time left not known yet"
-            print(f"{ended}/{self._total} ended, {counts}, {clock(elapsed)} elapsed, {left}", flush=True)
+            self.note(f"{ended}/{self._total} ended, {counts}, {clock(now - self._began)} elapsed, {left()}")
 
     def note(self, text: str) -> None:
-        """Print something that stays, on stderr; rich puts it above the bar."""
+        """Print something that stays; rich puts it above the bar."""
         print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -14,8 +13,8 @@ from accumulation_harness.results import sweeps
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Status, Store
 from accumulation_harness.sweep.progress import clock
+from accumulation_harness.system import terminal
 from accumulation_harness.system.processes import run_command
-from accumulation_harness.system.terminal import in_columns
 
 MOST_FAILURES = 10  # that are listed
 WAITING = "waiting"  # asked for, and not begun
@@ -32,8 +31,8 @@ class Standing:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print where the trials of a store stand; the exit code is 1 where there are none."""
-    parser = argparse.ArgumentParser(prog="accumulation-harness status", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
+    parser = terminal.parser("status", __doc__)
+    parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     options = parser.parse_args(arguments)
     found = {f"{one.experiment}/{one.trial}": one for one in Store(options.results).status()}
     asked = sweeps.announced(options.results)
@@ -70,7 +69,7 @@ def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -
     for standing in standings(found, asked, now):
         left = "not known yet" if standing.left is None else (f"about {clock(standing.left)}" if standing.left else "-")
         rows.append((standing.experiment, *(str(standing.counts[state]) for state in columns), left))
-    yield from in_columns(rows)
+    yield from terminal.in_columns(rows)
     for name, one in found.items():
         if one.state == State.running:
             yield f"running for {clock(max(0.0, now - _begun(one, now)))}: {name}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils import collect_env
 
-from accumulation_harness.system import accelerator, driver
+from accumulation_harness.system import accelerator, driver, terminal
 from accumulation_harness.system.packages import version
 from accumulation_harness.system.processes import run_command
 from accumulation_harness.system.source import commit
@@ -20,7 +19,7 @@ PACKAGES = ("accumulation-harness", "hydra-core", "wandb", "pandas", "scipy", "a
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was found."""
-    argparse.ArgumentParser(prog="accumulation-harness doctor", description=__doc__).parse_args(arguments)
+    terminal.parser("doctor", __doc__).parse_args(arguments)
     print(collect_env.get_pretty_env_info(), *told(), sep="\n")
     return 0
 

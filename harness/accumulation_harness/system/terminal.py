@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 BAD_INPUT = 2  # exit code, as argparse has it
 MOST_CHARACTERS = 800  # of a refusal
+ALSO = {  # what values are called elsewhere, where the spelling does not tell
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "single": "float32", "fp64": "float64",
+    "double": "float64", "bn": "batch", "gn": "group", "ln": "layer", "off": "disabled", "gpu": "cuda",
+}  # fmt: skip
+CHOICES = re.compile(r"(\S+?)'?:? (?:expected one of |\(choose from )((?:'?[\w+-]+'?, )*'?[\w+-]+'?)")
 
 
 def one_line(text: object) -> str:
@@ -24,6 +31,38 @@ def one_line(text: object) -> str:
     line = " ".join(str(text).split())
     half = MOST_CHARACTERS // 2
     return line if len(line) <= MOST_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
+
+
+def parser(command: str, doc: str | None) -> argparse.ArgumentParser:
+    """For a command whose module says "`accumulation-harness COMMAND ...`: what it does"."""
+    what = " ".join((doc or "").partition("`: ")[2].split())
+    return argparse.ArgumentParser(prog=f"accumulation-harness {command}", description=what[:1].upper() + what[1:])
+
+
+def closest(asked: str, names: Mapping[str, str] | Iterable[str], cutoff: float = 0.6) -> str | None:
+    """What was meant: the choice itself, or the one that a name stands for; None where nothing is spelt nearly so.
+
+    >>> closest("groupnorm", ["none", "batch", "group"]), closest("fp16", ["float32", "float16"]), closest("x", ["sgd"])
+    ('group', 'float16', None)
+    """
+    known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+    known = {**{name: choice for name, choice in ALSO.items() if choice in known}, **known}
+    lowered = {name.lower(): choice for name, choice in reversed(known.items())}
+    close = [asked] if asked in known else difflib.get_close_matches(asked.lower(), lowered, n=1, cutoff=cutoff)
+    return {**lowered, **known}[close[0]] if close else None
+
+
+def suggesting(refusal: str) -> str:
+    """A refusal that lists what it expected, with the choice that may have been meant.
+
+    >>> suggesting("optimizer=adam_w: expected one of adam, adamw, sgd")
+    'optimizer=adam_w: expected one of adam, adamw, sgd; did you mean adamw?'
+    """
+    found = CHOICES.search(refusal)
+    if not found:
+        return refusal
+    meant = closest(found[1].rpartition("=")[2].strip("'"), re.findall(r"[\w+-]+", found[2]))
+    return f"{refusal[: found.end()]}; did you mean {meant}?{refusal[found.end() :]}" if meant else refusal
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -67,7 +106,7 @@ def told(main: Callable[[], int]) -> int:
 
 def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
     """As argparse does, Hydra's too, but in one line: `--help` has the usage."""
-    print(one_line(message), file=sys.stderr)
+    print(one_line(suggesting(message)), file=sys.stderr)
     raise SystemExit(BAD_INPUT)
 
 

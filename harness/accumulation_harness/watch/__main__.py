@@ -12,9 +12,9 @@ from accumulation_harness.watch.compare import compared
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; the exit code."""
-    parser = argparse.ArgumentParser(prog="accumulation-harness watch", description="Reports of watched runs.")
+    parser = argparse.ArgumentParser(prog="accumulation-harness watch", description="Reports of watched training runs.")
     commands = parser.add_subparsers(dest="command", required=True)
-    compare = commands.add_parser("compare", help="two reports beside each other")
+    compare = commands.add_parser("compare", help="two reports beside each other", description="Two reports beside each other.")
     compare.add_argument("reports", nargs=2, type=Path, metavar="REPORT.json")
     given = parser.parse_args(arguments)
     try:
