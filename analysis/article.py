@@ -45,6 +45,11 @@ class Article:
         return not self.experiment.rule
 
     @property
+    def ended(self) -> float:
+        """When its latest trial was finished, in seconds since the epoch."""
+        return float(self.results.trials["ended"].max())
+
+    @property
     def has_cells(self) -> bool:
         """Whether it has judged arms, and so a table of verdicts by cell."""
         return bool((self.results.arms["arm"] == "accumulated").any())

@@ -64,14 +64,14 @@ def rows(arms: pd.DataFrame) -> list[VerdictRow]:
 
 def caveats_that_occur(material: Material) -> Section | None:
     """A paragraph for each way in which runs are not equivalent, then a row for each combination that was swept."""
-    arms = material.arms[material.arms["arm"] == "accumulated"]
+    arms = tables.in_order(material.arms[material.arms["arm"] == "accumulated"])
     if arms.empty:
         return None
     told = [
         Text(f"{one.finding[:1].upper()}{one.finding[1:]} {one.advice}", lead=_whose(one)) for one in caveats(by_cell(rows(arms)))
     ]
     told = told or [Text("Every run is equivalent to its large batch: nothing in this sweep has to be avoided.")]
-    swept = {column: sorted(arms[column].unique()) for column in ("norm", "optimizer", "precision")}
+    swept = {column: arms[column].unique().tolist() for column in ("norm", "optimizer", "precision")}
     found = (*swept["norm"], *dict.fromkeys(map(state_of, swept["optimizer"])), *swept["precision"])
     told += [Text(INHERENT_OF[one]) for one in found if one in INHERENT_OF]
     if (bound := arms.query("norm == 'batch'"))["trial"].any():
@@ -80,7 +80,7 @@ def caveats_that_occur(material: Material) -> Section | None:
         told.append(Text(_clipping(clipped)))
     table = [
         (norm, optimizer, precision, _found(own, material.l4), _advice(own))
-        for (norm, optimizer, precision), own in tables.in_order(arms).groupby(["norm", "optimizer", "precision"], sort=False)
+        for (norm, optimizer, precision), own in arms.groupby(["norm", "optimizer", "precision"], sort=False)
     ]
     caption = (
         "One row for each combination that was swept. Gradient difference: relative, in double precision, largest over the "
@@ -156,13 +156,15 @@ def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
     cells: list[ArmCell] = by_cell(rows(arms.query("arm == 'accumulated'")))
     columns = ("workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause")
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [[getattr(cell, name) for name in (*columns, "gradient_error", "rounding_ratio")] for cell in cells],
         columns=[*columns, "gradient_error", "rounding_ratio"],
     )
+    table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
+    return table
 
 
 def to_latex(frame: pd.DataFrame) -> bytes:
     """A table of LaTeX (booktabs), with numbers of two digits."""
     text = frame.rename(columns=lambda name: str(name).replace("_", " "))
-    return text.to_latex(index=False, escape=True, float_format=lambda value: f"{value:.1e}").encode()
+    return text.to_latex(index=False, escape=True, na_rep="", float_format=lambda value: f"{value:.1e}").encode()

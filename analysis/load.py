@@ -276,6 +276,7 @@ def _trial(trial: StoredTrial) -> dict[str, Any]:
     return {
         "experiment": trial.experiment,
         "trial": trial.trial,
+        "ended": (trial.folder / "trial.json").stat().st_mtime,
         "rows": int(trial.record["steps"]),
         "measured": len(makers),
         "found": sum(maker != f"{trial.experiment}/{trial.trial}" for maker in makers),

@@ -51,7 +51,7 @@ def pages(
     if shared["ledger"]:
         yield "claims.html", made("claims", sources=_sources())
     yield "provenance.html", made("provenance", **_provenance(loaded, notes))
-    own_sweeps = [article for article in articles if article.is_own]
+    own_sweeps = sorted((article for article in articles if article.is_own), key=lambda article: -article.ended)
     about = f"{len(loaded.trials)} finished trials, {len(loaded.missing)} without a result."
     asked = [article for article in articles if not article.is_own]
     yield "index.html", made("index", rows=rows, own=own_sweeps, articles=asked, provenance=about)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -256,6 +257,17 @@ def test_the_entry_answers_first(results: Path, out: Path, grid: list[str]) -> N
     assert "Is accumulation the same computation as the large batch?" in rest
 
 
+def test_the_newest_sweep_is_shown_and_earlier_ones_are_summarised(results: Path, out: Path, grid: list[str], make_trial) -> None:
+    folders = {name: Store(results).folder(name, make_trial(experiment=name)) for name in ("a_try", "waves")}
+    for newest, older in (("waves", "a_try"), ("a_try", "waves")):
+        os.utime(folders[older] / "trial.json", (1.0, 1.0))
+        os.utime(folders[newest] / "trial.json")
+        write(results, out)
+        first, _, rest = Page((out / "index.html").read_text()).text.partition("Earlier sweeps")
+        assert f"“{newest}”" in first and f"“{older}”" not in first and "Caveats" in first
+        assert f"“{older}”" in rest and "Caveats" not in rest.partition("What to know")[0] and "May I accumulate" in rest
+
+
 def test_a_sweep_of_ones_own_carries_its_caveats(results: Path, out: Path, make_trial) -> None:
     for precision in ("float32", "float16"):
         for norm in ("batch", "group"):
@@ -264,7 +276,7 @@ def test_a_sweep_of_ones_own_carries_its_caveats(results: Path, out: Path, make_
     assert "Your sweep “mine”" in text
     assert "This is a property of the model, not a fault of the loop." in text  # BatchNorm
     assert "4 of 4 that differ by batch_statistics are what an exact simulation of it gives." in text
-    assert "BatchNorm; adam; float16, float32. Accumulation is another computation" in text
+    assert "BatchNorm; adam; float32, float16. Accumulation is another computation" in text
     assert "0.0513 at N = 2, 0.026 at N = 4" in text  # 1 - 0.9^(1/2), 1 - 0.9^(1/4)
     assert "Adam: the state is updated once per window" in text and "In float16, unscale once per window" in text
     table = (out / "tables/mine.csv").read_text().splitlines()
