@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.system.address import documentation
+from accumulation_harness.system.packages import versions
 
 ROOT = Path(__file__).parents[1]
 LOOPS = ROOT / "tests" / "audit" / "loops"
@@ -24,7 +26,9 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages of the causes into the navigation, in the order of the table of causes."""
+    """Say which version this is and where it is read, and put the pages of the causes into the navigation, in their order."""
+    config.site_url = documentation() or config.site_url
+    config.copyright = versions()
     assert config.nav is not None
     for item in config.nav:
         for title, target in item.items():

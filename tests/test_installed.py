@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -115,7 +116,12 @@ def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
     )
     (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "accumulation-harness = accumulation_harness.__main__:main" in points
+    assert "[flake8.extension]\nACC = accumulation_harness.lint.flake8:Checker" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
+    assert "Classifier: Framework :: Pytest" in about and "Keywords: " in about
+    version = re.search(r"^Version: (.*)$", about, re.M)
+    assert version is not None and f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{version[1]}] - 2" in (ROOT / "CHANGELOG.md").read_text()
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]
 

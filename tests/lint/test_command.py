@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.lint.__main__ import main
-from accumulation_harness.lint.hit import Hit
+from accumulation_harness.lint.__main__ import found, main
+from accumulation_harness.lint.flake8 import CODES, Checker
+from accumulation_harness.lint.source import Source
+from accumulation_harness.system.address import page_of
 from tests.lint.cases import RIGHT, WRONG, flat
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +40,7 @@ def test_a_hit_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([str(folder)]) == 1
     sentence = "the schedule advances with every micro-batch"
     cause = "schedule_per_micro_batch"
-    assert capsys.readouterr().out == f"{path}:6:9: {cause}: {sentence} (docs/remedies.md#{cause})\n"
+    assert capsys.readouterr().out == f"{path}:6:9: {cause}: {sentence} ({page_of(cause)})\n"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,7 @@ def test_a_hit_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("missing.py", None, "FileNotFoundError"),
         ("bytes.py", b"x = '\xff'\n", "SyntaxError"),
         ("null.py", b"x = 1\0\n", "SyntaxError"),
+        ("cells.ipynb", b'{"cells": []}', "ValueError: a notebook"),
     ],
 )
 def test_what_cannot_be_read(
@@ -66,7 +70,6 @@ def test_every_remedy_is_there() -> None:
     sections = (ROOT / "docs" / "remedies.md").read_text()
     told = {cause for _, cause in WRONG.values()}
     assert all(f"\n## {cause}\n" in sections for cause in told) and told <= set(Cause)
-    assert Hit(1, 1, Cause.mean_of_means, "", 1).told("a.py").endswith("(docs/remedies.md#mean_of_means)")
 
 
 @pytest.mark.parametrize("command", [[str(SCRIPT)], ["-m", "accumulation_harness.lint"]], ids=["script", "module"])
@@ -81,8 +84,19 @@ def test_only_the_standard_library_is_imported(folder: Path, command: list[str])
     assert "ast" in imported and imported <= STANDARD, imported - STANDARD
 
 
-def test_the_hook_runs_the_script() -> None:
-    """`language: python` would install torch; a script needs its mode and its first line."""
-    lines = (ROOT / ".pre-commit-hooks.yaml").read_text().splitlines()
-    assert "  language: script" in lines and f"  entry: {SCRIPT.relative_to(ROOT)}" in lines
+def test_the_hook_of_the_script_runs_it() -> None:
+    """It needs its mode and its first line; the other hook is the command that a wheel installs."""
+    hooks = (ROOT / ".pre-commit-hooks.yaml").read_text().split("- id: ")
+    (script,) = [hook for hook in hooks if "language: script" in hook]
+    assert f"  entry: {SCRIPT.relative_to(ROOT)}" in script
     assert SCRIPT.stat().st_mode & 0o111 and SCRIPT.read_text().startswith("#!/usr/bin/env python3\n")
+    (python,) = [hook for hook in hooks if "language: python" in hook]
+    assert "  entry: accumulation-lint\n" in python
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_flake8_is_told_the_same(name: str) -> None:
+    source, cause = WRONG[name]
+    hits = list(Checker(ast.parse(source), source.splitlines(keepends=True)).run())
+    assert {(line, column + 1) for line, column, *_ in hits} == {(hit.line, hit.column) for hit in found(Source(source))}
+    assert f"ACC{CODES[cause]}" in {text.split()[0] for _, _, text, _ in hits} and len(set(CODES.values())) == len(CODES)

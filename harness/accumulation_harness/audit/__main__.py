@@ -1,4 +1,4 @@
-"""The command line: `accumulation-harness audit FILE.py:FUNCTION --batch-size 16 --accumulation-steps 4,16`.
+"""The command line: `accumulation-harness audit FILE.py:FUNCTION --batch-size 32 --accumulation-steps 4,16`.
 
 Exit code 0: equivalent; 1: different; 2: could not be run or judged. With `--evidence DIR` this is one rank of several, and
 `accumulation-harness audit merge DIR` judges what all of them have written.

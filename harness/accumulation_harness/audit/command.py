@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from accumulation_harness.audit.user_code.call import UserCode
 
 SETS = ("--set", "--set-env", "--set-file")
-SCRIPT_SECONDS = 60.0  # for the script of an issue, beside the time of the whole audit
-
 
 MERGE = "merge"  # first word of the command that judges the evidence of ranks
 DESCRIPTION = "Does gradient accumulation change what a training function computes, and why?"
@@ -39,7 +37,7 @@ EPILOG = (
     """exit code 0: equivalent, 1: different, 2: could not be run or judged
 
 A script is run as it is, once for each way to cut a batch; what is behind -- is handed on:
-    accumulation-harness audit train.py --batch-size 16 --accumulation-steps 4 \
+    accumulation-harness audit train.py --batch-size 32 --accumulation-steps 4 \
         --set '--batch-size {batch_size} --grad-accum {accumulation_steps}' -- --config tiny.yaml
 """
     + """
@@ -69,7 +67,7 @@ def _auditing() -> argparse.ArgumentParser:
         nargs="?",
         metavar="TARGET",
         help="SCRIPT.py, a notebook, FILE.py:FUNCTION, FILE.py:Class.method or package.module:FUNCTION; a function is called as "
-        "train(batch_size, accumulation_steps) with the samples of a micro-batch and their number: train(16, 1) and train(4, 4)",
+        "train(batch_size, accumulation_steps) with the samples of a micro-batch and their number: train(32, 1) and train(8, 4)",
     )
     made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step (of one rank)")
     made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
@@ -230,12 +228,13 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     begun, said, remarks = time.monotonic(), "", ""
     subject = subject_of(given) if given.merge is None else None
     try:
-        from accumulation_harness.audit.report import github
+        from accumulation_harness.audit.report import github, issue
 
         report = _merged(given) if given.merge is not None else replace(_audited(given), subject=subject)
-        said = report.told(given.format)
+        seconds = time.monotonic() - begun
+        said = issue.told(report, seconds) if given.format == "issue" else report.told(given.format)
         remarks = github.tell(report)
-        remarks += _written(given, report, time.monotonic() - begun)
+        remarks += _written(given, report, seconds)
     except BaseException as error:  # reading the file can raise anything
         what = _told(error)
         if not said:
@@ -329,7 +328,7 @@ def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) ->
 
     paths = [report.save(path) for path in given.save]
     if given.report is not None and report.subject is not None:
-        paths.append(issue.write(given.report, report, SCRIPT_SECONDS + seconds))
+        paths.append(issue.write(given.report, report, seconds))
     return "".join(f"saved {path}\n" for path in paths)
 
 
@@ -339,7 +338,8 @@ def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tu
 
     batch_size = 0 if subject is None else subject.batch_size
     report = Report(batch_size=batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
-    said = "" if given.format == "text" else report.told(given.format)
+    is_about = given.format != "text" and (given.format != "issue" or subject is not None)
+    said = report.told(given.format) if is_about else ""
     return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 
 

@@ -1,6 +1,6 @@
 """pytest: the fixture `audit_accumulation`, an audit whose failure fails the test and prints the findings.
 
-`@pytest.mark.accumulation(batch_size=16, accumulation_steps=(4, 16), allow={"stochastic_layers"})` gives its options, and
+`@pytest.mark.accumulation(batch_size=32, accumulation_steps=(4, 16), allow={"stochastic_layers"})` gives its options, and
 `pytest -m accumulation` selects the tests that have it. `--audit-json=DIR` writes what every audit concluded. torch is imported
 where the fixture is used, and nowhere else: every session of the environment imports this file.
 """
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def audit_accumulation(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`audit_accumulation(train, batch_size=16, accumulation_steps=(4, 16))`: `audit` that fails unless equivalent."""
+    """`audit_accumulation(train, batch_size=32, accumulation_steps=(4, 16))`: `audit` that fails unless equivalent."""
     marker = request.node.get_closest_marker(MARKER)
     usual: dict[str, Any] = dict(marker.kwargs) if marker else {}
     folder: Path | None = request.config.getoption(FOLDER)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from accumulation_harness.judge.cause import Cause
 
-Format = Literal["text", "json", "markdown", "junit", "sarif"]
+Format = Literal["text", "json", "markdown", "junit", "sarif", "issue"]
 ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json"}
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 MAX_STEPS_OF_SCRIPT = 8  # of one that is run as it is, with the evaluations of real training; all its windows are looked into

@@ -225,8 +225,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.batch_statistics: Meaning(
         fault="F13",
         sentence="BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
-        remedy="BatchNorm normalises by the micro-batch: no way of accumulating in one pass changes that (two passes do, in "
-        "`recipes/two_pass.py`). Use GroupNorm or LayerNorm, freeze the statistics, or normalise fixed chunks of the "
+        remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that, short of a second forward pass "
+        "over the window. Use GroupNorm or LayerNorm, freeze the statistics, or normalise fixed chunks of the "
         "micro-batch's size at every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own.",
         of_the_model=True,
     ),

@@ -44,18 +44,22 @@ def files(path: Path) -> Iterator[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line per hit. Return 0 where there is none, 1 where there is one, 2 where a path could not be read."""
-    parser = argparse.ArgumentParser(prog="accumulation-lint", description=(__doc__ or "").partition("\n")[0])
+    called = Path(sys.argv[0]).name  # the short name is for hooks
+    name = "accumulation-lint" if called.startswith("accumulation-lint") else "accumulation-harness lint"
+    parser = argparse.ArgumentParser(prog=name, description="What source text tells of accumulation, without running it.")
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, or a folder of them")
     code = CLEAN
     for path in (file for given in parser.parse_args(arguments).paths for file in files(given)):
         try:
+            if path.suffix == ".ipynb":  # JSON of a notebook can be read as Python, in which nothing is trained
+                raise ValueError("a notebook, of which cells are not read; audit runs them")
             hits = found(Source.read(path))
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             print(f"{path}: expected a Python file, got {type(error).__name__}: {error}", file=sys.stderr)
             code = UNREAD
             continue
         for hit in hits:
-            print(hit.told(str(path)))
+            print(f"{path}:{hit.line}:{hit.column}: {hit.told()}")
         code = max(code, HITS if hits else CLEAN)
     return code
 

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.address import page_of
 
 
 @dataclass(frozen=True, order=True)
@@ -23,6 +24,6 @@ class Hit:
         """Return the hit at an expression or statement."""
         return cls(node.lineno, node.col_offset + 1, cause, sentence, node.end_lineno or node.lineno)
 
-    def told(self, path: str) -> str:
-        """The line that is printed: `PATH:LINE:COL: CAUSE: sentence (docs/remedies.md#CAUSE)`."""
-        return f"{path}:{self.line}:{self.column}: {self.cause}: {self.sentence} (docs/remedies.md#{self.cause})"
+    def told(self) -> str:
+        """`CAUSE: sentence (address of its page)`, as it is printed behind the place."""
+        return f"{self.cause}: {self.sentence} ({page_of(self.cause)})"

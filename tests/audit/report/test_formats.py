@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -11,10 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from accumulation_harness.audit import Report
-from accumulation_harness.audit.report import COLUMNS, Problem, github
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.report import COLUMNS, ArmResult, Problem, github
 from accumulation_harness.audit.report.subject import Place, Subject
-from accumulation_harness.judge.cause import MEANINGS
-from tests.audit.report.audited import LINE, WRONG, said
+from accumulation_harness.audit.request import Format
+from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.lint.hit import Hit
+from tests.audit.report.audited import LINE, RIGHT, WRONG, said, write
 
 # Of the schema of SARIF 2.1.0: what each object must have, where it is given. `None` stands for the items of a list.
 TEXT: dict[Any, Any] = {"text": {}}
@@ -130,6 +134,23 @@ def test_what_could_not_be_judged_is_no_success_in_any_format() -> None:
     assert len(everything.problems_of(4)) == 2 and UNJUDGED.problems_of(4) == UNJUDGED.problems[1:]
 
 
+@pytest.mark.parametrize("site", ["", "https://docs.example/acc"])
+def test_every_format_and_the_lint_cite_one_address(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCUMULATION_HARNESS_DOCS", site)
+    finding = Finding(4, 0, Cause.loss_not_divided, {}, "4 times too large", "gradient")
+    arm = ArmResult(4, "as trained", (), (finding,), {})
+    place = Place(Path(__file__), "train")
+    subject = Subject(train=place, reference=None, batch_size=16, accumulation_steps=(4,), folder=place.file.parent)
+    report = Report(batch_size=16, results=(arm,), problems=(), hidden=(), subject=subject)
+    page = f"{site}/causes/loss_not_divided.html" if site else "accumulation_harness/remedies.md#loss_not_divided"
+    formats: tuple[Format, ...] = ("text", "json", "junit", "issue")
+    assert all(page in report.told(format) for format in formats)
+    assert page in Hit.at(ast.parse("x").body[0], Cause.loss_not_divided, "").told()
+    driver = json.loads(report.told("sarif"))["runs"][0]["tool"]["driver"]
+    assert driver.get("informationUri", "") == site, "a URI is absolute, or left out"
+    assert driver["rules"][0].get("helpUri") == (page if site else None)
+
+
 def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
@@ -141,6 +162,14 @@ def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch: pytest.
     assert (tmp_path / "summary").read_text().count("inconclusive") == 2, "a summary is added to"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "summary"))
     assert github.tell(UNJUDGED).splitlines()[-1].startswith("::warning title=no summary::")
+
+
+def test_an_issue_goes_to_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = said(write(tmp_path, RIGHT), "--format", "issue")
+    assert code == 0 and out.startswith("# No fault found") and "## The audited function" in out
+    code, out, err = said("none.py:train", "--format", "issue")
+    assert code == 2 and out.startswith("# It could not be judged") and "audit could not run" in err
 
 
 def test_a_refusal_is_a_document_of_the_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

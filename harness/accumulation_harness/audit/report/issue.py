@@ -14,18 +14,25 @@ from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.judge.cause import MEANINGS
 from accumulation_harness.system.files import write_atomically
 
+SCRIPT_SECONDS = 60.0
 MOST_LINES = 300  # of a source file that is put into the issue
 
 
 def write(path: Path, conclusion: Conclusion, seconds: float) -> Path:
-    """Run the script of the issue, for at most `seconds`, and write the issue, whole or not at all."""
-    write_atomically(path, text(conclusion, reproduction(conclusion, seconds)).encode(errors="backslashreplace"))
+    """Write what `told` says, whole or not at all."""
+    write_atomically(path, told(conclusion, seconds).encode(errors="backslashreplace"))
     return path
+
+
+def told(conclusion: Conclusion, seconds: float = 0.0) -> str:
+    """The issue; its script is run, for at most a minute beside the `seconds` that the audit took."""
+    return text(conclusion, reproduction(conclusion, SCRIPT_SECONDS + seconds))
 
 
 def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
     """Title, summary, versions, script, table, causes with remedies, limits, source of the function."""
-    assert conclusion.subject is not None, "an issue is about a function in a file"
+    if conclusion.subject is None:
+        raise ValueError("expected a function in a file, which an issue is about")
     parts = [
         f"# {_title(conclusion, conclusion.subject)}",
         *_summary(conclusion, reproduced),

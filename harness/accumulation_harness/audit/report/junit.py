@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion, Problem
+from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.judge.cause import MEANINGS
 
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 has no character for
 SUITE = "gradient accumulation"
@@ -43,7 +46,7 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
         case = _case(conclusion, f"N={arm.accumulation_steps}, {arm.arithmetic}")
         if arm.findings:
             causes = ", ".join(dict.fromkeys(f.cause for f in arm.findings))
-            details = "\n".join(f"{f.cause}: {f.message}\nremedy: {remedy(f.cause)}" for f in arm.findings)
+            details = "\n".join(_told(conclusion, finding) for finding in arm.findings)
             _add(case, "failure", causes, arm.findings[0].message, details)
         elif problems := conclusion.problems_of(arm.accumulation_steps):
             _add(case, "error", "inconclusive", problems[0], "\n".join(problems))
@@ -58,6 +61,11 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
     if not ran and not missing:
         problems = conclusion.problems or (Problem("there is no result"),)
         yield _add(_case(conclusion, "audit"), "error", "inconclusive", problems[0], "\n".join(problems))
+
+
+def _told(conclusion: Conclusion, finding: Finding) -> str:
+    change = f"{MEANINGS[finding.cause].remedy} {advice(conclusion.subject, finding.cause)}".rstrip()
+    return f"{finding.cause}: {finding.message}\nremedy: {change} ({remedy(finding.cause)})"
 
 
 def _case(conclusion: Conclusion, name: str) -> Element:

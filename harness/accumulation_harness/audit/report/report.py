@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.report import json_document, junit, markdown, sarif, terminal
+from accumulation_harness.audit.report import issue, json_document, junit, markdown, sarif, terminal
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.request import Format, format_of
 from accumulation_harness.system.files import write_atomically
@@ -18,6 +18,7 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
     "markdown": markdown.text,
     "junit": junit.text,
     "sarif": sarif.text,
+    "issue": issue.told,
 }
 
 
@@ -25,7 +26,7 @@ class Report(Conclusion):
     """The answer: `equivalent` only when every arm ran, was judged, and no finding was made."""
 
     def told(self, format: Format) -> str:
-        """In one of the formats."""
+        """In one of the formats. Raises ValueError for the issue of a function that is in no file."""
         return TELLERS[format](self)
 
     def to_dict(self) -> dict[str, Any]:

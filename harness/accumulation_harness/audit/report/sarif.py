@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, plain
-from accumulation_harness.audit.report.remedies import Status
+from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.subject import TOOL, Subject
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.system.address import documentation
 from accumulation_harness.system.packages import version
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -25,6 +26,8 @@ def text(conclusion: Conclusion) -> str:
     driver: dict[str, Any] = {"name": TOOL, "rules": [_rule(cause) for cause in causes]}
     if number := version(TOOL):
         driver["version"] = number
+    if site := documentation():
+        driver["informationUri"] = site
     where = _locations(conclusion.subject)
     run = {
         "tool": {"driver": driver},
@@ -46,7 +49,7 @@ def text(conclusion: Conclusion) -> str:
 
 def _rule(cause: Cause) -> dict[str, Any]:
     meaning = MEANINGS[cause]
-    return {
+    rule = {
         "id": cause,
         "name": "".join(word.capitalize() for word in cause.split("_")),
         "shortDescription": {"text": f"{cause.replace('_', ' ').capitalize()}"},
@@ -54,6 +57,7 @@ def _rule(cause: Cause) -> dict[str, Any]:
         "help": {"text": meaning.remedy, "markdown": meaning.remedy},
         "defaultConfiguration": {"level": "error"},
     }
+    return {**rule, "helpUri": remedy(cause)} if documentation() else rule  # a URI is absolute
 
 
 def _result(finding: Finding, rule: int, conclusion: Conclusion, where: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.frameworks import advice
-from accumulation_harness.audit.report.remedies import remedy_here
+from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.judge.cause import MEANINGS
 
 WIDTH = 130
@@ -27,7 +27,7 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
     for finding in conclusion.findings:
         yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
         yield from _wrapped(f"    {finding.message}")
-        yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy_here(finding.cause)})")
+        yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion.subject, finding.cause)}".rstrip())
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
