@@ -1,28 +1,22 @@
-"""The README's links lead somewhere, and what it shows can be typed and is what a run prints."""
+"""The README's links lead somewhere, and its blocks, typed in an empty folder beside an installed wheel, print what is shown."""
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from accumulation_harness.audit.command import parsed, parser
 from accumulation_harness.config.compose import compose_trial
+from tests.test_installed import command, wheel  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SEARCHED = os.pathsep.join(map(str, (ROOT / "harness", ROOT)))
-
-
-def test_the_two_commands_and_the_picture_stand_on_its_first_screen() -> None:
-    first_screen = "\n".join(README.splitlines()[:30])
-    assert "make report" in first_screen and "make test" in first_screen and "![" in first_screen
 
 
 def test_every_link_leads_to_a_file() -> None:
@@ -30,20 +24,22 @@ def test_every_link_leads_to_a_file() -> None:
     assert len(links) > 10 and [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.S)
-CONSOLES = re.findall(r"```console\n(.*?)```", README, re.S)
-SLOW = ("run -m", "hf_trainer")  # a sweep of minutes, and what needs two packages more
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+PROGRAMS = {text.partition("\n")[0].removeprefix("# "): text for language, text in BLOCKS if language == "python"}
+CONSOLES = [text for language, text in BLOCKS if language == "console"]
+SLOW = ("run -m", "hf_trainer")  # continuous integration runs these too
 
 
-def test_its_programs_are_python() -> None:
-    for program in PROGRAMS:
-        ast.parse(program)
-    imported = re.findall(r"^(?:import|from) (\w+)", PROGRAMS[0], re.M)
-    assert set(imported) == {"torch"}, "the first example runs after the first line of the install"
-
-
-def test_every_command_is_spelt_in_one_way() -> None:
-    assert re.findall(r"python -m \S+", README) == []
+def test_every_block_is_run() -> None:
+    typed = [line for console in CONSOLES for line in console.splitlines() if line.startswith("$ ")]
+    assert all(any(name in line for line in typed) for name in PROGRAMS)
+    assert set(re.findall(r"^(?:import|from) (\w+)", PROGRAMS["trainer.py"], re.M)) == {"torch"}, "the first needs nothing else"
+    shell = [shlex.split(line, comments=True) for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for program, *words in shell:
+        assert program in ("pip", "make") and (program == "pip" or set(words) <= targets)
+        assert set(re.findall(r"\[(\w+)\]", " ".join(words))) <= set(extras)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +49,19 @@ def test_every_command_is_spelt_in_one_way() -> None:
         for text in CONSOLES
     ],
 )
-def test_what_it_prints_is_what_a_run_prints(console: str, tmp_path: Path) -> None:
-    for program in PROGRAMS:
-        if named := re.match(r"# (\w+\.py)\n", program):
-            (tmp_path / named[1]).write_text(program)
+def test_what_it_prints_is_what_a_run_prints(console: str, command: Path, tmp_path: Path) -> None:  # noqa: F811
+    for name, program in PROGRAMS.items():
+        (tmp_path / name).write_text(program)
     if "hf_trainer" in console:
         pytest.importorskip("transformers")
-        pytest.importorskip("accelerate")
-    parts = re.split(r"^\$ accumulation-harness (.*)$", console, flags=re.M)[1:]
-    assert parts and console.startswith("$ ")
-    for command, printed in zip(parts[::2], parts[1::2], strict=True):
-        arguments = shlex.split(command, comments=True)
+        assert subprocess.run([command.parent / "python", "-c", "import accelerate"]).returncode == 0, "make installs it"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    parts = re.split(r"^\$ (.*)$", console, flags=re.M)[1:]
+    for line, printed in zip(parts[::2], parts[1::2], strict=True):
+        program, *arguments = shlex.split(line, comments=True)
         done = subprocess.run(
-            [sys.executable, "-m", "accumulation_harness", *arguments],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": SEARCHED}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [command.parent / program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         missing = [part for part in map(_comparable, printed.split("[...]")) if part not in _comparable(done.stdout)]
         assert not missing, f"{missing}\nare not in\n{done.stdout}\n{done.stderr}"
 
@@ -80,16 +74,14 @@ def _comparable(printed: str) -> str:
 def test_the_skill_names_options_that_there_are() -> None:
     skill = (ROOT / "skills" / "accumulation-harness" / "SKILL.md").read_text()
     assert skill.startswith("---\nname: accumulation-harness\ndescription: ")
-    (command,) = re.findall(r"accumulation-harness audit (.*?)\n```", skill, re.S)
-    given = parsed(shlex.split(command.replace("\\\n", " ")))
+    (line,) = re.findall(r"accumulation-harness audit (.*?)\n```", skill, re.S)
+    given = parsed(shlex.split(line.replace("\\\n", " ")))
     assert given.format == "json" and given.set and given.rest
     named = set(re.findall(r"`(--[a-z-]+)", skill))
     assert {"--set-env", "--set-file", "--in-place", "--allow"} <= named <= set(parser()._option_string_actions)
 
 
-@pytest.mark.parametrize("line", re.findall(r"accumulation-harness run -m (.*)", README))
-def test_its_sweeps_are_settings_that_there_are(line: str) -> None:
-    """Each axis at its first value; a task is not there to be imported, and its target is checked as a setting alone."""
-    overrides = [override.partition(",")[0] for override in shlex.split(line)]
-    config = compose_trial(overrides)
-    assert config.experiment == ("mine" if "name=mine" in overrides else "single")
+@pytest.mark.parametrize("line", re.findall(r"`accumulation-harness run -m ([^`]*)`", README))
+def test_sweeps_that_are_not_run_are_settings_that_there_are(line: str) -> None:
+    """Each axis at its first value."""
+    compose_trial([override.partition(",")[0] for override in shlex.split(line)])
