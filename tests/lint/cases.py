@@ -117,6 +117,10 @@ MASKED = "(losses(x, y) * mask).sum() / mask.sum() / accumulation_steps"
 
 WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
+    "not divided, an optimizer of one letter": (
+        flat(loss="criterion(model(x), y)").replace("optimizer.", "o."),
+        "loss_not_divided",
+    ),
     "not divided, functional": (flat(loss="F.cross_entropy(model(x), y)"), "loss_not_divided"),
     "not divided, any modulus": (flat(loss="nn.MSELoss()(model(x), y)", boundary="i % 4 == 3"), "loss_not_divided"),
     "not divided, a model's own": (nested(scaled=""), "loss_not_divided"),

@@ -62,8 +62,8 @@ def _samples(reference: Run) -> Iterator[str]:
         kept, count = sum(track.steps[-1].kept), sum(n for _, n in track.tensors)
         if track.steps[-1].kept:
             yield (
-                f"{kept:,} of the {count:,} elements of {track.name} were compared one by one, and of the gradients that it took "
-                f"sums of all: distances are known to about {1 / math.sqrt(kept):.1g} of themselves"
+                f"{kept:,} of the {count:,} elements of {track.name} were compared one by one, the others in sums: distances are "
+                f"known to about {100 / math.sqrt(kept):.1g} %"
             )
 
 

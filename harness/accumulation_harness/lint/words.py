@@ -15,7 +15,7 @@ BOUNDARY = re.compile(
     r"accumulating|is_accum|do_accum|sync_grad|^(is_?)?last$|last_micro|is_last|need_update|need_step|update_grad|do_update|do_step|(should|will)_(step|update|sync)"
     r"|boundary|is_update|is_step|optimi[sz]er?_step_now|step_now|end_of_(window|accum)"
 )
-OPTIMIZER = re.compile(r"optim|^opts?$|^opt_|_opt$|^(adamw?|sgd)$")
+OPTIMIZER = re.compile(r"optim|^o(pts?)?$|^opt_|_opt$|^(adamw?|sgd)$")
 SCALER = re.compile(r"scaler$|^scaler")
 SCHEDULE = re.compile(r"sched|^lr_|warmup")
 AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
