@@ -19,6 +19,13 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
     "accumulation_harness.referee": ("accumulation_harness.recipes", "accumulation_harness.measure", "torch.optim"),
     "accumulation_harness.judge": ("torch", "accumulation_harness.measure"),
     "accumulation_harness.results": ("torch",),
+    "accumulation_harness.observe": (
+        "accumulation_harness.audit",
+        "accumulation_harness.watch",
+        "accumulation_harness.recipes",
+        "accumulation_harness.measure",
+        "accumulation_harness.workloads",
+    ),
     "accumulation_harness.audit": (
         "accumulation_harness.recipes",
         "accumulation_harness.measure",

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit import audit
-from accumulation_harness.audit.evidence import WATCH, Run
-from accumulation_harness.audit.observe.calls import Calls
-from accumulation_harness.audit.observe.layers import Layers
-from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.recorder import Recorder
 from accumulation_harness.audit.observe.runs import Job, watch
 from scoreboard import data
@@ -38,8 +35,8 @@ def hooks() -> list[Any]:
     from torch.optim import optimizer
 
     run = Run(batch_size=1, accumulation_steps=1)
-    calls, layers = Calls(Observed(run, WATCH), lambda: None), Layers(run, frozenset())
-    replaced = [getattr(owner, name) for owner, name in {**calls.wraps(), **layers.wraps()}]
+    recorder = Recorder(run)
+    replaced = [getattr(owner, name) for owner, name in {**recorder._calls.seen(), **recorder._layers.wraps()}]
     assert len(replaced) == 26
     imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks), bool(module._has_any_global_hook())]

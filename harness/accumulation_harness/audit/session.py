@@ -23,6 +23,7 @@ from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.ranks import Ranks
+from accumulation_harness.audit.observe.recorder import OBSERVER
 from accumulation_harness.audit.observe.runs import Local, Train
 from accumulation_harness.audit.report import ArmResult, Problem, Report
 from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
@@ -224,7 +225,9 @@ class Session:
 
     def _unusable(self, run: Run, n: int) -> bool:
         """Whether the run raised, or took no step: that is a problem of N=`n`."""
-        if run.error is not None:
+        if run.error is not None and run.error.startswith(OBSERVER):
+            self._problem(run.error, n)
+        elif run.error is not None:
             self._problem(f"the training function raised {run.error} after {run.num_steps} optimizer steps", n)
         elif not run.num_steps:
             self._problem(_why_no_step(run), n)

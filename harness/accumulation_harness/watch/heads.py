@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accumulation_harness.audit.observe.patches import Place
 from accumulation_harness.compare.readings import Constant
-from accumulation_harness.watch.fence import Fence, See
+from accumulation_harness.observe.fence import Fence, See, Seeing
+from accumulation_harness.observe.patches import Place
 from accumulation_harness.watch.graph import mark, ways
 from accumulation_harness.watch.sketch import is_plain
 from accumulation_harness.watch.slopes import Loss, Numbers, constantly, is_transformed, labelled, measured, received
@@ -136,7 +136,7 @@ class Heads:
         """Look at the result of a loss function, and its arguments by name; not where it was called by itself (by modes, say)."""
         signature = inspect.signature(getattr(functional, name))
 
-        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        def see(*args: Any, **kwargs: Any) -> Seeing:
             inner, self._called = self._called, True
             try:
                 loss = yield

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.observe.fence import is_ours, told
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
-from accumulation_harness.watch.fence import is_ours, told
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together, in_a_group

@@ -13,10 +13,10 @@ from typing import Any
 
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.observe.fence import Refused
 from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
 from accumulation_harness.watch.evidence import Finding
-from accumulation_harness.watch.fence import Refused
 
 FORMAT = "accumulation-watch 1"
 SUFFIXES = (".json", ".md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from accumulation_harness.audit.observe.patches import Place
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.observe.fence import Fence, See, Seeing, entry
+from accumulation_harness.observe.patches import Place
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.evidence import Call, Finding, Rung
-from accumulation_harness.watch.fence import Fence, See, entry
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
@@ -109,7 +109,7 @@ class Watch:
         tell: TextIO | None,
         path: Path | None,
     ) -> None:
-        self.fence = Fence(self._ended)
+        self.fence = Fence(self._ended, "the watch", own_thread=True)
         self.model, self.optimizers, self.every, self.loss, self.log = model, optimizers, every, loss, log
         self.path, self._tell = path, tell
         self._begin(accumulation_steps)
@@ -146,7 +146,8 @@ class Watch:
             return self
         self._agree()
         self.fence.open()
-        self.fence.patches.replace({place: self.fence.wrap(see) for place, see in self._seen().items()})
+        self.fence.patches.follow()
+        self.fence.replace(self._seen())
         for track in self.tracks:
             track.attach()
             self.fence.hooked(track.optimizer.register_step_pre_hook, self._before_step)
@@ -255,16 +256,16 @@ class Watch:
             **self.heads.functions(),
         }
 
-    def _backward(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+    def _backward(self, *args: Any, **kwargs: Any) -> Seeing:
         yield from self._differentiate(args[0] if args else kwargs.get("tensors"))
 
-    def _grad(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+    def _grad(self, *args: Any, **kwargs: Any) -> Seeing:
         inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
         wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
         if any(track.holds(wanted) for track in self.tracks):  # else a gradient penalty, say: no part of the sum
             yield from self._differentiate(args[0] if args else kwargs.get("outputs"))
 
-    def _differentiate(self, root: Any) -> Generator[None, Any, None]:
+    def _differentiate(self, root: Any) -> Seeing:
         if self._depth or self._paused:  # checkpointing runs backward inside backward
             return
         self._depth += 1
@@ -299,7 +300,7 @@ class Watch:
             message = f"optimizers step during every backward, and {steps} micro-batches are configured"
             self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung=Rung.ledger))
 
-    def _clip(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+    def _clip(self, *args: Any, **kwargs: Any) -> Seeing:
         given = args[0] if args else kwargs.get("parameters")
         members = [given] if isinstance(given, Tensor) else list(given or ())
         touched = [track for track in self.tracks if track.holds(members)]
@@ -314,7 +315,7 @@ class Watch:
     def _noting(self, call: Call, concerns: Callable[..., bool]) -> See:
         """Note a call in the windows of the optimizers that it `concerns`, of which it is told with the call's own arguments."""
 
-        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        def see(*args: Any, **kwargs: Any) -> Seeing:
             yield
             for track in self.tracks:
                 if concerns(track, *args, **kwargs):
@@ -328,7 +329,7 @@ class Watch:
             self.judge.laid_out.add(steps)
         return concerned
 
-    def _epoch(self, loader: Any) -> Generator[None, Any, None]:
+    def _epoch(self, loader: Any) -> Seeing:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
             for track in self.tracks:
                 if track.window.backwards and loader in self._loaders:
@@ -354,12 +355,12 @@ class Watch:
 
     # -- the loss scaler ---------------------------------------------------------------------------------------------
 
-    def _scaled(self, scaler: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
+    def _scaled(self, scaler: Any, *_: Any, **__: Any) -> Seeing:
         yield
         if scaler.is_enabled() and not self._paused:
             self._scale = scaler._scale.detach().clone()
 
-    def _scaler_step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
+    def _scaler_step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         mine = [track for track in self.tracks if track.optimizer is optimizer]
         taken = [self._closed[track.index] for track in mine]
         yield

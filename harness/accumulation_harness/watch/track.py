@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from accumulation_harness.compare.readings import Constant
+from accumulation_harness.observe.fence import Fence
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
-from accumulation_harness.watch.fence import Fence
 from accumulation_harness.watch.gradients import GATE
 from accumulation_harness.watch.sketch import WIDTH, Sketches, is_known, local_part
 from accumulation_harness.watch.slopes import Fits, Numbers, Slope, concluded, is_transformed, reported

@@ -9,11 +9,12 @@ from typing import Any
 from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.patches import Place, Wrap
+from accumulation_harness.observe.fence import See, Seeing
+from accumulation_harness.observe.patches import Place
 
 KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
 FASTAI = "fastai.optimizer"
-Patch = Callable[[Mapping[Place, Wrap]], None]  # replaces methods until the end of the run
+Patch = Callable[[Mapping[Place, See]], None]  # sees methods until the end of the run
 
 
 class KerasAdapter:
@@ -43,21 +44,20 @@ class KerasAdapter:
             self.observed.add(found)
         return found
 
-    def _build(self, original: Callable[..., Any], optimizer: Any, variables: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+    def _build(self, optimizer: Any, variables: Sequence[Any], *_: Any, **__: Any) -> Seeing:
         """An optimizer gets its variables: it is seen from its first window on, whatever an earlier run has left behind."""
-        original(optimizer, variables, *args, **kwargs)
+        yield
         self._foreign(optimizer, variables)
 
-    def _step(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any, learning_rate: Any) -> Any:
+    def _step(self, optimizer: Any, grads: Any, variables: Any, learning_rate: Any) -> Seeing:
         foreign = self._foreign(optimizer, variables)
         foreign.param_groups[0]["lr"] = float(learning_rate)
         live = self.observed.add(foreign)
         live.before_step()
         given = live.sample.take(grads)
-        result = original(optimizer, grads, variables, learning_rate)
+        yield
         live.close(given)
         self.observed.settle(live)
-        return result
 
 
 class FastaiAdapter:
@@ -95,14 +95,13 @@ class FastaiAdapter:
         found.state = optimizer.state
         return found
 
-    def _init(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
+    def _init(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
+        yield
         self._foreign(optimizer)
 
-    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         live = self.observed.add(self._foreign(optimizer))
         live.before_step()
-        result = original(optimizer, *args, **kwargs)
+        yield
         live.close(live.gradients())
         self.observed.settle(live)
-        return result

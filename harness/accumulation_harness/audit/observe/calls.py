@@ -24,21 +24,22 @@ from accumulation_harness.audit.observe.loss_graph import (
     term_names,
 )
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.patches import Place, Wrap
 from accumulation_harness.audit.observe.tensors import dense, in_a_group, tensors_in
+from accumulation_harness.observe.fence import See, Seeing
+from accumulation_harness.observe.patches import Place
 
 WITH_NORM = "clip_grads_with_norm_"  # not in older versions of torch
 
 
 class Calls:
-    """Wrappers that note what they see in `observed`; each hands on its arguments and its result untouched."""
+    """Notes in `observed` what it sees of them."""
 
     def __init__(self, observed: Observed, find_optimizers: Callable[[], None]) -> None:
         """`find_optimizers` adds the optimizers that were made before anybody watched."""
         self.observed, self.find_optimizers, self._clipping = observed, find_optimizers, False
 
-    def wraps(self) -> Mapping[Place, Wrap]:
-        """(class, method) or (module, function) -> its wrapper."""
+    def seen(self) -> Mapping[Place, See]:
+        """(class, method) or (module, function) -> who sees its calls."""
         return {
             (Optimizer, "add_param_group"): self._add_param_group,
             (Optimizer, "zero_grad"): self._noting_owner("zero_grad"),
@@ -49,7 +50,7 @@ class Calls:
             (GradScaler, "scale"): self._scale,
             (GradScaler, "unscale_"): self._unscale,
             (GradScaler, "step"): self._scaler_step,
-            (GradScaler, "update"): self._noting("update scale"),
+            (GradScaler, "update"): self._update,
             (torch.autograd, "backward"): self._backward,
             (torch.autograd, "grad"): self._grad,
             (nn.utils, "clip_grad_norm_"): partial(self._clip, "max_norm"),
@@ -57,42 +58,37 @@ class Calls:
             **({(nn.utils, WITH_NORM): partial(self._clip, "max_norm")} if hasattr(nn.utils, WITH_NORM) else {}),
         }
 
-    def _noting(self, call: Call) -> Wrap:
-        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.observed.note(call)
-            return original(*args, **kwargs)
+    def _update(self, *_: Any, **__: Any) -> Seeing:
+        self.observed.note("update scale")
+        yield
 
-        return wrap
-
-    def _noting_owner(self, call: Call) -> Wrap:
+    def _noting_owner(self, call: Call) -> See:
         """Only in the windows of the optimizer, or of those of the module's parameters."""
 
-        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
-            members = {id(p) for p in owner.parameters()} if isinstance(owner, nn.Module) else set()
-            for live in self.observed.live.values():
-                if live.optimizer is owner or any(id(p) in members for p in live.parameters):
-                    live.note(call)
-            return original(owner, *args, **kwargs)
+        def see(owner: Any, *_: Any, **__: Any) -> Seeing:
+            members = owner.parameters() if isinstance(owner, nn.Module) else ()
+            for live in self.observed.holding(members, owner):
+                live.note(call)
+            yield
 
-        return wrap
+        return see
 
-    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _schedule(self, scheduler: Any, *_: Any, **__: Any) -> Seeing:
         self.observed.note("schedule")
         if not any(known is scheduler for known in self.observed.schedules):
             self.observed.schedules.append(scheduler)
-        return original(scheduler, *args, **kwargs)
+        yield
 
-    def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(optimizer, *args, **kwargs)
+    def _add_param_group(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
+        yield
         self.observed.made(optimizer)
-        return result
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, *args: Any, **kwargs: Any) -> Seeing:
         observed = self.observed
         if observed.backward_depth:  # checkpointing runs backward inside backward
-            return original(*args, **kwargs)
+            return
         self.find_optimizers()
         observed.begin_window()
         observed.run.backwards += 1
@@ -110,13 +106,12 @@ class Calls:
         for live in observed.live.values():
             live.before_backward(unowned)
         with observed.differentiating():
-            result = original(*args, **kwargs)
+            yield
         loss, lives = _total(root), observed.lives
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, observed.loss_scale))
         for i in reached:
             lives[i].reached_with(reached)
         self._end_of_backward()
-        return result
 
     def _unowned(self) -> list[Tensor]:
         """The parameters of the model under way, where no optimizer holds any of them: it then holds copies (or none)."""
@@ -160,19 +155,19 @@ class Calls:
             observed.run.terms.append([])
         observed.forwards.forget_slopes()
 
-    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _grad(self, *args: Any, **kwargs: Any) -> Seeing:
         observed = self.observed
         inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
         inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
         if observed.backward_depth:
-            return original(*args, **kwargs)
+            return
         self.find_optimizers()
         places = {id(p): place for place, p in enumerate(inputs)}
         reached = [live for live in observed.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
         for live in reached:
             live.before_backward()
         aside = [] if reached else observed.forwards.unreached
-        result = original(*args, **kwargs)
+        result = yield
         for forward in aside:
             forward.reached = False
         for live in reached:
@@ -181,7 +176,6 @@ class Calls:
             live.after_backward(_total(args[0] if args else kwargs.get("outputs")), observed.loss_scale, manual)
         if reached:
             self._end_of_backward()
-        return result
 
     def _end_of_backward(self) -> None:
         forwards = self.observed.forwards
@@ -190,45 +184,40 @@ class Calls:
 
     # -- between backward and step -----------------------------------------------------------------------------------
 
-    def _clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, limit: str, *args: Any, **kwargs: Any) -> Seeing:
         if self._clipping:  # one is made of the other
-            return original(*args, **kwargs)
+            return
         given = {**dict(zip(("parameters", limit), args, strict=False)), **kwargs}
         parameters = given["parameters"]
         observed = self.observed
-        members = {id(p) for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
-        touched = [live for live in observed.live.values() if any(id(p) in members for p in live.parameters)]
+        touched = observed.holding([parameters] if isinstance(parameters, Tensor) else parameters)
         before = [live.unclipped(by_value=limit == "clip_value") for live in touched]
         self._clipping = True
         try:
-            result = original(*args, **kwargs)
+            yield
         finally:
             self._clipping = False
         for live, gradient in zip(touched, before, strict=True):
             live.clipped(gradient, float(given[limit]), observed.loss_scale)
-        return result
 
-    def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, *args, **kwargs)
+    def _scale(self, scaler: Any, *_: Any, **__: Any) -> Seeing:
+        yield
         if not any(known is scaler for known in self.observed.scalers):
             self.observed.scalers.append(scaler)
         self.observed.loss_scale = float(scaler.get_scale())
-        return result
 
-    def _unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, optimizer, *args, **kwargs)
+    def _unscale(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Seeing:
+        yield
         live = self.observed.live.get(id(optimizer))
         if live is not None:
             live.unscaled()
-        return result
 
-    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         live = self.observed.live.get(id(optimizer))
         count = len(live.track.steps) if live is not None else 0
-        result = original(scaler, optimizer, *args, **kwargs)
+        yield
         if live is not None and len(live.track.steps) == count:
             live.skip()
-        return result
 
 
 def _is_sum(loss: Any) -> bool:

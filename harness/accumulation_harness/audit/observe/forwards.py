@@ -13,6 +13,7 @@ from accumulation_harness.audit.evidence import Row, Run
 from accumulation_harness.audit.observe.rank_gradients import Unsharded
 from accumulation_harness.audit.observe.sample import by_position, looked_at
 from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
+from accumulation_harness.observe.fence import Fence
 from accumulation_harness.system import accelerator
 
 
@@ -34,8 +35,8 @@ class RowsOfForward:
 class Forwards:
     """The outermost training forwards since the last backward."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, fence: Fence) -> None:
+        self.run, self.fence = run, fence
         self.probing = False  # whether the window under way is the probed one
         # micro-batch, rows, whether these were made from weights, output, slopes
         self.watched: list[tuple[int, list[str], bool, Tensor, list[Tensor]]] = []
@@ -46,7 +47,7 @@ class Forwards:
         self.outermost: dict[int, nn.Module] = {}
         self.micro_batch = 0  # of the window under way
         self.before: Tensor | None = None  # generator state as the outermost forward began
-        self.unsharded = Unsharded()
+        self.unsharded = Unsharded(fence)
         self.last: Tensor | None = None  # as the last watched event ended; None before the first
         self.pending: list[RowsOfForward] = []  # forwards that no backward has come to yet
         self.reset()
@@ -157,7 +158,7 @@ class Forwards:
             self.pending.append(forward)
         for tensor in tensors_in(output) if of_data or forward.broken else ():
             if tensor.requires_grad:
-                tensor.register_hook(forward.reach)
+                tensor.register_hook(self.fence.hook(forward.reach))
         handed_on = {_memory(t) for t in given if not t.requires_grad}  # a dict that the model adds to
         made = [t for t in tensors_in(output) if _memory(t) not in handed_on]
         self.produced |= {_memory(t): t.untyped_storage() for t in made if _memory(t)}
@@ -178,7 +179,7 @@ class Forwards:
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
         if output is not None:
             slopes: list[Tensor] = []
-            output.register_hook(lambda slope: slopes.append(slope.detach().clone()))
+            output.register_hook(self.fence.hook(lambda slope: slopes.append(slope.detach().clone())))
             self.watched.append((self.micro_batch, rows, forward.computed, output.detach().clone(), slopes))
 
     def probed(self, loss_scale: float) -> dict[str, Row]:

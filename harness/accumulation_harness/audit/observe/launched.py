@@ -16,11 +16,11 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.patches import Patches, group_stays
 from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, Key, Setting, key, name_of
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, watch
 from accumulation_harness.audit.observe.sample import everything
 from accumulation_harness.audit.request import OFFERED
+from accumulation_harness.observe.patches import Patches, group_stays
 
 STARTERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
 OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

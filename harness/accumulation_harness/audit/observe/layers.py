@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from accumulation_harness.audit.evidence import Layer, Run
-from accumulation_harness.audit.observe.patches import Place, Wrap
+from accumulation_harness.observe.patches import Place, Wrap
 
 
 class RoundedOnce(TorchDispatchMode):

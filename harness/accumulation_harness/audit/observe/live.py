@@ -43,6 +43,7 @@ from accumulation_harness.audit.observe.sample import (
 )
 from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
 from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff, size
+from accumulation_harness.observe.fence import Fence
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -84,8 +85,8 @@ class Begun:
 class LiveTrack:
     """Collects the `Track` of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, what: Intervention) -> None:
-        self.optimizer, self.run, self.forwards, self.what = optimizer, run, forwards, what
+    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, what: Intervention, fence: Fence) -> None:
+        self.optimizer, self.run, self.forwards, self.what, self.fence = optimizer, run, forwards, what, fence
         self.store = Store() if what.leads else None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.window = OpenWindow()
@@ -148,8 +149,8 @@ class LiveTrack:
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
         emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
         self._begun = Begun(start, found, emptied, self._movement(), [mark(p) for p in self.parameters])
-        self._local = LocalGradients(self.parameters) if in_a_group() else None
-        self._stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
+        self._local = LocalGradients(self.parameters, self.fence) if in_a_group() else None
+        self._stand_in = LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""

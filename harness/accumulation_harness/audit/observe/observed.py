@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
@@ -14,14 +15,15 @@ from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.live import LiveTrack
 from accumulation_harness.audit.observe.states import States
+from accumulation_harness.observe.fence import Fence
 
 
 class Observed:
     """The state of one watched run; every wrapper and hook reads it and adds to it."""
 
-    def __init__(self, run: Run, intervention: Intervention) -> None:
-        self.run, self.intervention = run, intervention
-        self.forwards = Forwards(run)
+    def __init__(self, run: Run, intervention: Intervention, fence: Fence) -> None:
+        self.run, self.intervention, self.fence = run, intervention, fence
+        self.forwards = Forwards(run, fence)
         self.states = States(run, intervention)
         self.schedules: list[object] = []  # that have advanced
         self.scalers: list[object] = []
@@ -63,7 +65,7 @@ class Observed:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
         live = self.live.get(id(optimizer))
         if live is None:
-            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention)
+            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention, self.fence)
         return live
 
     def made(self, optimizer: Optimizer) -> None:
@@ -98,6 +100,13 @@ class Observed:
             "scaler": self.scalers,
             "weight": weights,
         }
+
+    def holding(self, tensors: Iterable[Tensor], owner: object = None) -> list[LiveTrack]:
+        """The tracks that have one of these parameters, or this optimizer."""
+        members = set(map(id, tensors))
+        return [
+            live for live in self.live.values() if live.optimizer is owner or not members.isdisjoint(map(id, live.parameters))
+        ]
 
     def note(self, call: Call) -> None:
         """Add to the order of calls of every optimizer's window."""

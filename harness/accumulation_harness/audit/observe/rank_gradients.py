@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Vector
 from accumulation_harness.audit.observe.tensors import dense, vector
+from accumulation_harness.observe.fence import Fence
 
 
 class Sums:
     """What hooked tensors were given, added up in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
         self.parts: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
     def hook(self, tensor: Tensor, key: int) -> None:
         """Add what the tensor is given from now on to the part `key`."""
-        self._handles.append(tensor.register_hook(functools.partial(self._add, key)))
+        self._handles.append(tensor.register_hook(self.fence.hook(functools.partial(self._add, key))))
 
     def _add(self, key: int, gradient: Tensor) -> None:
         part = dense(gradient).double()
@@ -37,8 +39,8 @@ class Sums:
 class LocalGradients:
     """The gradients of whole parameters in one backward."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters, self._sums = parameters, Sums()
+    def __init__(self, parameters: Sequence[Tensor], fence: Fence) -> None:
+        self.parameters, self._sums = parameters, Sums(fence)
         for p in parameters:
             if p.requires_grad and not hasattr(p, "full_tensor"):
                 self._sums.hook(p, id(p))
@@ -53,14 +55,14 @@ class LocalGradients:
 class Unsharded:
     """The gradients of parameters that ranks share out: FSDP puts whole tensors in their place while a module runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, fence: Fence) -> None:
         self.names: dict[int, list[tuple[str, int]]] = {}  # module -> names of its parameters and their identities
-        self._sums, self._hooked = Sums(), set[int]()
+        self._sums, self._hooked = Sums(fence), set[int]()
 
     def clear(self) -> None:
         """Forget what modules used since the last backward, and what it gave them."""
         self._sums.stop()
-        self._sums, self._hooked = Sums(), set()
+        self._sums, self._hooked = Sums(self._sums.fence), set()
 
     def know(self, model: nn.Module) -> None:
         """Before a model's first forward, when its modules still hold what the optimizer holds."""

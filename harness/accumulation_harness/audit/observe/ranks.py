@@ -21,9 +21,9 @@ import torch.multiprocessing as mp
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.patches import Patches, group_stays
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
+from accumulation_harness.observe.patches import Patches, group_stays
 from accumulation_harness.system import processes
 
 Address = tuple[str, str] | Train  # of a function in a file; other code is sent as it is

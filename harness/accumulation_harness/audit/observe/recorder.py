@@ -20,8 +20,11 @@ from accumulation_harness.audit.observe.foreign import HandedWeights
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.patches import Patches
 from accumulation_harness.audit.observe.tensors import transforming
+from accumulation_harness.observe.fence import Fence
+from accumulation_harness.observe.patches import Patches
+
+OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
 
 
 class EnoughSteps(BaseException):
@@ -43,33 +46,50 @@ class Recorder:
         `EnoughSteps` is raised where a step begins after `max_steps` of them.
         """
         self._steps, self._most = 0, math.inf if max_steps is None else max_steps
-        self.observed = Observed(run, intervention)
+        self._fence = Fence(self._ended, OBSERVER, compiled=True)
+        self.observed = Observed(run, intervention, self._fence)
         self._handed = HandedWeights()
         self._stepping: list[Optimizer] = []
         self._scanned = False
         self._namespaces = list(namespaces)
-        self._patches = Patches()
+        self._steps_seen = Patches()  # outside of the fence: what nobody observes any longer ends as well
         self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
-        self._keras = KerasAdapter(self.observed, self._patches.replace)
-        self._fastai = FastaiAdapter(self.observed, self._patches.replace)
+        self._keras = KerasAdapter(self.observed, self._fence.replace)
+        self._fastai = FastaiAdapter(self.observed, self._fence.replace)
 
     def __enter__(self) -> Self:
-        patches = self._patches
+        fence = self._fence
         try:
-            patches.removing(register_optimizer_step_pre_hook(self._before_step))
-            patches.removing(register_optimizer_step_post_hook(self._after_step))
-            patches.removing(register_module_forward_pre_hook(self._enter))
-            patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            patches.replace({**self._calls.wraps(), **self._layers.wraps()}, self._namespaces)
+            fence.open()
+            self._steps_seen.removing(register_optimizer_step_pre_hook(self._before_step))
+            self._steps_seen.removing(register_optimizer_step_post_hook(self._after_step))
+            fence.hooked(register_module_forward_pre_hook, self._enter)
+            fence.hooked(register_module_forward_hook, self._leave, with_kwargs=True, always_call=True)
+            fence.replace(self._calls.seen(), self._namespaces)
+            fence.change(self._layers.wraps(), self._namespaces)
             self._fastai.look()
         except BaseException:
-            patches.restore()
+            self._put_back()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patches.restore()
+        self._put_back()
+        if not self._fence.reason:
+            self._fence.run(self._finish)
+        observed = self.observed
+        observed.live.clear()
+        observed.forwards.forget_models()
+
+    def _put_back(self) -> None:
+        self._fence.close()
+        self._steps_seen.restore()
+
+    def _ended(self) -> None:
+        self.observed.run.error = self._fence.reason
+
+    def _finish(self) -> None:
         observed = self.observed
         observed.states.finish(observed.known)
         for place, live in enumerate(observed.lives):
@@ -82,8 +102,6 @@ class Recorder:
         if observed.run.copies:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
         observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
-        observed.live.clear()
-        observed.forwards.forget_models()
 
     def hand_over(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
@@ -155,18 +173,25 @@ class Recorder:
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         nested = self._is_stepping(optimizer)
         self._stepping.append(optimizer)
-        if nested or not getattr(optimizer, "param_groups", None):
-            return
-        live = self.observed.add(optimizer)
-        self._count_step()
-        live.before_step()
+        if not nested and getattr(optimizer, "param_groups", None):
+            self._fence.hook(self.observed.add)(optimizer)
+            self._count_step()
+            self._fence.hook(self._begin_step)(optimizer)
+
+    def _begin_step(self, optimizer: Optimizer) -> None:
+        self._fence.windows = self._steps - 1
+        self.observed.add(optimizer).before_step()
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         while self._stepping and self._stepping.pop() is not optimizer:
             pass
+        if not self._is_stepping(optimizer):
+            self._fence.hook(self._end_step)(optimizer)
+
+    def _end_step(self, optimizer: Optimizer) -> None:
         observed = self.observed
         live = observed.live.get(id(optimizer))
-        if live is None or self._is_stepping(optimizer):
+        if live is None:
             return
         if live.is_wrapper:  # around other optimizers of the same parameters, which are the ones to watch
             del observed.live[id(optimizer)]

@@ -95,7 +95,7 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
         except EnoughSteps:
             run.stopped = True
         except BaseException as error:
-            run.error = described(error, train)
+            run.error = run.error or described(error, train)  # ours, which came first, may be why
         finally:
             np.random.set_state(numpy_state)
             random.setstate(python_state)

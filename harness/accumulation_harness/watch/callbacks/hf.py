@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
-from accumulation_harness.audit.observe.patches import Patches, Wrap
+from accumulation_harness.observe.patches import Patches, Wrap
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 
 if TYPE_CHECKING:

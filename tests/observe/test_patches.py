@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LRScheduler
 
-from accumulation_harness.audit.observe.patches import Patches
+from accumulation_harness.observe.patches import Patches
 
 PLACES = ((functional, "cross_entropy"), (torch.autograd, "backward"), (LRScheduler, "step"), (SGD, "zero_grad"))
 

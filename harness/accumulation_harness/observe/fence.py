@@ -1,11 +1,11 @@
-"""The fence around a watch: all that it does for a run passes here, and what fails inside ends the watch, never the run."""
+"""The fence around an observer: all that it does for a run passes here, and what fails inside ends it, never the run."""
 
 from __future__ import annotations
 
 import functools
 import sysconfig
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -13,12 +13,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy
 import torch
 
-from accumulation_harness.audit.observe import patches
-from accumulation_harness.audit.observe.patches import Patches, Wrap
+from accumulation_harness.observe import patches
+from accumulation_harness.observe.patches import Patches, Place, Wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
-See = Callable[..., Generator[None, Any, None]]  # is called with the arguments of a call, and sent its result
+Seeing = Generator[None, Any, None]  # of one call, which is made where it yields, and whose result is sent
+See = Callable[..., Seeing]  # is called with the arguments of a call
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (torch.__path__[0], numpy.__path__[0])
 STDLIB = sysconfig.get_paths()["stdlib"]
@@ -26,19 +27,21 @@ PASSED_THROUGH = (__file__, patches.__file__)  # the user's calls go through the
 
 
 class Fence:
-    """What one watch has replaced and hooked, whether it goes on, and why it ended before it was told to."""
+    """What one observer has replaced and hooked, whether it goes on, and why it ended before it was told to."""
 
-    def __init__(self, ended: Callable[[], object]) -> None:
-        """`ended` is called when something has failed."""
-        self.patches, self._ended = Patches(own_thread=True), ended
+    def __init__(self, ended: Callable[[], object], name: str, *, own_thread: bool = False, compiled: bool = False) -> None:
+        """`ended` is called when something has failed; `name`: what has ended then.
+
+        `own_thread`: as `Patches` has it. `compiled`: whether what a compiler traces is seen, and the hooks with it.
+        """
+        self.patches, self._ended, self.name, self._compiled = Patches(own_thread=own_thread), ended, name, compiled
         self.is_open = False
         self.reason = ""
         self.windows = 0  # that have ended
         self.hooks_under_way = 0
 
     def open(self) -> None:
-        """The watch begins."""
-        self.patches.follow()
+        """The observer begins."""
         self.is_open = True
 
     def close(self) -> None:
@@ -57,26 +60,62 @@ class Fence:
             return None
 
     def fail(self, error: Exception) -> None:
-        """Something of ours has failed: the watch ends, and the run goes on."""
+        """Something of ours has failed: the observer ends, and the run goes on."""
         self.close()
         if not self.reason:
-            self.reason = f"the watch ended at window {self.windows + 1}: {told(error)}"
+            self.reason = f"{self.name} ended at window {self.windows + 1}: {told(error)}"
             with suppress(Exception):  # the stream that it is told to may be what has failed
                 self._ended()
 
     def hook(self, call: Callable[..., object]) -> Hook:
-        """A hook that is deaf when the watch has ended."""
+        """A hook that is deaf when the observer has ended."""
         return Hook(self, call)
 
     def hooked(self, register: Callable[..., Any], call: Callable[..., object], **options: Any) -> None:
-        """Register a hook that is removed when the watch ends."""
+        """Register a hook that is removed when the observer ends."""
         self.patches.removing(register(self.hook(call), **options))
 
-    def wrap(self, see: See) -> Wrap:
-        """What is called in place of a function: the function, with its own arguments, seen before and after."""
+    @property
+    def is_deaf(self) -> bool:
+        """Whether nothing is to be seen now: it has ended, or a compiler traces the run alone."""
+        return not self.is_open or (not self._compiled and torch.compiler.is_compiling())
 
+    def replace(self, sees: Mapping[Place, See], namespaces: Iterable[dict[str, Any]] = ()) -> None:
+        """See the calls of these functions and methods, before and after."""
+        self.patches.replace({place: self._wrap(see) for place, see in sees.items()}, namespaces)
+
+    def change(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[dict[str, Any]] = ()) -> None:
+        """Call `wrap(original, *args, **kwargs)` for each of these; it may call it otherwise. Compiled calls as well."""
+        self.patches.replace({place: self._around(wrap) for place, wrap in wraps.items()}, namespaces)
+
+    def _around(self, wrap: Wrap) -> Wrap:
         def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.is_open:  # a compiler traces the function alone
+            if torch.compiler.is_compiling():
+                return wrap(original, *args, **kwargs)
+            if not self.is_open:
+                return original(*args, **kwargs)
+            raised: list[BaseException] = []
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(*args, **kwargs)
+                except BaseException as error:
+                    raised.append(error)
+                    raise
+
+            try:
+                return wrap(called, *args, **kwargs)
+            except Exception as error:
+                if error in raised:
+                    raise
+                self.fail(error)
+                return original(*args, **kwargs)
+
+        return wrapped
+
+    def _wrap(self, see: See) -> Wrap:
+        def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self.is_deaf:
                 return original(*args, **kwargs)
             seeing = self.run(_begun, see, *args, **kwargs)
             try:
@@ -103,7 +142,7 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         """Hand on what the hook is told, but for tensors that have no numbers yet."""
         fence = self.fence
-        if not fence.is_open or torch.compiler.is_compiling():
+        if fence.is_deaf:
             return
         fence.hooks_under_way += 1
         try:
@@ -183,12 +222,12 @@ def _is_ours(filename: str) -> bool:
     return filename not in PASSED_THROUGH and filename.startswith(str(PACKAGE))
 
 
-def _begun(see: See, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+def _begun(see: See, *args: Any, **kwargs: Any) -> Seeing:
     seeing = see(*args, **kwargs)
     next(seeing, None)
     return seeing
 
 
-def _ended(seeing: Generator[None, Any, None], result: Any) -> None:
+def _ended(seeing: Seeing, result: Any) -> None:
     with suppress(StopIteration):
         seeing.send(result)
