@@ -63,9 +63,10 @@ HIDDEN: dict[Loop, str] = {  # words of what could not be seen
     odd_loops.two_parts_at_one: "N=1 takes its batch in 2 parts itself",
 }
 TOLD = [*dict.fromkeys([*odd_loops.RIGHT, *odd_loops.WRONG, *SAID, *HIDDEN])]
+SLOW = {*TOLD} - {*TOLD[::3], *order_seeds.RIGHT[:1], lost_gradients.head_cleared_before_the_step}
 
 
-@pytest.mark.parametrize("train", TOLD, ids=name)
+@pytest.mark.parametrize("train", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW), id=name(one)) for one in TOLD])
 def test_what_is_said_beside_a_verdict(train: Loop) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     causes = (WRONG | odd_loops.WRONG).get(train, set())

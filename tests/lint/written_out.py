@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Mapping
 from types import ModuleType
@@ -35,8 +36,58 @@ def functions(module: ModuleType) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+class _Run(ast.NodeTransformer):
+    """A loop over `frame.At`, in the names of one that is written out."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Name(OF_A_RUN[node.attr]) if ast.unparse(node.value) == "at" and node.attr in OF_A_RUN else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_read = node.id == "parts" and isinstance(node.ctx, ast.Load)
+        return ast.parse("window.split(batch_size)", mode="eval").body if is_read else node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        return list(STEP) if ast.unparse(node) == "at.step()" else self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        given = ast.unparse(node.iter)
+        self.generic_visit(node)
+        if given.startswith("at.windows("):
+            made = ast.parse(f"for window in {given[11:-1] or 'data.windows'}(batch_size * accumulation_steps): pass").body[0]
+            assert isinstance(made, ast.For)
+            made.body = [*node.body, *STEP]
+            return made
+        return node
+
+
+OF_A_RUN = {"n": "accumulation_steps", "size": "batch_size", "model": "model", "optimizer": "optimizer"}
+STEP = ast.parse("optimizer.step()\noptimizer.zero_grad()").body
+
+
+def _exchanged(node: ast.expr) -> list[ast.keyword]:
+    """What is exchanged of `frame.train`, as its arguments."""
+    match node:
+        case ast.Dict():
+            return [ast.keyword(getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True)]
+        case ast.BinOp():
+            return _exchanged(node.left) + _exchanged(node.right)
+    return [ast.keyword(None, node)]
+
+
 def written_out(function: ast.FunctionDef) -> str:
     """Return the source of a loop, with `ce` as what it is and with the body of `frame.train` in place of a call of it."""
+    if ast.unparse(function.args) == "at":
+        run = _Run().visit(copy.deepcopy(function))
+        (made_with,) = run.decorator_list
+        given = {one.arg: ast.unparse(one.value) for one in made_with.keywords}
+        made = f"model = data.model()\noptimizer = {given.get('optimizer', 'torch.optim.SGD')}(model.parameters())"
+        last = run.body[-1]
+        if isinstance(last, ast.Return) and last.value is not None:
+            call = ast.Call(ast.Name("train"), [ast.Name("_"), ast.Name("_"), ast.Name("model")], _exchanged(last.value))
+            run.body[-1] = ast.Expr(call)
+        sizes = ast.parse("def f(batch_size, accumulation_steps): pass").body[0].args  # type: ignore[attr-defined]
+        function = ast.FunctionDef(function.name, sizes, [*ast.parse(made).body, *run.body], [], None)
     body: list[ast.stmt] = []
     for statement in function.body:
         call = getattr(statement, "value", None)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from scoreboard import data
 from tests.audit.loops import frame, lost_gradients
-from tests.audit.loops.frame import Loop, X, Y, ce, sgd, train
+from tests.audit.loops.frame import Loop, X, Y, ce, loop, own_mean, sgd, train
 
 
 def ignores_its_arguments(batch_size: int, accumulation_steps: int) -> None:
     """Four micro-batches of four rows, whatever is asked for, and not divided."""
-    train(4, 4, data.model(), frame.own_mean)
+    train(4, 4, data.model(), own_mean)
 
 
 def never_accumulates(batch_size: int, accumulation_steps: int) -> None:
@@ -22,44 +24,41 @@ def never_accumulates(batch_size: int, accumulation_steps: int) -> None:
 
 def always_two_parts(batch_size: int, accumulation_steps: int) -> None:
     """Every window is cut in two, whatever N says."""
-    train(batch_size * accumulation_steps // 2, 2, data.model(), frame.own_mean, windows=frame.full_windows)
+    train(batch_size * accumulation_steps // 2, 2, data.model(), own_mean, windows=frame.full_windows)
 
 
-def outputs_detached(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def outputs_detached(at):
     """No backward reaches the weights."""
-    model = data.model()
-    optimizer = sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            ce(model(X[ids]).detach().requires_grad_(), Y[ids]).backward()
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        optimizer.step()
+    for _, parts in at.windows():
+        for ids in parts:
+            ce(at.model(X[ids]).detach().requires_grad_(), Y[ids]).backward()
+        frame.assign(at.model, map(torch.zeros_like, at.model.parameters()))
 
 
-def weights_frozen(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def weights_frozen(at):
     """The optimizer holds weights that need no gradient."""
-    model, head = data.model(), nn.Linear(data.CLASSES, 2)
-    optimizer = sgd(model)
-    model.requires_grad_(False)
-    train(batch_size, accumulation_steps, model, lambda m, ids, _: head(m(X[ids])).sum(), optimizer)
+    head = nn.Linear(data.CLASSES, 2)
+    at.model.requires_grad_(False)
+    return {"loss": lambda m, ids, _: head(m(X[ids])).sum()}
 
 
-def loss_of_zero(batch_size: int, accumulation_steps: int) -> None:
-    train(batch_size, accumulation_steps, data.model(), lambda model, ids, window: 0.0 * frame.own_mean(model, ids, window))
+@loop()
+def loss_of_zero(at):
+    return {"loss": frame.divided(own_mean, torch.inf)}
 
 
-def rate_too_small(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=partial(sgd, lr=1e-12))
+def rate_too_small(at):
     """No step moves a weight."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, frame.own_mean, sgd(model, lr=1e-12))
+    return {"loss": own_mean}
 
 
-def scaler_leaves_out_every_step(batch_size: int, accumulation_steps: int) -> None:
-    model = data.model()
+@loop()
+def scaler_leaves_out_every_step(at):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, backoff_factor=0.9999)
-    scaled = frame.scaled(scaler, sgd(model), frame.divided(frame.own_mean, 1e-30))
-    train(batch_size, accumulation_steps, model, **scaled)
+    return frame.scaled(scaler, at.optimizer, frame.divided(own_mean, 1e-30))
 
 
 CALLS: list[int] = []
@@ -69,7 +68,7 @@ def raises_when_run_again(batch_size: int, accumulation_steps: int) -> None:
     CALLS.append(accumulation_steps)
     if accumulation_steps == 1 and CALLS.count(1) > 1:
         raise RuntimeError("address already in use")
-    train(batch_size, accumulation_steps, data.model(), frame.own_mean)
+    train(batch_size, accumulation_steps, data.model(), own_mean)
 
 
 EMPTY: dict[Loop, str] = {  # and words of what the report says

@@ -6,6 +6,7 @@ A loop of this folder exchanges a stage, or is written out in full where the ord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from inspect import isfunction
 from typing import Any
@@ -65,8 +66,8 @@ def micro_batches(batch_size: int, accumulation_steps: int, windows: Windows) ->
             yield ids, window, k == len(parts) - 1
 
 
-def nothing() -> None:
-    """Fill the place of a stage that is left out."""
+def nothing(*_: Any) -> None:
+    """Fill the place of a stage that is left out, or of an optimizer."""
 
 
 def train(
@@ -192,8 +193,71 @@ def adversaries() -> tuple[nn.Module, nn.Module, Tensor]:
     return maker, judge, torch.randn(data.SAMPLES, 4, generator=torch.Generator().manual_seed(5))
 
 
-def unlisted(module: dict[str, Any], *tables: Iterable[Loop]) -> tuple[Loop, ...]:
-    """Return the public functions of a module that stand in none of its tables of wrong loops: the right ones."""
-    listed = {loop for table in tables for loop in table}
+@dataclass
+class At:
+    """One run of a loop: its sizes, its model and its optimizer."""
+
+    size: int  # rows of a micro-batch
+    n: int
+    model: Any
+    optimizer: torch.optim.Optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def windows(self, windows: Windows = data.windows) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Each window and its micro-batches, after which the optimizer steps and gradients are cleared."""
+        for window in windows(self.size * self.n):
+            yield window, window.split(self.size)
+            self.step()
+
+
+def loop(*causes: str, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] = sgd) -> Callable[[Any], Loop]:
+    """Make a training function of `made(at)`, which gives what is exchanged of `train`, or nothing where it has trained itself.
+
+    The function is right, or wrong for these causes; with a model and an optimizer of `data.model()` unless they are given.
+    """
+
+    def of(made: Any) -> Loop:
+        def trained(batch_size: int, accumulation_steps: int) -> None:
+            own = (model or data.model)()
+            at = At(batch_size, accumulation_steps, own, optimizer(own))
+            if (exchanged := made(at)) is not None:
+                train(batch_size, accumulation_steps, own, **{"optimizer": at.optimizer} | exchanged)
+
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(trained, name, getattr(made, name))
+        return vars(trained).update(causes={*causes}) or trained
+
+    return of
+
+
+def wrong(*causes: str) -> Callable[[Loop], Loop]:
+    """Mark a function that is written out in full as wrong."""
+    return lambda written: vars(written).update(causes={*causes}) or written
+
+
+def adam(lr: float) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda model: torch.optim.Adam(model.parameters(), lr=lr)
+
+
+def adamw(lr: float, **options: float) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda model: torch.optim.AdamW(model.parameters(), lr=lr, **options)
+
+
+def assign(model: nn.Module, gradients: Iterable[Tensor]) -> None:
+    for p, gradient in zip(model.parameters(), gradients, strict=True):
+        p.grad = gradient
+
+
+def words() -> data.LanguageModel:
+    return data.language_model()
+
+
+def tables(module: dict[str, Any], *others: Iterable[Loop]) -> tuple[tuple[Loop, ...], dict[Loop, set[str]]]:
+    """Return the public functions of a module that are right, and those that are wrong with their causes."""
     own = [item for item in module.values() if isfunction(item) and item.__module__ == module["__name__"]]
-    return tuple(item for item in own if item not in listed and not item.__name__.startswith("_"))
+    public = [item for item in own if not item.__name__.startswith("_") and all(item not in other for other in others)]
+    wrong = {item: vars(item)["causes"] for item in public if vars(item).get("causes")}
+    return tuple(item for item in public if item not in wrong), wrong

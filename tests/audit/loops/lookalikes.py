@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch.nn.utils import parametrizations
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import X, Y, divided, mean_over_window, sgd, train
+from tests.audit.loops.frame import X, Y, divided, loop, mean_over_window, sgd
 
 
-def divided_by_one_more(batch_size: int, accumulation_steps: int) -> None:
+@loop("counter_wrong")
+def divided_by_one_more(at):
     """The sum is divided by N + 1 instead of N: all micro-batches count alike, and none counts otherwise than another."""
-    train(batch_size, accumulation_steps, data.model(), divided(mean_over_window, 1 + 1 / accumulation_steps))
+    return {"loss": divided(mean_over_window, 1 + 1 / at.n)}
 
 
 def _hinge(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
@@ -26,15 +28,16 @@ def _hinge(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
     return functional.relu(margin - scores.gather(1, Y[ids, None]).squeeze(1)).sum() / len(window)
 
 
-def micro_batches_without_gradient(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def micro_batches_without_gradient(at):
     """A gradient of 0 after a backward does not mean that gradients were cleared."""
-    train(batch_size, accumulation_steps, data.model(), _hinge)
+    return {"loss": _hinge}
 
 
-def micro_batches_without_gradient_not_divided(batch_size: int, accumulation_steps: int) -> None:
+@loop("loss_not_divided", optimizer=partial(sgd, lr=0.02))
+def micro_batches_without_gradient_not_divided(at):
     """The same loss, N times too large."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, divided(_hinge, 1 / accumulation_steps), sgd(model, lr=0.02))
+    return {"loss": divided(_hinge, 1 / at.n)}
 
 
 class Standardised(nn.Module):
@@ -47,14 +50,20 @@ class Standardised(nn.Module):
         return result
 
 
-def standardised_over_the_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+def _with(*layers: nn.Module) -> nn.Sequential:
+    return data.model(torch.float32, *layers)
+
+
+@loop("batch_statistics", model=lambda: _with(Standardised(0)))
+def standardised_over_the_micro_batch(at):
     """A layer standardises each feature over the rows of the micro-batch."""
-    train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(0)))
+    return {}
 
 
-def standardised_over_features(batch_size: int, accumulation_steps: int) -> None:
+@loop(model=lambda: _with(Standardised(1)))
+def standardised_over_features(at):
     """A layer standardises each row over its features."""
-    train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(1)))
+    return {}
 
 
 class Centred(nn.Module):
@@ -71,87 +80,86 @@ class Centred(nn.Module):
         return x - self.mean
 
 
-def centred_by_a_running_mean(batch_size: int, accumulation_steps: int) -> None:
+@loop("stateful_forward", model=lambda: _with(Centred(0.1)))
+def centred_by_a_running_mean(at):
     """A layer subtracts a running mean, which every forward moves."""
-    train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.1)))
+    return {}
 
 
-def centred_by_a_fixed_mean(batch_size: int, accumulation_steps: int) -> None:
+@loop(model=lambda: _with(Centred(0.0)))
+def centred_by_a_fixed_mean(at):
     """A layer subtracts a mean that never moves."""
-    train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.0)))
+    return {}
 
 
 def _by_instance(track: bool) -> nn.Module:
-    norm = nn.InstanceNorm1d(1, affine=True, track_running_stats=track)
-    return data.model(torch.float32, nn.Unflatten(1, (1, 16)), norm, nn.Flatten())
+    return _with(nn.Unflatten(1, (1, 16)), nn.InstanceNorm1d(1, affine=True, track_running_stats=track), nn.Flatten())
 
 
-def instance_statistics_tracked(batch_size: int, accumulation_steps: int) -> None:
+@loop("batch_statistics", model=partial(_by_instance, True))
+def instance_statistics_tracked(at):
     """Every row is normalised alone, so gradients are right; the running statistics move once per micro-batch."""
-    train(batch_size, accumulation_steps, _by_instance(True))
+    return {}
 
 
-def instance_statistics_not_tracked(batch_size: int, accumulation_steps: int) -> None:
+@loop(model=partial(_by_instance, False))
+def instance_statistics_not_tracked(at):
     """Every row is normalised alone, and there are no running statistics."""
-    train(batch_size, accumulation_steps, _by_instance(False))
+    return {}
 
 
 def _add_noise(model: nn.Module) -> None:
     for p in model.parameters():
-        assert p.grad is not None
         p.grad += 0.01 * torch.randn_like(p)
 
 
-def noise_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+@loop("stochastic_layers")
+def noise_per_micro_batch(at):
     """Noise is added to the gradients after every backward."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, after_backward=lambda: _add_noise(model))
+    return {"after_backward": lambda: _add_noise(at.model)}
 
 
-def noise_per_step(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def noise_per_step(at):
     """Noise is added to the gradients before every step."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, before_step=lambda: _add_noise(model))
+    return {"before_step": lambda: _add_noise(at.model)}
 
 
-def _scaled_by_hand(batch_size: int, accumulation_steps: int, growth: float) -> None:
-    model = data.model()
-    optimizer = sgd(model)
+def _scaled_by_hand(at: frame.At, growth: float) -> None:
     scale = 8.0
-    for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, data.windows):
-        (scale * mean_over_window(model, ids, window)).backward()
+    for ids, window, last in frame.micro_batches(at.size, at.n, data.windows):
+        (scale * mean_over_window(at.model, ids, window)).backward()
         if last:
-            frame.divide_gradients(model, scale)
-            optimizer.step()
-            optimizer.zero_grad()
+            frame.divide_gradients(at.model, scale)
+            at.step()
         scale *= growth
 
 
-def scale_grows_by_hand(batch_size: int, accumulation_steps: int) -> None:
+@loop("scaler_updated_in_window")
+def scale_grows_by_hand(at):
     """The loss is multiplied by a number that grows with every micro-batch, and the sum divided by its last value."""
-    _scaled_by_hand(batch_size, accumulation_steps, 1.5)
+    _scaled_by_hand(at, 1.5)
 
 
-def scale_fixed_by_hand(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def scale_fixed_by_hand(at):
     """The loss is multiplied by a number, and the sum divided by it."""
-    _scaled_by_hand(batch_size, accumulation_steps, 1.0)
+    _scaled_by_hand(at, 1.0)
 
 
-def unscaled_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+@loop("scaler_updated_in_window")
+def unscaled_per_micro_batch(at):
     """The running sum is unscaled, and the scale updated, after every micro-batch."""
-    model = data.model()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=256.0)
-    stages = {**frame.scaled(scaler, optimizer), "after_step": frame.nothing, "after_micro_batch": scaler.update}
-    train(batch_size, accumulation_steps, model, **stages, after_backward=lambda: scaler.unscale_(optimizer))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    stages = {**frame.scaled(scaler, at.optimizer), "after_step": frame.nothing, "after_micro_batch": scaler.update}
+    return {**stages, "after_backward": lambda: scaler.unscale_(at.optimizer)}
 
 
-def unscaled_per_step(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def unscaled_per_step(at):
     """The sum is unscaled, and the scale updated, once per step."""
-    model = data.model()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=256.0)
-    train(
-        batch_size, accumulation_steps, model, **frame.scaled(scaler, optimizer), before_step=lambda: scaler.unscale_(optimizer)
-    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    return {**frame.scaled(scaler, at.optimizer), "before_step": lambda: scaler.unscale_(at.optimizer)}
 
 
 class Centralised(torch.optim.SGD):
@@ -168,25 +176,26 @@ class Centralised(torch.optim.SGD):
         return super().step(closure)
 
 
-def step_of_a_subclass(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=Centralised)
+def step_of_a_subclass(at):
     """An optimizer's step calls that of its base class: one step, not two."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, optimizer=Centralised(model))
+    return {}
 
 
-def step_of_a_subclass_divided_twice(batch_size: int, accumulation_steps: int) -> None:
+@loop("loss_divided_twice", optimizer=Centralised)
+def step_of_a_subclass_divided_twice(at):
     """The same, with the loss divided by N once more."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, divided(mean_over_window, accumulation_steps), Centralised(model))
+    return {"loss": divided(mean_over_window, at.n)}
 
 
 def _spectral() -> nn.Sequential:
-    return data.model(torch.float32, parametrizations.spectral_norm(nn.Linear(16, 24)), nn.Linear(24, 16))
+    return _with(parametrizations.spectral_norm(nn.Linear(16, 24)), nn.Linear(24, 16))
 
 
-def spectral_norm(batch_size: int, accumulation_steps: int) -> None:
+@loop("stateful_forward", model=_spectral)
+def spectral_norm(at):
     """The power iteration goes on with every micro-batch."""
-    train(batch_size, accumulation_steps, _spectral())
+    return {}
 
 
 def _at_rest(model: Any, ids: Tensor, window: Tensor) -> Tensor:
@@ -194,32 +203,20 @@ def _at_rest(model: Any, ids: Tensor, window: Tensor) -> Tensor:
     return mean_over_window(model, ids, window)
 
 
-def spectral_norm_at_rest(batch_size: int, accumulation_steps: int) -> None:
+@loop(model=_spectral)
+def spectral_norm_at_rest(at):
     """The power iteration goes on with the first micro-batch of each window alone."""
-    train(batch_size, accumulation_steps, _spectral(), _at_rest)
+    return {"loss": _at_rest}
 
 
 KEPT: list[Any] = []
 
 
-def keeps_its_models(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def keeps_its_models(at):
     """The weights of every call stay in the process; nothing averages them."""
-    model = data.model()
-    KEPT.append(list(model.parameters()))
-    train(batch_size, accumulation_steps, model)
+    KEPT.append(list(at.model.parameters()))
+    return {}
 
 
-WRONG: dict[frame.Loop, set[str]] = {
-    divided_by_one_more: {"counter_wrong"},
-    micro_batches_without_gradient_not_divided: {"loss_not_divided"},
-    standardised_over_the_micro_batch: {"batch_statistics"},
-    centred_by_a_running_mean: {"stateful_forward"},
-    spectral_norm: {"stateful_forward"},
-    instance_statistics_tracked: {"batch_statistics"},
-    noise_per_micro_batch: {"stochastic_layers"},
-    scale_grows_by_hand: {"scaler_updated_in_window"},
-    unscaled_per_micro_batch: {"scaler_updated_in_window"},
-    step_of_a_subclass_divided_twice: {"loss_divided_twice"},
-}
-
-RIGHT = frame.unlisted(globals(), WRONG)
+RIGHT, WRONG = frame.tables(globals())

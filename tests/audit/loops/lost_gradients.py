@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +13,21 @@ from torch.nn import functional
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import X, divided, full_windows, mean_over_window, nothing, sgd, train
+from tests.audit.loops.frame import X, divided, full_windows, loop, mean_over_window, nothing, sgd
 
 
-def _bootstrap(*, whole: bool) -> tuple[nn.Module, frame.Loss, frame.Stage]:
-    """As in BYOL, a network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
-
-    Return the network, its loss, and the stage that moves the copy.
-    """
+def _network() -> nn.Module:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Linear(16, 6))
-    online = nn.Sequential(encoder, nn.Linear(6, 6))
-    copied = online if whole else encoder
+    return nn.Sequential(encoder, nn.Linear(6, 6))
+
+
+def _bootstrap(online: nn.Module, moved: str, *, whole: bool) -> dict[str, Any]:
+    """As in BYOL, a network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
+
+    `moved`: the stage in which the copy moves.
+    """
+    copied = online if whole else online[0]  # type: ignore[index]
     target = copy.deepcopy(copied).requires_grad_(False)
 
     def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
@@ -37,70 +40,69 @@ def _bootstrap(*, whole: bool) -> tuple[nn.Module, frame.Loss, frame.Stage]:
             for kept, new in zip(target.parameters(), copied.parameters(), strict=True):
                 kept.lerp_(new, 0.2)
 
-    return online, loss, move
+    return {"loss": loss, moved: move}
 
 
-def target_of_the_encoder(batch_size: int, accumulation_steps: int) -> None:
+_BYOL: dict[str, Any] = {"model": _network, "optimizer": partial(sgd, lr=0.5)}
+
+
+@loop(**_BYOL)
+def target_of_the_encoder(at):
     """The target, a copy of the encoder, moves after every step."""
-    online, loss, move = _bootstrap(whole=False)
-    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_step=move)
+    return _bootstrap(at.model, "after_step", whole=False)
 
 
-def target_of_the_encoder_inside(batch_size: int, accumulation_steps: int) -> None:
+@loop("ema_per_micro_batch", **_BYOL)
+def target_of_the_encoder_inside(at):
     """The target, a copy of the encoder, moves after every micro-batch."""
-    online, loss, move = _bootstrap(whole=False)
-    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_micro_batch=move)
+    return _bootstrap(at.model, "after_micro_batch", whole=False)
 
 
-def target_of_everything_inside(batch_size: int, accumulation_steps: int) -> None:
+@loop("ema_per_micro_batch", **_BYOL)
+def target_of_everything_inside(at):
     """The target, a copy of the whole network, moves after every micro-batch."""
-    online, loss, move = _bootstrap(whole=True)
-    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_micro_batch=move)
+    return _bootstrap(at.model, "after_micro_batch", whole=True)
 
 
-def cleared_after_the_step(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def cleared_after_the_step(at):
     """Gradients are cleared once, after the step: the independent reference of those below."""
-    train(batch_size, accumulation_steps, data.model())
+    return {}
 
 
-def cleared_before_the_step(batch_size: int, accumulation_steps: int) -> None:
+@loop("gradients_cleared_in_window")
+def cleared_before_the_step(at):
     """Gradients are cleared between the last backward and the step, at every N alike: only a reference shows it."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, before_step=model.zero_grad)
+    return {"before_step": at.model.zero_grad}
 
 
-def cleared_before_the_last(batch_size: int, accumulation_steps: int) -> None:
+@loop("gradients_cleared_in_window")
+def cleared_before_the_last(at):
     """Gradients are cleared before the last backward of a window."""
-    model = data.model()
-    optimizer = sgd(model)
-    for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, data.windows):
+    for ids, window, last in frame.micro_batches(at.size, at.n, data.windows):
         if last:
-            model.zero_grad()
-        mean_over_window(model, ids, window).backward()
+            at.model.zero_grad()
+        mean_over_window(at.model, ids, window).backward()
         if last:
-            optimizer.step()
-            optimizer.zero_grad()
+            at.step()
 
 
-def cleared_after_each(batch_size: int, accumulation_steps: int) -> None:
+@loop("gradients_cleared_in_window")
+def cleared_after_each(at):
     """Gradients are cleared after every backward, at every N alike: only a reference shows it."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, after_backward=model.zero_grad)
+    return {"after_backward": at.model.zero_grad}
 
 
-def head_cleared_before_the_step(batch_size: int, accumulation_steps: int) -> None:
+@loop("gradients_cleared_in_window")
+def head_cleared_before_the_step(at):
     """The last layer's gradients are cleared before the step, at every N alike: only a reference shows it."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, before_step=model[-1].zero_grad)
+    return {"before_step": at.model[-1].zero_grad}
 
 
-def head_cleared_between(batch_size: int, accumulation_steps: int) -> None:
+@loop("gradients_cleared_in_window")
+def head_cleared_between(at):
     """The last layer's gradients are cleared before every backward."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, before_backward=model[-1].zero_grad)
-
-
-Make = Callable[[nn.Module], torch.optim.Optimizer]
+    return {"before_backward": at.model[-1].zero_grad}
 
 
 def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -113,119 +115,104 @@ def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return kept
 
 
-def _adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
+_ADAM = frame.adam(0.01)
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return sgd(model, momentum=0.9)
-
-
-def _interrupted(
-    batch_size: int, accumulation_steps: int, make: Make = _adam, *, fresh: bool, gradients: bool = False, restart: bool = False
-) -> None:
+def _interrupted(at: frame.At, make: Any = _ADAM, *, fresh: bool, gradients: bool = False, restart: bool = False) -> None:
     """Stop halfway through the second window, and load what was saved.
 
     The model and optimizer are made anew (`fresh`) or loaded in place; `.grad` comes back with them (`gradients`) or is lost; the
     window goes on, or its first micro-batches run again (`restart`).
     """
-    model = data.model()
-    optimizer = make(model)
-    for step, window in enumerate(full_windows(batch_size * accumulation_steps)):
-        parts = list(window.split(batch_size))
+    at.optimizer = make(at.model)
+    for step, (window, parts) in enumerate(at.windows(full_windows)):
         stop = len(parts) // 2 if step == 1 and len(parts) > 1 else None
         place = 0
         while place < len(parts):
             if place == stop:
-                stop, checkpoint = None, _saved(model, optimizer)
+                stop, checkpoint = None, _saved(at.model, at.optimizer)
                 if fresh:
-                    model = data.model()
-                    optimizer = make(model)
-                model.load_state_dict(checkpoint["model"])
-                optimizer.load_state_dict(checkpoint["optimizer"])
-                for p, kept in zip(model.parameters(), checkpoint["gradients"], strict=True):
-                    p.grad = kept if gradients else None
+                    at.model = data.model()
+                    at.optimizer = make(at.model)
+                at.model.load_state_dict(checkpoint["model"])
+                at.optimizer.load_state_dict(checkpoint["optimizer"])
+                frame.assign(at.model, checkpoint["gradients"] if gradients else [None] * len(checkpoint["gradients"]))
                 place = 0 if restart else place
-            mean_over_window(model, parts[place], window).backward()
+            mean_over_window(at.model, parts[place], window).backward()
             place += 1
-        optimizer.step()
-        optimizer.zero_grad()
 
 
-def reloaded_with_gradients(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=nothing)
+def reloaded_with_gradients(at):
     """A new model and optimizer are loaded, and the gradients so far."""
-    _interrupted(batch_size, accumulation_steps, fresh=True, gradients=True)
+    _interrupted(at, fresh=True, gradients=True)
 
 
-def reloaded_in_place_with_gradients(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=nothing)
+def reloaded_in_place_with_gradients(at):
     """The model and optimizer at hand are loaded, and the gradients so far."""
-    _interrupted(batch_size, accumulation_steps, fresh=False, gradients=True)
+    _interrupted(at, fresh=False, gradients=True)
 
 
-def window_begun_again(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=nothing)
+def window_begun_again(at):
     """The gradients so far are thrown away, and the window's first micro-batches run again."""
-    _interrupted(batch_size, accumulation_steps, fresh=True, restart=True)
+    _interrupted(at, fresh=True, restart=True)
 
 
-def window_begun_again_in_place(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=nothing)
+def window_begun_again_in_place(at):
     """The same with the model and optimizer at hand."""
-    _interrupted(batch_size, accumulation_steps, fresh=False, restart=True)
+    _interrupted(at, fresh=False, restart=True)
 
 
-def reloaded_without_gradients(batch_size: int, accumulation_steps: int) -> None:
+@loop("resume_in_window", optimizer=nothing)
+def reloaded_without_gradients(at):
     """A new model and optimizer are loaded; the gradients so far are lost."""
-    _interrupted(batch_size, accumulation_steps, fresh=True)
+    _interrupted(at, fresh=True)
 
 
-def reloaded_in_place_without_gradients(batch_size: int, accumulation_steps: int) -> None:
+@loop("resume_in_window", optimizer=nothing)
+def reloaded_in_place_without_gradients(at):
     """The model and optimizer at hand are loaded; the gradients so far are lost."""
-    _interrupted(batch_size, accumulation_steps, fresh=False)
+    _interrupted(at, fresh=False)
 
 
-def resumed_with_gradients(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=nothing)
+def resumed_with_gradients(at):
     """A new model and SGD with momentum are loaded, and the gradients so far."""
-    _interrupted(batch_size, accumulation_steps, _sgd, fresh=True, gradients=True)
+    _interrupted(at, partial(sgd, momentum=0.9), fresh=True, gradients=True)
 
 
-def resumed_inside(batch_size: int, accumulation_steps: int) -> None:
+@loop("resume_in_window", optimizer=nothing)
+def resumed_inside(at):
     """A new model and SGD with momentum are loaded; the gradients so far are lost."""
-    _interrupted(batch_size, accumulation_steps, _sgd, fresh=True)
+    _interrupted(at, partial(sgd, momentum=0.9), fresh=True)
 
 
 class Tidy(torch.optim.SGD):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.05)
+
     def step(self, closure: Any = None) -> Any:
         result = super().step(closure)
         self.zero_grad()
         return result
 
 
-def clears_in_its_step(batch_size: int, accumulation_steps: int) -> None:
+@loop(optimizer=Tidy)
+def clears_in_its_step(at):
     """The optimizer clears gradients at the end of its step."""
-    model = data.model()
-    train(batch_size, accumulation_steps, model, optimizer=Tidy(model.parameters(), lr=0.05), clear=nothing)
+    return {"clear": nothing}
 
 
-def clears_in_its_step_not_divided(batch_size: int, accumulation_steps: int) -> None:
+@loop("loss_not_divided", optimizer=Tidy)
+def clears_in_its_step_not_divided(at):
     """The same with a loss that is N times too large."""
-    model = data.model()
-    added = divided(mean_over_window, 1 / accumulation_steps)
-    train(batch_size, accumulation_steps, model, added, Tidy(model.parameters(), lr=0.05), clear=nothing)
+    return {"loss": divided(mean_over_window, 1 / at.n), "clear": nothing}
 
 
-WRONG: dict[frame.Loop, set[str]] = {
-    target_of_the_encoder_inside: {"ema_per_micro_batch"},
-    target_of_everything_inside: {"ema_per_micro_batch"},
-    cleared_before_the_last: {"gradients_cleared_in_window"},
-    head_cleared_between: {"gradients_cleared_in_window"},
-    reloaded_without_gradients: {"resume_in_window"},
-    reloaded_in_place_without_gradients: {"resume_in_window"},
-    resumed_inside: {"resume_in_window"},
-    clears_in_its_step_not_divided: {"loss_not_divided"},
-}
 AT_EVERY_N: dict[frame.Loop, set[str]] = {  # seen beside `cleared_after_the_step` only
-    cleared_before_the_step: {"gradients_cleared_in_window"},
-    cleared_after_each: {"gradients_cleared_in_window"},
-    head_cleared_before_the_step: {"gradients_cleared_in_window"},
+    loop: vars(loop)["causes"] for loop in (cleared_before_the_step, cleared_after_each, head_cleared_before_the_step)
 }
-
-RIGHT = frame.unlisted(globals(), WRONG, AT_EVERY_N)
+RIGHT, WRONG = frame.tables(globals(), AT_EVERY_N)

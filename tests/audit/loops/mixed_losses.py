@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from torch.nn import functional
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, train
+from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop
 
 
-def _preferences(batch_size: int, accumulation_steps: int, divisor: Callable[[Tensor, Tensor], float]) -> None:
+def _preferences(divisor: Callable[[Tensor, Tensor], float]) -> dict[str, Any]:
     """Cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together.
 
     The token term is the sum over the micro-batch divided by `divisor(ids, window)`.
@@ -27,22 +28,25 @@ def _preferences(batch_size: int, accumulation_steps: int, divisor: Callable[[Te
         odds = -functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :]).sum()
         return chosen + 0.5 * odds / len(window)
 
-    train(batch_size, accumulation_steps, data.language_model(), loss)
+    return {"loss": loss}
 
 
-def preferences_by_tokens(batch_size: int, accumulation_steps: int) -> None:
+@loop(model=frame.words)
+def preferences_by_tokens(at):
     """The token term is divided by the tokens of the window."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[window]))
+    return _preferences(lambda ids, window: data.num_targets(TOKENS[window]))
 
 
-def preferences_by_means(batch_size: int, accumulation_steps: int) -> None:
+@loop("mean_of_means", model=frame.words)
+def preferences_by_means(at):
     """The token term is a mean over the micro-batch; the pairs are counted rightly."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[ids]) * len(window) / len(ids))
+    return _preferences(lambda ids, window: data.num_targets(TOKENS[ids]) * len(window) / len(ids))
 
 
-def preferences_added(batch_size: int, accumulation_steps: int) -> None:
+@loop("mean_of_means", "auxiliary_loss_scale", model=frame.words)
+def preferences_added(at):
     """The same, and the token term's means are added."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[ids]))
+    return _preferences(lambda ids, window: data.num_targets(TOKENS[ids]))
 
 
 class Experts(nn.Module):
@@ -60,17 +64,18 @@ class Experts(nn.Module):
         return (scores.softmax(1).unsqueeze(2) * mixed).sum(1), scores
 
 
-def _routed(batch_size: int, accumulation_steps: int, router_loss: Callable[[Tensor], Tensor]) -> None:
+def _routed(at: frame.At, router_loss: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
         outputs, scores = model(X[ids])
-        return ce(outputs, Y[ids]) / accumulation_steps + router_loss(scores)
+        return ce(outputs, Y[ids]) / at.n + router_loss(scores)
 
-    train(batch_size, accumulation_steps, Experts(), loss, windows=full_windows)
+    return {"loss": loss, "windows": full_windows}
 
 
-def router_loss(batch_size: int, accumulation_steps: int) -> None:
+@loop("auxiliary_loss_scale", model=Experts)
+def router_loss(at):
     """The router's own loss, a mean over the micro-batch, is not divided."""
-    _routed(batch_size, accumulation_steps, lambda scores: 0.1 * scores.logsumexp(1).square().mean())
+    return _routed(at, lambda scores: 0.1 * scores.logsumexp(1).square().mean())
 
 
 def _balance(scores: Tensor) -> Tensor:
@@ -79,40 +84,33 @@ def _balance(scores: Tensor) -> Tensor:
     return 0.5 * 3 * (load * scores.softmax(1).mean(0)).sum()
 
 
-def load_balance_divided(batch_size: int, accumulation_steps: int) -> None:
+@loop("non_separable_loss", model=Experts)
+def load_balance_divided(at):
     """The load of an expert is counted over the micro-batch instead of the window."""
-    _routed(batch_size, accumulation_steps, lambda scores: _balance(scores) / accumulation_steps)
+    return _routed(at, lambda scores: _balance(scores) / at.n)
 
 
-def load_balance_in_full(batch_size: int, accumulation_steps: int) -> None:
+@loop("non_separable_loss", "auxiliary_loss_scale", model=Experts)
+def load_balance_in_full(at):
     """The same, and the load-balancing loss is not divided."""
-    _routed(batch_size, accumulation_steps, _balance)
+    return _routed(at, _balance)
 
 
 OLD_AVERAGES: list[frame.Average] = []  # of earlier runs; they stay, as in a registry or in reference cycles
 
 
-def average_beside_old_ones(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def average_beside_old_ones(at):
     """The average moves after every step."""
-    model = data.model()
-    OLD_AVERAGES.append(frame.Average(model))
-    train(batch_size, accumulation_steps, model, after_step=OLD_AVERAGES[-1].update)
+    OLD_AVERAGES.append(frame.Average(at.model))
+    return {"after_step": OLD_AVERAGES[-1].update}
 
 
-def average_inside_beside_old_ones(batch_size: int, accumulation_steps: int) -> None:
+@loop("ema_per_micro_batch")
+def average_inside_beside_old_ones(at):
     """The average moves after every micro-batch."""
-    model = data.model()
-    OLD_AVERAGES.append(frame.Average(model))
-    train(batch_size, accumulation_steps, model, after_micro_batch=OLD_AVERAGES[-1].update)
+    OLD_AVERAGES.append(frame.Average(at.model))
+    return {"after_micro_batch": OLD_AVERAGES[-1].update}
 
 
-WRONG: dict[frame.Loop, set[str]] = {
-    preferences_by_means: {"mean_of_means"},
-    preferences_added: {"mean_of_means", "auxiliary_loss_scale"},
-    router_loss: {"auxiliary_loss_scale"},
-    load_balance_divided: {"non_separable_loss"},
-    load_balance_in_full: {"non_separable_loss", "auxiliary_loss_scale"},
-    average_inside_beside_old_ones: {"ema_per_micro_batch"},
-}
-
-RIGHT = frame.unlisted(globals(), WRONG)
+RIGHT, WRONG = frame.tables(globals())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,194 +11,164 @@ from torch.nn.utils import clip_grad_value_
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, own_mean, sgd, train
-
-Change = Callable[[list[Tensor]], list[Tensor]]
+from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, own_mean
 
 
-def _by_part(batch_size: int, accumulation_steps: int, weight: Callable[[int, int], float]) -> None:
+def _by_part(at: frame.At, weight: Callable[[int, int], float]) -> None:
     """`weight(place in the window, micro-batches so far)` of each mean loss."""
-    model = data.model()
-    optimizer = sgd(model)
     seen = 0
-    for window in full_windows(batch_size * accumulation_steps):
-        for place, ids in enumerate(window.split(batch_size)):
-            (own_mean(model, ids, window) * weight(place, seen)).backward()
+    for window, parts in at.windows(full_windows):
+        for place, ids in enumerate(parts):
+            (own_mean(at.model, ids, window) * weight(place, seen)).backward()
             seen += 1
-        optimizer.step()
-        optimizer.zero_grad()
 
 
-def divided_by_place(batch_size: int, accumulation_steps: int) -> None:
+@loop("unexplained")
+def divided_by_place(at):
     """`loss / (k + 1)`."""
-    _by_part(batch_size, accumulation_steps, lambda place, seen: 1 / (place + 1))
+    _by_part(at, lambda place, seen: 1 / (place + 1))
 
 
-def annealed_by_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+@loop("unexplained")
+def annealed_by_micro_batch(at):
     """A weight of the loss that grows with the micro-batches."""
-    _by_part(batch_size, accumulation_steps, lambda place, seen: (0.2 + seen / 40) / accumulation_steps)
+    _by_part(at, lambda place, seen: (0.2 + seen / 40) / at.n)
 
 
-def running_total(batch_size: int, accumulation_steps: int) -> None:
+@loop("unexplained")
+def running_total(at):
     """The losses so far are added, and their sum is differentiated each time."""
-    model = data.model()
-    optimizer = sgd(model)
-    for window in full_windows(batch_size * accumulation_steps):
+    for window, parts in at.windows(full_windows):
         total = torch.zeros(())
-        for ids in window.split(batch_size):
-            total = total + own_mean(model, ids, window) / accumulation_steps
+        for ids in parts:
+            total = total + own_mean(at.model, ids, window) / at.n
             total.backward(retain_graph=True)
-        optimizer.step()
-        optimizer.zero_grad()
 
 
-def sum_halved_each_time(batch_size: int, accumulation_steps: int) -> None:
+@loop("sum_rescaled_in_window")
+def sum_halved_each_time(at):
     """The gradients so far are halved after every backward."""
-    model = data.model()
-    optimizer = sgd(model)
-    windows = full_windows
-    train(
-        batch_size,
-        accumulation_steps,
-        model,
-        own_mean,
-        optimizer,
-        windows=windows,
-        after_backward=lambda: frame.divide_gradients(model, 2),
-    )
+    return {"loss": own_mean, "windows": full_windows, "after_backward": lambda: frame.divide_gradients(at.model, 2)}
 
 
-def _aside(batch_size: int, accumulation_steps: int, change: Change) -> None:
+def _aside(at: frame.At, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
     """Gradients are changed one micro-batch at a time, and added in a buffer of the loop's own."""
-    model = data.model()
-    optimizer = sgd(model)
-    parameters = list(model.parameters())
-    for window in full_windows(batch_size * accumulation_steps):
+    parameters = list(at.model.parameters())
+    for window, parts in at.windows(full_windows):
         sums = [torch.zeros_like(p) for p in parameters]
-        for ids in window.split(batch_size):
-            loss = ce(model(X[ids]), Y[ids], reduction="sum") / len(window)
+        for ids in parts:
+            loss = ce(at.model(X[ids]), Y[ids], reduction="sum") / len(window)
             for total, part in zip(sums, change(list(torch.autograd.grad(loss, parameters))), strict=True):
                 total += part
-        for p, total in zip(parameters, sums, strict=True):
-            p.grad = total
-        optimizer.step()
+        frame.assign(at.model, sums)
 
 
 def _norm(gradients: list[Tensor]) -> float:
     return math.sqrt(sum(float(g.square().sum()) for g in gradients))
 
 
-def clipped_aside(batch_size: int, accumulation_steps: int) -> None:
-    _aside(batch_size, accumulation_steps, lambda gradients: [g * min(1.0, 0.05 / _norm(gradients)) for g in gradients])
+@loop("clip_per_micro_batch")
+def clipped_aside(at):
+    _aside(at, lambda gradients: [g * min(1.0, 0.05 / _norm(gradients)) for g in gradients])
 
 
-def normalised_aside(batch_size: int, accumulation_steps: int) -> None:
-    _aside(batch_size, accumulation_steps, lambda gradients: [g / _norm(gradients) for g in gradients])
+@loop("clip_per_micro_batch")
+def normalised_aside(at):
+    _aside(at, lambda gradients: [g / _norm(gradients) for g in gradients])
 
 
-def clamped_aside(batch_size: int, accumulation_steps: int) -> None:
-    _aside(batch_size, accumulation_steps, lambda gradients: [g.clamp(-0.01, 0.01) for g in gradients])
+@loop("clip_per_micro_batch")
+def clamped_aside(at):
+    _aside(at, lambda gradients: [g.clamp(-0.01, 0.01) for g in gradients])
 
 
-def added_aside(batch_size: int, accumulation_steps: int) -> None:
+@loop()
+def added_aside(at):
     """The same buffer with nothing changed: a right loop."""
-    _aside(batch_size, accumulation_steps, lambda gradients: gradients)
+    _aside(at, lambda gradients: gradients)
 
 
-def clamped_inside(batch_size: int, accumulation_steps: int) -> None:
+@loop("clip_per_micro_batch")
+def clamped_inside(at):
     """The sum so far is clamped in place, by a line of the loop's own."""
-    model = data.model()
 
     def clamp() -> None:
-        for p in model.parameters():
-            assert p.grad is not None
+        for p in at.model.parameters():
             p.grad.clamp_(-0.01, 0.01)
 
-    train(batch_size, accumulation_steps, model, after_backward=clamp)
+    return {"after_backward": clamp}
 
 
-def clipped_by_value_inside(batch_size: int, accumulation_steps: int) -> None:
-    model = data.model()
-    train(batch_size, accumulation_steps, model, after_backward=lambda: clip_grad_value_(model.parameters(), 0.01))
+@loop("clip_per_micro_batch")
+def clipped_by_value_inside(at):
+    return {"after_backward": lambda: clip_grad_value_(at.model.parameters(), 0.01)}
 
 
-def changed_before_the_step(batch_size: int, accumulation_steps: int) -> None:
+@loop("unexplained")
+def changed_before_the_step(at):
     """One layer's gradient is multiplied by N between the last backward and the step."""
-    model = data.model()
-
-    def change() -> None:
-        assert model[0].weight.grad is not None
-        model[0].weight.grad *= accumulation_steps
-
-    train(batch_size, accumulation_steps, model, before_step=change)
+    return {"before_step": lambda: at.model[0].weight.grad.mul_(at.n)}
 
 
-def hardest_half(batch_size: int, accumulation_steps: int) -> None:
+@loop("non_separable_loss")
+def hardest_half(at):
     """Only the rows with the largest losses count, half of each micro-batch."""
 
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
         each = ce(model(X[ids]), Y[ids], reduction="none")
         return each.topk(max(1, len(ids) // 2)).values.sum() / (len(window) / 2)
 
-    train(batch_size, accumulation_steps, data.model(), loss)
+    return {"loss": loss}
 
 
 def _trimmed(ids: Tensor) -> Tensor:
     return TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
 
 
-def _tokens(
-    batch_size: int, accumulation_steps: int, count: Callable[[Tensor, tuple[Tensor, ...]], Callable[[Tensor], float]]
-) -> None:
-    """`count(window, its micro-batches)` gives what the summed loss of each micro-batch is divided by."""
-    model = data.language_model()
-    optimizer = sgd(model)
-    for window in full_windows(batch_size * accumulation_steps):
-        parts = window.split(batch_size)
-        by = count(window, parts)
+def _tokens(at: frame.At, count: Callable[[Tensor, tuple[Tensor, ...]], float]) -> None:
+    """`count(micro-batch, those of its window)` is what the summed loss of a micro-batch is divided by."""
+    for _, parts in at.windows(full_windows):
         for ids in parts:
-            (data.token_loss(model(TOKENS[ids]), TOKENS[ids]) / by(ids)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            (data.token_loss(at.model(TOKENS[ids]), TOKENS[ids]) / count(ids, parts)).backward()
 
 
-def padding_counted_by_part(batch_size: int, accumulation_steps: int) -> None:
+@loop("normaliser_depends_on_split", model=frame.words)
+def padding_counted_by_part(at):
     """Each micro-batch is averaged over its tokens with their padding, up to its own longest sentence."""
-    _tokens(batch_size, accumulation_steps, lambda window, parts: lambda ids: _trimmed(ids)[:, 1:].numel() * accumulation_steps)
+    _tokens(at, lambda ids, parts: _trimmed(ids)[:, 1:].numel() * at.n)
 
 
-def padding_counted_in_window(batch_size: int, accumulation_steps: int) -> None:
+@loop("counter_wrong", model=frame.words)
+def padding_counted_in_window(at):
     """The window's tokens are counted with the padding of each micro-batch."""
-    _tokens(batch_size, accumulation_steps, lambda window, parts: lambda ids: sum(_trimmed(p)[:, 1:].numel() for p in parts))
+    _tokens(at, lambda ids, parts: sum(_trimmed(part)[:, 1:].numel() for part in parts))
 
 
-def count_overwritten(batch_size: int, accumulation_steps: int) -> None:
+@loop("counter_wrong", model=frame.words)
+def count_overwritten(at):
     """The count of the window's tokens is assigned where it should be added to: it is that of the last micro-batch."""
-    _tokens(batch_size, accumulation_steps, lambda window, parts: lambda ids: data.num_targets(TOKENS[parts[-1]]))
+    _tokens(at, lambda ids, parts: data.num_targets(TOKENS[parts[-1]]))
 
 
 SHORT = TOKENS.clone()
 SHORT[4:8, 1:] = 0  # four sentences of one token: nothing to predict
 
 
-def _with_empty_sentences(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
-    train(batch_size, accumulation_steps, data.language_model(), loss, windows=full_windows)
+@loop(model=frame.words)
+def micro_batch_without_terms(at):
+    """One micro-batch has nothing to predict."""
+    loss = lambda m, ids, w: data.token_loss(m(SHORT[ids]), SHORT[ids]) / data.num_targets(SHORT[w])  # noqa: E731
+    return {"loss": loss, "windows": full_windows}
 
 
-def micro_batch_without_terms(batch_size: int, accumulation_steps: int) -> None:
-    """A right loop, one micro-batch of which has nothing to predict."""
-    _with_empty_sentences(
-        batch_size, accumulation_steps, lambda m, ids, w: data.token_loss(m(SHORT[ids]), SHORT[ids]) / data.num_targets(SHORT[w])
-    )
-
-
-def mean_without_terms(batch_size: int, accumulation_steps: int) -> None:
+@loop("mean_of_means", model=frame.words)
+def mean_without_terms(at):
     """Each micro-batch is averaged over its own tokens; one has none, and counts as one all the same."""
-    _with_empty_sentences(
-        batch_size, accumulation_steps, lambda m, ids, w: data.token_loss(m(SHORT[ids]), SHORT[ids], "mean") / accumulation_steps
-    )
+    loss = lambda m, ids, _: data.token_loss(m(SHORT[ids]), SHORT[ids], "mean") / at.n  # noqa: E731
+    return {"loss": loss, "windows": full_windows}
 
 
+@frame.wrong("auxiliary_loss_scale")
 def temperature_times_n(batch_size: int, accumulation_steps: int) -> None:
     """Features of the window are cached, each micro-batch's are computed again in their place: the temperature counts N times."""
     torch.manual_seed(0)
@@ -218,25 +187,7 @@ def temperature_times_n(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-WRONG: dict[Loop, set[str]] = {
-    divided_by_place: {"unexplained"},
-    annealed_by_micro_batch: {"unexplained"},
-    running_total: {"unexplained"},
-    sum_halved_each_time: {"sum_rescaled_in_window"},
-    clipped_aside: {"clip_per_micro_batch"},
-    normalised_aside: {"clip_per_micro_batch"},
-    clamped_aside: {"clip_per_micro_batch"},
-    clamped_inside: {"clip_per_micro_batch"},
-    clipped_by_value_inside: {"clip_per_micro_batch"},
-    changed_before_the_step: {"unexplained"},
-    hardest_half: {"non_separable_loss"},
-    padding_counted_by_part: {"normaliser_depends_on_split"},
-    padding_counted_in_window: {"counter_wrong"},
-    count_overwritten: {"counter_wrong"},
-    mean_without_terms: {"mean_of_means"},
-    temperature_times_n: {"auxiliary_loss_scale"},
-}
-RIGHT = frame.unlisted(globals(), WRONG)
+RIGHT, WRONG = frame.tables(globals())
 SAID: dict[Loop, str] = {  # words of the first finding
     divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
     running_total: "micro-batches count ",

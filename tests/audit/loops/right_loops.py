@@ -338,4 +338,4 @@ def optimizer_wrapper(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, optimizer=Outer(sgd(model)))
 
 
-RIGHT = frame.unlisted(globals())
+RIGHT, _ = frame.tables(globals())
