@@ -62,7 +62,7 @@ def watched_and_not(make: Callable[[], Loop]) -> Report:
     return report
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 @pytest.mark.parametrize("kind", COMPILED)
 def test_a_compiled_model_is_watched(kind: Callable[[nn.Module, str], Loop], backend: str) -> None:
     report = watched_and_not(lambda: kind(network(), backend))

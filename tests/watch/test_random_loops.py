@@ -142,7 +142,7 @@ def test_a_replay_adds_no_second_name(fault: Cause) -> None:
     def shows_it_alone(loop: Watched) -> bool:
         return loop.replayed and FAULTS[fault](loop) and (loop.precision == "float16") == scaled
 
-    @fixed(3)
+    @fixed(1)
     @given(watched_loops().filter(shows_it_alone))
     def is_named_alone(loop: Watched) -> None:
         assert watched(loop, fault).causes == (fault,)
