@@ -212,10 +212,10 @@ def is_my_trainer_right(results: Results) -> Advice | None:
     trials = wrong.groupby("trial")["detected"].all()
     return Advice(
         "Is my trainer right?",
-        "Audit it: one command",
+        "Audit it: one function call",
         f"{share(int(wrong['detected'].sum()), len(wrong))} planted faults that change the computation were found, in "
         f"{share(int(trials.sum()), len(trials))} trials all of them",
-        "accumulation-harness audit, on a script or FILE.py:FUNCTION, names the cause and the fix, also with Hugging Face.",
+        "accumulation-harness audit FILE.py:FUNCTION names the cause and the fix; docs/audit.md has the recipe for Hugging Face.",
         "fault_matrix",
     )
 

@@ -105,6 +105,30 @@ def in_one_sum(first: Callable[[int], float], second: Callable[[int], float]) ->
     return each(loss)
 
 
+def many_times(divisor: int) -> Loss:
+    """A loss with a coefficient that is N by chance."""
+
+    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+        value, z = model(rows())
+        found: Tensor = functional.cross_entropy(z, classes()) + N * functional.mse_loss(value, torch.randn(ROWS, 1))
+        return found / divisor
+
+    return loss
+
+
+def boxes(times: float) -> Body:
+    """Coordinates of some rows, in number N, are added up and divided by these rows of the window, as detectors do."""
+
+    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+        found = torch.rand(num, 12) > 0.4
+        for own in found:
+            z = model(rows(len(own)))[own]
+            loss = functional.smooth_l1_loss(z, torch.randn(len(z), z.shape[1]), reduction="sum")
+            (times * loss / found.sum()).backward()
+
+    return body
+
+
 def balanced(coefficient: float) -> Body:
     """A term of the outputs that no function of PyTorch's computes is added in full to each micro-batch."""
 
@@ -242,6 +266,10 @@ def _runs() -> Iterator[tuple[str, Callable[[], Report]]]:
     yield case("value and classes in one sum", in_one_sum(float, float), Heads())
     yield case("value and classes in one sum, value undivided", in_one_sum(lambda n: 1.0, float), Heads())
     yield case("value and classes in one sum, classes undivided", in_one_sum(float, lambda n: 1.0), Heads())
+    for n in (3, CLASSES):
+        yield case(f"coordinates of boxes, N = {n}", boxes(2.0), sizes=(n,) * WINDOWS)
+    for n in (1, N):
+        yield case("a head that counts N times" + ("" if n > 1 else ", undivided"), each(many_times(n)), Heads())
     for coefficient in (1e-2, 1e-5):
         yield case(f"a balance of {coefficient:g}", balanced(coefficient))
     told = {"accumulation_steps": N}

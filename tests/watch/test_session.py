@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -200,6 +201,38 @@ def test_a_replay_leaves_no_trace_and_knows_its_floor() -> None:
     assert report.causes == (Cause.batch_statistics,) and report.properties
     evidence = report.findings[0].evidence
     assert evidence["floor"] < 1e-5 < 0.05 < evidence["distance"]
+
+
+class Keeping(nn.Module):
+    """What a forward keeps beside buffers, and uses in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.seen, self.own = 0, [0.0], torch.Generator().manual_seed(1)
+        self.mean, self.array = torch.zeros(16), np.zeros(1)
+        self.register_buffer("last", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen.append(0.9 * self.seen[-1] + 0.1)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        self.array += 1
+        drawn = torch.rand(1, generator=self.own)
+        kept, self.last = self.last, x.detach().mean(0)
+        scale = 1 + self.count % 3 + self.seen[-1] + float(self.array[0]) / 100 + drawn
+        return x * scale + self.mean + kept
+
+
+def test_a_replay_puts_back_whatever_a_forward_keeps() -> None:
+    watched, alone = Loop(model=network(Keeping())), Loop(model=network(Keeping()))
+    report = watched.watched(loss=objective, every=2)
+    alone.run()
+    assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True)), report
+
+
+def test_a_loss_that_is_handed_over_divided_is_no_fault_of_the_run() -> None:
+    report = Loop().watched(loss=lambda model, batch: objective(model, batch) / N)
+    assert report.verdict == "equivalent" and any("undivided" in reason for reason in report.reasons)
 
 
 def test_batch_norm_is_told_and_not_blamed_where_nothing_was_replayed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from accumulation_harness.audit.compare.facts import Facts
+from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import ArmResult, Problem
 from accumulation_harness.audit.report.report import Report

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.facts import Facts, Probe, StepFacts
+from accumulation_harness.audit.compare.facts import Probe
 from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.probes import rows, separated, terms
+from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
@@ -61,7 +63,7 @@ class Judged:
 
 
 def _learning(step: StepFacts, learn: Callable[[Probe], Probe]) -> StepFacts:
-    return step if step.gradients_agree else replace(step, probe=learn(step.probe))
+    return step if step.gradients_agree else step.but(probe=learn(step.probe))
 
 
 def explained(compared: Sequence[Facts]) -> list[Finding]:
@@ -167,15 +169,15 @@ class ExtraRuns:
         agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
 
         def learnt(step: StepFacts) -> StepFacts:
-            return replace(step, probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
+            return step.but(probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
 
         return replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
         off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
-        most = max(step.window.backwards for step in off)
-        full = [step for step in off if step.window.backwards == most]
+        most = max(step.backwards for step in off)
+        full = [step for step in off if step.backwards == most]
         window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
         probe = Intervention(probe=window, disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
@@ -263,7 +265,7 @@ def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
 def _not_kept(judged: Judged) -> frozenset[int]:
     """The first windows that differ without an explanation and without their contributions."""
     steps = [s for item in judged.compared for s in item.steps]
-    late = sorted({s.step for s in steps if not s.gradients_agree and not s.window.kept})
+    late = sorted({s.step for s in steps if not s.gradients_agree and not s.kept})
     return frozenset(late[:KEPT]) if judged.open else frozenset()
 
 
@@ -302,6 +304,6 @@ def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Findi
         "without": what,
     }
     if suspect is Layer.batch_norm:
-        evidence["buffers"] = a.layers.buffers
+        evidence["buffers"] = a.buffers
     message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"
     return Finding(n, a.step, CAUSE_OF[suspect], evidence, message, "layers", a.track)

@@ -12,11 +12,11 @@ import torch
 
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
 from accumulation_harness.audit.compare.held import forgotten
+from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
-from accumulation_harness.audit.compare.windows import distance, stitched
+from accumulation_harness.audit.compare.windows import stitched
 from accumulation_harness.audit.convention import other_rows, rows_of, takes_the_whole_batch, window_sizes
 from accumulation_harness.audit.evidence import Intervention, Run
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
@@ -29,6 +29,7 @@ from accumulation_harness.audit.report import ArmResult, Problem, Report
 from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.visibility import hidden
+from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
 
 ROUNDED_BY_LOOP = 1e-6  # relative; some roundings to float32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from accumulation_harness.audit.compare.fits import emptied_at_last
 from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF
+from accumulation_harness.audit.compare.sums import emptied_at_last
 from accumulation_harness.audit.evidence import Run, Step, Track
 from accumulation_harness.audit.report import ArmResult
 from accumulation_harness.audit.rules.finding import UNEQUAL
@@ -130,7 +130,7 @@ def _rescaled(results: Sequence[ArmResult]) -> Iterator[str]:
     """Gradients that the loop itself brings to some length: what they were before does not show in what is taken."""
     for result in results:
         for item in result.facts:
-            factors, given = [step.rescaled for step in item.steps], [step.given for step in item.steps]
+            factors, given = [step.multiple for step in item.steps], [step.given for step in item.steps]
             one = len(factors) < 2 or (min(factors) > 0 and max(factors) - min(factors) <= UNEQUAL * max(factors))
             if not one and not result.findings and all(abs(ratio - 1) > UNEQUAL for ratio in given):
                 what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is brought to some length or sign"
@@ -139,13 +139,13 @@ def _rescaled(results: Sequence[ArmResult]) -> Iterator[str]:
 
 
 def _counters(results: Sequence[ArmResult]) -> Iterator[str]:
-    """Numbers of the loop's own that go with the micro-batches, and with the steps at N=1."""
+    """What the loop itself holds that goes with the micro-batches, and with the steps at N=1: numbers, and whole tensors."""
     for result in results:
         told = [
             one
             for item in result.facts
             for one in item.run.apart
-            if one.plain and one.role is None and one.times == result.accumulation_steps
+            if one.role is None and (one.number is None or (one.plain and one.times == result.accumulation_steps))
         ]
         if told and not result.findings:
             listed = ", ".join(map(str, told[:4]))

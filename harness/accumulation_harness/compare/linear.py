@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,14 +10,39 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
-DEPENDENT = 1e-3  # of the largest singular value of the parts, below which some of them make up another one
+DEPENDENT = 1e-6  # of the largest singular value of the parts, below which they make up each other
+TOLD_APART = 1e3  # condition of the parts, up to which each has a weight of its own even where all is known to four digits
 
 
 class WeightedSum(NamedTuple):
-    """A vector as a sum of parts."""
+    """A vector as a sum of parts; nothing is known of it by default."""
 
-    weights: tuple[float, ...]
-    residual: float  # what the sum leaves, relative to the vector
+    weights: tuple[float, ...] = ()  # of each part
+    residual: float = math.inf  # what the sum leaves, relative to the vector
+    condition: float = math.inf  # of the parts at unit length; the weights mean nothing where it is huge
+    sizes: tuple[float, ...] = ()  # norms of the parts
+    free: int = 0  # directions that say nothing, since parts cancel there
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether no part is nearly made up of others: each has one weight, and no other."""
+        return not self.free and self.condition <= TOLD_APART
+
+
+def distance(a: Vector, b: Vector) -> float:
+    """||a - b|| / ||b||, NaN equal to NaN; infinite for other shapes, and where b alone is zero."""
+    if a.shape != b.shape:
+        return math.inf
+    if np.array_equal(a, b, equal_nan=True):
+        return 0.0
+    size, apart = float(np.linalg.norm(b)), float(np.linalg.norm(a - b))
+    return apart / size if size else 0.0 if apart == 0 else math.inf
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """<a, b> / (||a|| ||b||); NaN where one is zero."""
+    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / sizes if sizes else math.nan
 
 
 def proportion(b: Vector, a: Vector) -> tuple[float, float]:
@@ -27,15 +53,27 @@ def proportion(b: Vector, a: Vector) -> tuple[float, float]:
     return factor, float(np.linalg.norm(b - factor * a) / np.linalg.norm(b))
 
 
-def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum | None:
-    """The weights w that are best in vector = sum_k w_k part_k, by least squares; None where the parts cannot be told apart."""
+def off_line(a: Vector, direction: Vector) -> float:
+    """||a - its projection on direction|| / ||a||; infinite where they point in opposite directions, and of one number."""
+    factor, off = proportion(a, direction) if a.size > 1 else (0.0, math.inf)
+    return off if factor > 0 else math.inf
+
+
+def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum:
+    """The weights w that are best in vector = sum_k w_k part_k, by least squares; those nearest to 1 where parts make up others.
+
+    Nothing is known of a vector of zeros, nor where there are too few numbers to tell the parts apart.
+    """
     columns, target = np.stack([part.ravel() for part in parts], axis=1), vector.ravel()
-    norms = np.linalg.norm(columns, axis=0)
-    if len(columns) < 2 * columns.shape[1] + 4 or not norms.all() or not target.any():
-        return None
-    weights, _, rank, singular = np.linalg.lstsq(columns / norms, target, rcond=None)
-    if rank < columns.shape[1] or singular[-1] < DEPENDENT * singular[0]:
-        return None
-    weights = weights / norms
-    left = float(np.linalg.norm(columns @ weights - target) / np.linalg.norm(target))
-    return WeightedSum(tuple(map(float, weights)), left)
+    norms, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(target))
+    if 2 * len(parts) > target.size or not size or not np.isfinite(size) or not np.isfinite(norms).all():
+        return WeightedSum()
+    lengths = np.where(norms > 0, norms, 1.0)
+    small = np.asarray(np.linalg.qr(np.column_stack([columns / lengths, target - columns.sum(axis=1)]), mode="r"))
+    directions, rest = small[:, :-1], small[:, -1]
+    u, singular, v = np.linalg.svd(directions, full_matrices=False)
+    told = singular > DEPENDENT * singular[0]
+    moved = v[told].T @ ((u[:, told].T @ rest) / singular[told])
+    left, free = float(np.linalg.norm(rest - directions @ moved)) / size, int(np.count_nonzero(~told))
+    condition = float(singular[0] / singular[told][-1]) if norms.all() else math.inf
+    return WeightedSum(tuple((1 + moved / lengths).tolist()), left, condition, tuple(norms.tolist()), free)

@@ -41,6 +41,7 @@ class Divisor(Enum):
     terms = "", None
     one = "every loss term weighs 1: a sum", None
     rows = "the sum of the loss terms is divided by the rows", None
+    vectors = "the sum of the loss terms is divided by the vectors that they are entries of", None
     positions = "the loss is divided by all positions, padding included", Cause.counter_wrong
     terms_and_rows = (
         "the loss is divided by one more per row than its terms, as labels before their shift are",
@@ -105,6 +106,7 @@ class Weighed:
     num: int  # micro-batches of the window; K of them have terms of this loss
     rows: tuple[int, ...] = ()  # [K]; empty where not known, as positions
     positions: tuple[int, ...] = ()
+    width: int = 1  # loss terms of a vector of the last dimension
     calls: int = 1  # of the loss function in a micro-batch: chunks of one loss, or several of one kind
     constants: tuple[Constant, ...] | None = ()  # None where they were not seen
     total: float = math.nan  # terms of the window over all ranks; NaN: those above
@@ -163,6 +165,8 @@ class Weighed:
         yield Divisor.one, self.all_terms
         if self.calls > 1:
             yield Divisor.tasks, float(self.calls)
+        if self.width > 1:
+            yield Divisor.vectors, float(self.width)
         if self.world > 1:
             yield Divisor.own, self.all_terms / (self.world * own)
             return
@@ -191,11 +195,13 @@ class Weighed:
     def _coefficients(self, usual: int) -> Iterator[tuple[float, bool]]:
         """Products of the constants that are no count of this window, and whether one of them may be a count all the same.
 
-        A division by N is no coefficient, and neither is a multiplication by N: no loss has that one. With N = 2 both may be.
+        A division by N is no coefficient, and neither is a multiplication by N that no division by N takes out: no loss has that
+        one. With N = 2 both may be.
         Other divisors may be counts of something that is not known here.
         """
         counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
         counts |= {*self.terms, *self.positions, *self.rows}
+        divided = [c.factor for c in self.constants or () if c.divides and near(c.factor, 1 / usual, 1e-6)]
         kept: list[tuple[float, bool]] = []
         for factor, divides in self.constants or ():
             by_n = near(factor, 1 / usual, 1e-6)
@@ -204,6 +210,8 @@ class Weighed:
                 continue  # of the ranks
             if of_n and (usual == 2 or (by_n and not divides)):
                 kept.append((factor, True))
+            elif of_n and not by_n and divided:  # of these one may be a count of terms
+                kept.append((factor, _counts(usual, counts)))
             elif factor and not of_n and not _counts(1 / factor, counts):
                 kept.append((factor, divides))
         for size in range(min(len(kept), MOST_CONSTANTS) + 1):
@@ -238,6 +246,8 @@ def told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed] = ()) -> 
     wrong = tuple(one for one in seen if RIGHT not in one.readings(usual))
     if not common:  # a fault of some windows alone
         common = frozenset(reading for reading in _common(wrong, usual) if reading.causes)
+    if all(one.num == usual for one in seen):  # which a short window may be divided by, none shows
+        common = frozenset(reading for reading in common if reading.times is not Times.short)
     named = _fewest([reading for reading in common if reading.causes and not reading.doubtful])
     if any(reading.divisor is Divisor.terms or not named for reading in common if not (reading.causes or reading.doubtful)):
         return Told(right=True)

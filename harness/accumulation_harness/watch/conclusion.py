@@ -19,6 +19,7 @@ NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by
 
 # What a replay says of a gradient that is not the batch's, whatever has become of it: no news where the sum itself is wrong.
 OF_ANY_GRADIENT = (Cause.unexplained, Cause.auxiliary_loss_scale)
+FACTORS = (Cause.loss_not_divided, Cause.loss_divided_twice)  # where all weights are right, of the loss that was handed over
 
 
 def concluded(judge: Judge) -> Report:
@@ -81,7 +82,10 @@ def _kept(judge: Judge) -> Iterator[Finding]:
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
     found = judge.found()
     summed_wrongly = any(finding.rung is Rung.sketch for finding in found.values())
+    weighed = judge.weighed()[0] and judge.covered
     for cause, finding in found.items():
+        if weighed and finding.rung is Rung.replay and cause in FACTORS:
+            continue
         if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
@@ -122,6 +126,9 @@ def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str
         yield f"{remark.sentence} ({times} windows)"
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
         yield f"replay: {refused}"
+    of_factors = [finding for finding in judge.found().values() if finding.rung is Rung.replay and finding.cause in FACTORS]
+    if of_factors and not any(finding in findings for finding in of_factors):
+        yield f"replay: {of_factors[0].message}, though all loss terms weigh what they should: hand over `loss` undivided"
     if not judge.replays:
         yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
     yield from _unseen(judge)

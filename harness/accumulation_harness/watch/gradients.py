@@ -167,8 +167,8 @@ def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
 def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> list[Finding]:
     """The weight of each part in the gradient at the step, by least squares, and what such weights mean."""
     seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
-    made = weighted_sum(window.gradient[seen], [part[seen] for part in parts]) if len(parts) > 1 else None
-    if made is None or made.residual > gate:
+    made = weighted_sum(window.gradient[seen], [part[seen] for part in parts])
+    if len(parts) < 2 or not made.told_apart or made.residual > gate:
         return []
     found.weights = made.weights
     weights = np.array(made.weights)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,9 +23,11 @@ from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, told
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
-from accumulation_harness.watch.sketch import WIDTH
+from accumulation_harness.watch.sketch import WIDTH, is_plain
 from accumulation_harness.watch.together import Together, in_a_group
 from accumulation_harness.watch.track import Sketched, Track
+
+DEEP = 2  # levels of lists and mappings below a module's attribute that are put back after a replay
 
 
 class Batches:
@@ -167,7 +171,7 @@ class Replay:
         with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(heads.autocast, track.parameters):
             alone, _ = self._gradient(track, [batch])
         made = weighted_sum(part, [alone, _on_host(track.weights())])
-        return made is None or made.residual <= replayed.gate
+        return not made.told_apart or made.residual <= replayed.gate
 
     def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
         """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
@@ -330,7 +334,7 @@ def _on_host(sketched: Sketched) -> Sketch:
 def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tuple[float, ...]:
     """Weights w with `whole` = sum_k w_k part_k; their inverses are what each part weighs of what it should."""
     made = weighted_sum(whole, [cast(Sketch, part) for part in parts])
-    if made is None or made.residual > gate or not min(made.weights) > 0:
+    if not made.told_apart or made.residual > gate or not min(made.weights) > 0:
         return ()
     return tuple(1 / weight for weight in made.weights)
 
@@ -340,11 +344,10 @@ def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tupl
 
 @contextmanager
 def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Gradients, buffers, training modes, and every generator of random numbers are put back."""
+    """Gradients, all that modules hold (buffers, modes, counts and lists of their own) and generators are put back."""
     own = list(dict.fromkeys([*parameters, *model.parameters()]))
     grads = [(p, p.grad) for p in own]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    modes = [(m, m.training) for m in model.modules()]
+    undoing = [undo for module in model.modules() for undo in _undoing(vars(module), DEEP)]
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with _generators_kept(own):
@@ -354,14 +357,42 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        for m, training in modes:
-            m.training = training
         with torch.no_grad():
-            for b, before in buffers:
-                if not torch.equal(b, before):
-                    b.copy_(before)
+            for undo in undoing:
+                undo()
         for p, grad in grads:
             p.grad = grad
+
+
+def _undoing(value: Any, deep: int) -> Iterator[Callable[[], object]]:
+    """What puts back what a module's attribute holds, where a forward may change it: numbers in place, members of collections."""
+    if isinstance(value, Tensor):
+        if is_plain(value) and not value.requires_grad:
+            yield partial(_put_back, value, value.detach().clone())
+    elif isinstance(value, np.ndarray):
+        yield partial(np.copyto, value, value.copy())
+    elif isinstance(value, torch.Generator):
+        yield partial(value.set_state, value.get_state())
+    elif isinstance(value, random.Random):
+        yield partial(value.setstate, value.getstate())
+    elif isinstance(value, np.random.Generator):
+        yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    elif isinstance(value, (dict, list, deque)):
+        yield partial(_refill, value, value.copy())
+        for member in list(value.values() if isinstance(value, dict) else value) if deep else ():
+            yield from _undoing(member, deep - 1)
+
+
+def _put_back(tensor: Tensor, before: Tensor) -> None:
+    if not torch.equal(tensor, before):
+        tensor.copy_(before)
+
+
+def _refill(value: Any, before: Any) -> None:
+    now, then = (list(one.items() if isinstance(one, dict) else enumerate(one)) for one in (value, before))
+    if [(key, id(member)) for key, member in now] != [(key, id(member)) for key, member in then]:
+        value.clear()
+        value.update(before) if isinstance(value, dict) else value.extend(before)
 
 
 def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:

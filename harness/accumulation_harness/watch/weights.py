@@ -12,6 +12,7 @@ from accumulation_harness.watch.slopes import Loss, Slope
 
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
+BY_VECTOR = (Loss.cross_entropy, Loss.margin)  # with one term for all entries of a vector
 Key = tuple[Loss, int, int]  # a loss of the run: its kind, its classes, its place among those alike
 
 
@@ -83,6 +84,7 @@ def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
         num=len(window.micro_batches),
         rows=tuple(slope.rows for slope in slopes),
         positions=tuple(slope.positions for slope in slopes),
+        width=1 if key[0] in BY_VECTOR else key[1],
         calls=max(slope.calls for slope in slopes),
         constants=slopes[0].constants,
         total=total,

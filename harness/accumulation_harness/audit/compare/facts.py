@@ -5,12 +5,12 @@ Distances are relative to the reference's norm. A number that is not known is in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isinf, nan
 from typing import Literal
 
 from accumulation_harness.audit.evidence import Role
+from accumulation_harness.compare.linear import WeightedSum
 
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 Format = Literal["bfloat16", "float16"]
@@ -23,141 +23,6 @@ class Compared:
     distance: float  # ||a - g|| / ||g||
     scale: float  # ||a|| / ||g||
     cosine: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fits:
-    """Relative distance of what was seen, a, from what a fault predicts of the reference gradient g; infinite where not known.
-
-    N: accumulation steps; K: backwards of this window; s: the sum of what they gave.
-    """
-
-    times_n: float = inf  # N g
-    times_k: float = inf  # K g
-    squared: float = inf  # N^2 g
-    over_n: float = inf  # g / N
-    over_k: float = inf  # g / K
-    k_over_n: float = inf  # g K / N
-    times_rows: float = inf  # g times the rows of the window
-    over_rows: float = inf
-    times_ranks: float = inf  # g times the number of ranks
-    over_ranks: float = inf
-    line: float = inf  # a positive multiple of g
-    along_weights: float = inf  # a - g along the parameters
-    along_signs: float = inf  # a - g along their signs
-    sum: float = inf  # s is g
-    sum_over_n: float = inf  # s / N is g
-    sum_over_k: float = inf
-    sum_times_n: float = inf
-    sum_line: float = inf  # a is a positive multiple of s
-    own_sum: float = inf  # a is s
-    sums: float = inf  # s is the reference's own s
-    sums_line: float = inf  # a positive multiple of that
-    stale: float = inf  # a is s and the gradient of the step before
-    clipped_then_divided: float = inf  # the clipped sum, divided by N afterwards
-    first: float = inf  # a positive multiple of what the first backward gave
-    last: float = inf
-    since_clear: float = inf  # of what the backwards gave since each tensor's gradient was cleared
-    without_foreign: float = inf  # s without the backwards that reached other optimizers as well is g
-    clamped: float = inf  # the sum of what the backwards gave, clamped to some value after each; where a is not s
-    clamped_parts: float = inf  # the sum of what they gave, each clamped to some value
-
-    @property
-    def scaled_sum(self) -> float:
-        """s is g, up to a factor of the number of micro-batches."""
-        return min(self.sum, self.sum_over_n, self.sum_over_k, self.sum_times_n)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightedSum:
-    """A gradient as a sum of parts."""
-
-    weights: tuple[float, ...] = ()  # per part; 1: as in their plain sum
-    residual: float = inf  # of it outside their span
-    condition: float = inf  # of the parts at unit length; the weights mean nothing when it is huge
-    as_added: float = 1.0  # times the weights: what they were before sums were shortened, at N=1 or in the candidate
-    sizes: tuple[float, ...] = ()  # norms of the parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSum:
-    """The reference gradient as a sum of what every rank's micro-batches gave."""
-
-    weights: tuple[tuple[float, ...], ...] = ()  # per micro-batch and rank; right: 1
-    residual: float = inf
-    condition: float = inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """The micro-batches of one optimizer step."""
-
-    backwards: int
-    reference_backwards: int
-    rows: Rows
-    forwards: int = 1  # most of a single backward
-    reference_forwards: int = 1
-    num_rows: int = 0  # 0 when unknown
-    rows_each: tuple[int, ...] = ()  # of the backwards that gave something; 0 when unknown
-    kept: bool = True  # whether the contributions of the window were kept
-    drawn_inside: bool = False  # random numbers were drawn inside a forward
-    drawn_outside: bool = False  # or between two events, but not inside a forward
-    drawn_between: bool = False  # or so before every backward but the first
-    without_terms: int = 0  # backwards that gave nothing at all
-    other_steps: int = 0  # of other optimizers, between its first forward and its last backward
-    reference_other_steps: int = 0
-    moves: int = 0  # times the parameters moved between the backwards
-    reference_moves: int = 0
-    move_along_weights: float = nan  # cosine of that movement with the parameters
-    moved_apart: float = 0.0  # how far they moved there, beside the reference's; relative to them
-    apart_along_weights: float = nan  # cosine of that difference with the parameters
-    before_along_weights: float = nan  # cosine of the next with the parameters that it is of
-    moved_before: float = 0.0  # how far the parameters were moved since the step before, beside the reference's; relative to them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accumulator:
-    """What happened to `.grad` in one window."""
-
-    found_changed: bool = False  # the window began with gradients that no backward of this optimizer had left
-    stale: bool = False  # it began with gradients, and they were not cleared
-    cleared_inside: int = 0  # backwards before which gradients of the window, or of some tensors, had been cleared
-    cleared_at_last: tuple[str, ...] = ()  # tensors whose gradients were cleared between the last backward and the step
-    cleared_then_filled: bool = False  # cleared after the last backward, and the step has a gradient nevertheless
-    loaded_inside: bool = False  # a checkpoint was loaded between the backwards
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """Clipping and loss scaling in one window."""
-
-    clipped: bool = False  # clipping at the boundary changed the gradients (of either arm)
-    limits: tuple[float, float] = (nan, nan)  # of that clipping, here and in the reference; where it is one call in both
-    clips_inside: int = 0  # times that clipping changed them before that
-    reference_clips_inside: int = 0
-    clips_scaled: bool = False  # clipped with the loss scale still in the gradients
-    rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
-    loss_scales: int = 1  # different ones in the window
-    unscaled_inside: int = 0  # times a GradScaler unscaled gradients before the last backward
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """The arithmetic of one window."""
-
-    roundoff: float = 0.0  # of the coarsest arithmetic in use
-    float16: bool = False
-    lost: float = 0.0  # share of the reference's elements that are exactly 0 here, above what rounding does
-    narrow: Format | None = None  # every element of the accumulated gradient fits in it, unlike the reference's
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """What the model does besides mapping rows to outputs."""
-
-    dropout: bool = False
-    batch_norm: bool = False
-    buffers: tuple[str, ...] = ()  # that have moved otherwise than the reference's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,63 +107,6 @@ class Update:
         return self.distance <= self.gate and self.state_distance <= self.state_gate
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepFacts:
-    """One optimizer step of a candidate beside the reference's."""
-
-    accumulation_steps: int
-    ranks: int = 1
-    track: str  # name of the optimizer
-    step: int  # from 0
-    gate: float  # largest relative distance of gradients that rounding explains
-    whole_gate: float = 0.0  # of all tensors together, where `gate` is of some
-    consumed: Compared  # the gradients that the optimizer took
-    raw: Compared  # the gradients before clipping
-    window: Window
-    accumulator: Accumulator = Accumulator()
-    scaling: Scaling = Scaling()
-    precision: Precision = Precision()
-    layers: Layers = Layers()
-    fits: Fits = Fits()
-    parts: WeightedSum = WeightedSum()  # of the reference gradient on what the backwards gave: the right weights
-    taken: WeightedSum = WeightedSum()  # of the gradient before clipping on the same: the weights they had in the step
-    rescaled: float = nan  # what the step took, as a multiple of what the backwards gave; NaN where it is none
-    given: float = nan  # ||s|| / ||reference's s||
-    by_rank: RankSum = RankSum()
-    only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
-    probe: Probe = Probe()
-    update: Update = Update()
-    tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
-
-    @property
-    def gradients_agree(self) -> bool:
-        """Before clipping as well: a fault that clipping hides is still one."""
-        return self.consumed.distance <= self.gate and self.raw.distance <= self.gate
-
-    @property
-    def agrees(self) -> bool:
-        """Whether gradients, movement and state are all within their gates."""
-        return self.gradients_agree and self.update.agrees
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSeen:
-    """One optimizer's run, of the candidate or of the reference; tuples have one entry per effective optimizer step."""
-
-    steps: int
-    idle_steps: int = 0  # optimizer steps that moved nothing
-    backwards: tuple[int, ...]
-    pending: int = 0  # backwards after the last step
-    lrs: tuple[tuple[float, ...], ...]  # per parameter group
-    schedule_calls: tuple[int, ...]
-    state_steps: tuple[float | None, ...] = ()  # the optimizer's own counter
-    losses: tuple[float, ...] = ()  # differentiated, summed over the window
-    reported: tuple[float, ...] | None = None  # losses that the function returned
-    counts: Mapping[str, float] = field(default_factory=dict)  # steps, samples, tokens that it returned
-    skipped: tuple[int, ...] = ()  # steps that a GradScaler left out
-    broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
-
-
 @dataclass(frozen=True)
 class Apart:
     """Something that is held in numbers, by its path, and that moves otherwise than in the reference."""
@@ -323,30 +131,3 @@ class Apart:
     def of_model(self) -> bool:
         """Whether it is a tensor that a model holds besides its weights."""
         return self.role == "model" and not self.plain and not self.average
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """One optimizer's run of a candidate beside the reference's."""
-
-    accumulation_steps: int
-    track: str  # name of the optimizer
-    mine: RunSeen
-    reference: RunSeen
-    windows: tuple[Rows, ...]  # per aligned step
-    repeated: tuple[int, ...] = ()  # rows more often in the window than in the reference's run, per step
-    never: int = 0  # rows of the reference's run that the candidate never saw
-    foreign: int = 0  # rows of the candidate that the reference never saw
-    lr_moves_inside: bool = False  # a learning rate changed between the backwards of a window
-    lr_gates: tuple[float, ...] = ()  # per step, how far rounding moves the learning rates; 0 for those of a schedule
-    apart: tuple[Apart, ...] = ()  # what else moved otherwise than in the reference
-    laid_out: tuple[tuple[str, float, float], ...] = ()  # numbers of schedules that never move, and are not the reference's
-    resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Everything said of one optimizer of one candidate."""
-
-    run: RunFacts
-    steps: tuple[StepFacts, ...]

@@ -11,7 +11,6 @@ import numpy as np
 from accumulation_harness.audit.compare.windows import (
     consumed_distance,
     counts_of,
-    distance,
     movement,
     raw,
     relative,
@@ -20,6 +19,7 @@ from accumulation_harness.audit.compare.windows import (
     views,
 )
 from accumulation_harness.audit.evidence import FLOAT32, Run, Step, Vector, norms_by
+from accumulation_harness.compare.linear import distance
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).

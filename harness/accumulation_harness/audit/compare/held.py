@@ -10,6 +10,7 @@ import numpy as np
 from accumulation_harness.audit.compare.facts import Apart
 from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
 from accumulation_harness.audit.evidence import Held, Vector
+from accumulation_harness.compare.linear import proportion
 
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
@@ -78,23 +79,23 @@ def _joined(weights: Sequence[Vector | None]) -> Vector | None:
 
 
 def _follows(values: Sequence[Vector | None], weights: Sequence[Vector | None]) -> bool:
-    moves = 0
+    """Every movement leads to the weights, and one at least a part of the way only: an average may begin with a copy."""
+    parts = []
     for window in range(1, len(values)):
         now, before = values[window], values[window - 1]
-        if now is None or before is None or now.shape != before.shape or np.array_equal(now, before):
+        if now is None or before is None or now.shape != before.shape:
             continue
-        moves += 1
+        if np.linalg.norm(now - before) <= SAME * np.linalg.norm(now):
+            continue  # an average of weights that have not moved yet
         ways = [w - before for w in weights[window - 1 : window + 1] if w is not None and w.shape == before.shape]
-        if not any(_leads(now - before, way) for way in ways):
-            return False
-    return moves > 0
+        parts.append(max((_part(now - before, way) for way in ways), default=0.0))
+    return bool(parts) and min(parts) > 0 and min(parts) < 1 - ON_THE_WAY
 
 
-def _leads(step: Vector, way: Vector) -> bool:
-    """Whether a movement is a part of the way; who goes all of it makes a copy."""
-    squared = float(way @ way)
-    part = float(step @ way) / squared if squared else 0.0
-    return 0 < part < 1 - ON_THE_WAY and float(np.linalg.norm(step - part * way)) <= ON_THE_WAY * float(np.linalg.norm(step))
+def _part(step: Vector, way: Vector) -> float:
+    """The share of the way that a movement goes; 0 where it leads elsewhere."""
+    part, off = proportion(step, way)
+    return part if 0 < part <= 1 + ON_THE_WAY and off <= ON_THE_WAY else 0.0
 
 
 def _counts(path: str, mine: Held, theirs: Held) -> float:
@@ -109,9 +110,17 @@ def _counts(path: str, mine: Held, theirs: Held) -> float:
 
 def laid_out(mine: Held, theirs: Held) -> tuple[tuple[str, float, float], ...]:
     """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's."""
+    return tuple((path, a, b) for path, a, b in _of_schedules(mine, theirs) if a != b and not math.isnan(a))
+
+
+def laid_out_alike(mine: Held, theirs: Held) -> tuple[float, ...]:
+    """The whole numbers of the schedules that never move and are the reference's."""
+    return tuple(dict.fromkeys(a for _, a, b in _of_schedules(mine, theirs) if a == b and a > 0 and a == round(a)))
+
+
+def _of_schedules(mine: Held, theirs: Held) -> list[tuple[str, float, float]]:
     own = [path for path in theirs.fixed if theirs.role(path) in ("schedule", "function") and path in mine.fixed]
-    pairs = [(path, float(mine.fixed[path][0]), float(theirs.fixed[path][0])) for path in own]
-    return tuple((path, a, b) for path, a, b in pairs if a != b and not math.isnan(a))
+    return [(path, float(mine.fixed[path][0]), float(theirs.fixed[path][0])) for path in own]
 
 
 SHAKEN = 2  # the window that begins after a forward has met other values

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, TermFacts, WeightedSum
-from accumulation_harness.audit.compare.fits import weighted_sum
-from accumulation_harness.audit.compare.windows import distance, effective, finite, raw
+from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, TermFacts
+from accumulation_harness.audit.compare.windows import effective, finite, raw
 from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector
+from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
 SAME_SUM_ROUNDINGS = 100  # or, in coarse arithmetic, to so many roundings
@@ -121,7 +121,7 @@ def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
     return OneTerm(
         distance=float(np.linalg.norm(a - wanted)) / size,
         scale=float(a @ wanted) / squared if squared else math.inf,
-        parts=replace(made, residual=made.residual * math.sqrt(squared) / size),
+        parts=made._replace(residual=made.residual * math.sqrt(squared) / size),
         micro_batches=len(parts),
     )
 

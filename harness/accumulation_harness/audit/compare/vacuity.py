@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, COARSE_ROUNDOFF, Floor
+from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.windows import effective
 from accumulation_harness.audit.evidence import Run
 
@@ -87,7 +87,7 @@ def not_rounding(permuted: Run, reference: Run, nulls: Sequence[Run], *, drift: 
 
 def _first_difference(item: Facts) -> str | None:
     for step in item.steps:
-        if step.window.rows == "different":
+        if step.rows == "different":
             return f"its optimizer step {step.step} takes other rows"
         apart = max(step.consumed.distance, step.raw.distance)
         if apart > max(step.gate, min(NEAR * step.gate, COARSE_GATE)):

@@ -12,6 +12,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.facts import Rows
 from accumulation_harness.audit.evidence import SUMMED, Backward, Run, Step, Track, Vector, norms_by
+from accumulation_harness.compare.linear import distance
 
 
 def effective(track: Track) -> list[Step]:
@@ -126,19 +127,6 @@ def raw(step: Step) -> Vector:
     return step.gradient
 
 
-def distance(a: Vector, b: Vector) -> float:
-    """||a - b|| / ||b||, NaN equal to NaN; infinite for other shapes, and where b alone is zero."""
-    if a.shape != b.shape:
-        return math.inf
-    if np.array_equal(a, b, equal_nan=True):
-        return 0.0
-    size = float(np.linalg.norm(b))
-    apart = float(np.linalg.norm(a - b))
-    if size == 0:
-        return 0.0 if apart == 0 else math.inf
-    return apart / size
-
-
 def consumed_distance(mine: Step, theirs: Step) -> float:
     """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well."""
     apart = distance(mine.gradient, theirs.gradient)
@@ -183,20 +171,6 @@ def state_distance(mine: Step, theirs: Step) -> float:
 def finite(value: float) -> float:
     """The value; infinity for NaN, which would compare as within any gate or none."""
     return math.inf if math.isnan(value) else value
-
-
-def cosine(a: Vector, b: Vector) -> float:
-    """<a, b> / (||a|| ||b||); NaN where one is zero."""
-    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / sizes if sizes else math.nan
-
-
-def off_line(a: Vector, direction: Vector) -> float:
-    """||a - its projection on direction|| / ||a||; infinite where they point in opposite directions, and of one number."""
-    if a.size < 2 or not cosine(a, direction) > 0:
-        return math.inf
-    rest = a - direction * (float(a @ direction) / float(direction @ direction))
-    return float(np.linalg.norm(rest) / np.linalg.norm(a))
 
 
 def relative(apart: Vector, sizes: Vector) -> Vector:

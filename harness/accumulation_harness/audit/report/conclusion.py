@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accumulation_harness.audit.compare.facts import Facts, StepFacts
+from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import Subject
@@ -206,7 +207,7 @@ class Conclusion:
                     "gate": step.gate,
                     "learning_rate": rate,
                     "reference_learning_rate": reference_rate,
-                    "micro_batches": step.window.backwards,
+                    "micro_batches": step.backwards,
                     "equivalent": step.agrees,
                 }
                 yield {**shared, "tensor": "all", **vars(step.raw), "update_distance": step.update.distance}

@@ -33,12 +33,11 @@ def text(conclusion: Conclusion) -> str:
 
 
 def _class(conclusion: Conclusion) -> str:
-    """The function as a dotted name, which viewers cut into a tree: `folder.file.function`, or `folder.file` of a script."""
+    """The function as a dotted name, which viewers cut into a tree: `folder.file.function`."""
     subject = conclusion.subject
     if subject is None:
         return SUITE
-    file = subject.train.seen_from(subject.folder).removesuffix(".py").strip("/").replace("/", ".")
-    return f"{file}.{subject.train.function}".rstrip(".")
+    return f"{subject.train.seen_from(subject.folder).removesuffix('.py').strip('/').replace('/', '.')}.{subject.train.function}"
 
 
 def _cases(conclusion: Conclusion) -> Iterator[Element]:

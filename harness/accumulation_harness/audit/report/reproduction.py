@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Facts
-from accumulation_harness.audit.compare.windows import distance
+from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
 from accumulation_harness.audit.report.subject import Place, Subject
+from accumulation_harness.compare.linear import distance
 from accumulation_harness.system.processes import module_command
 
 NAME = "reproduce.py"
@@ -132,7 +132,7 @@ def _of(arm: ArmResult, place: int, item: Facts) -> Iterator[Difference]:
     common = partial(Difference, arm=arm, place=place)
     if step := next((s for s in item.steps if not s.consumed.distance <= s.gate), None):
         yield common(step=step.step, what="gradients", taken=GRADIENTS, expected=step.consumed.distance, gate=step.gate)
-    if step := next((s for s in item.steps if not s.raw.distance <= s.gate and s.scaling.clipped), None):
+    if step := next((s for s in item.steps if not s.raw.distance <= s.gate and s.clipped), None):
         what = "gradients without clipping"
         watch = partial(common, taken=GRADIENTS, preparation=NO_CLIPPING)
         yield watch(step=step.step, what=what, expected=step.raw.distance, gate=step.gate)

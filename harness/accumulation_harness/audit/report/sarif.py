@@ -87,7 +87,5 @@ def _locations(subject: Subject | None) -> list[dict[str, Any]]:
     else:
         artifact = {"uri": subject.train.file.as_uri()}
     region = {"startLine": subject.train.line}
-    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
-    if subject.train.function:  # none of a script
-        location["logicalLocations"] = [{"fullyQualifiedName": subject.train.function, "kind": "function"}]
-    return [location]
+    function = {"fullyQualifiedName": subject.train.function, "kind": "function"}
+    return [{"physicalLocation": {"artifactLocation": artifact, "region": region}, "logicalLocations": [function]}]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, WeightedSum
+from accumulation_harness.audit.compare.facts import OneTerm, RowFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
     CONDITION_LIMIT,
@@ -22,6 +22,7 @@ from accumulation_harness.audit.rules.finding import (
     told,
 )
 from accumulation_harness.audit.rules.weights import own_means
+from accumulation_harness.compare.linear import WeightedSum
 from accumulation_harness.judge.cause import Cause
 
 ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
@@ -33,6 +34,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.sum_rescaled_in_window,
 )
 ALIKE = 0.5  # cosine above which two gradients point alike
+BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
 
@@ -43,12 +45,24 @@ def other_computation(facts: StepFacts) -> list[Finding]:
     for rule in RULES:
         if named := rule(facts):
             cause, more, message = named
-            return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
+            found = [at(facts, cause, "gradient", _evidence(facts) | more, message)]
+            return found if cause is Cause.unexplained else [*found, *_whole_beside(facts)]
     return [at(facts, Cause.unexplained, "gradient", _evidence(facts), _without_a_name(facts))]
 
 
+def _whole_beside(facts: StepFacts) -> list[Finding]:
+    """A factor of the whole gradient beside a cause that changes it a little: a tenth of the difference at most."""
+    n = facts.accumulation_steps
+    for factor, cause in ((n, Cause.loss_not_divided), (1 / n, Cause.loss_divided_twice)):
+        left = facts.times(factor)
+        if n > 1 and not facts.only and left <= BESIDE * min(1.0, facts.raw.distance):
+            message = f"besides, the gradient as a whole is {facts.raw.scale:.4g} times what it should be"
+            return [at(facts, cause, "predicted", {"factor": factor, "scale": facts.raw.scale, "left": left}, message)]
+    return []
+
+
 def _without_a_name(facts: StepFacts) -> str:
-    if facts.fits.line <= facts.gate:
+    if facts.line <= facts.gate:
         return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
     if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         right = facts.parts.weights
@@ -67,10 +81,8 @@ def _without_a_name(facts: StepFacts) -> str:
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
             "micro-batch, or other targets"
         )
-    if 0 < facts.window.without_terms < facts.window.backwards:
-        seen = f"{facts.window.without_terms} of {facts.window.backwards} backwards give nothing" + (
-            " there" if facts.only else ""
-        )
+    if 0 < facts.without_terms < facts.backwards:
+        seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
     return "the gradients differ, and no known cause reproduces how"
 
@@ -80,8 +92,8 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
 
     Nothing is said of a factor, which a loop may take out later.
     """
-    off = facts.gate < facts.fits.sums_line < math.inf
-    if not off or not any(one.cause in OF_THE_SUM for one in found) or facts.window.rows == "different":
+    off = facts.gate < facts.sums_line < math.inf
+    if not off or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
         return []
     means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
     return [one for one in means if one.cause is Cause.mean_of_means] or other_computation(facts)
@@ -97,8 +109,8 @@ def _evidence(facts: StepFacts) -> dict[str, Any]:
         "residual": facts.parts.residual if math.isfinite(facts.parts.residual) else math.nan,
         "weights": facts.parts.weights,
         "condition": facts.parts.condition,
-        "backwards": facts.window.backwards,
-        "rows": facts.window.rows,
+        "backwards": facts.backwards,
+        "rows": facts.rows,
     }
 
 
@@ -107,7 +119,7 @@ def _evidence(facts: StepFacts) -> dict[str, Any]:
 
 def _by_term(facts: StepFacts) -> list[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
-    facts = replace(facts, gate=max(facts.gate, facts.whole_gate))  # terms are measured by the whole gradient
+    facts = facts.but(gate=max(facts.gate, facts.whole_gate))  # terms are measured by the whole gradient
     if found := _by_micro_batch(facts):
         return found
     each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
@@ -115,7 +127,7 @@ def _by_term(facts: StepFacts) -> list[Finding]:
     if term is not None and not any(_of_some(facts, one) for one in each):
         return [term]
     off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
-    if not 0 < len(off) < len(each) or facts.window.rows == "different":
+    if not 0 < len(off) < len(each) or facts.rows == "different":
         return []
     return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
 
@@ -131,10 +143,10 @@ def _summed_terms(facts: StepFacts) -> WeightedSum | None:
 
 def _by_micro_batch(facts: StepFacts) -> list[Finding]:
     """One backward for the whole window, whose loss has a term for every forward: these are its micro-batches."""
-    seen, window = _summed_terms(facts), facts.window
-    if seen is None or window.backwards != 1 or not window.reference_forwards < window.forwards == len(seen.weights):
+    seen = _summed_terms(facts)
+    if seen is None or facts.backwards != 1 or not facts.reference_forwards < facts.forwards == len(seen.weights):
         return []
-    return own_means(replace(facts, parts=seen, window=replace(window, backwards=window.forwards)))
+    return own_means(facts.but(parts=seen, as_added=1.0, backwards=facts.forwards))
 
 
 def _one_term(facts: StepFacts) -> Finding | None:
@@ -221,11 +233,11 @@ def _outside(facts: StepFacts) -> bool:
 
 
 def _moved_state(facts: StepFacts) -> Named | None:
-    if not (facts.probe.agrees_when_held and facts.layers.buffers and _undisturbed(facts)):
+    if not (facts.probe.agrees_when_held and facts.buffers and _undisturbed(facts)):
         return None
-    moved = ", ".join(facts.layers.buffers[:4])
+    moved = ", ".join(facts.buffers[:4])
     message = f"the difference is gone where {moved} move once per window: a forward moves and uses them"
-    return Cause.stateful_forward, {"buffers": facts.layers.buffers}, message
+    return Cause.stateful_forward, {"buffers": facts.buffers}, message
 
 
 def _cached_weights(facts: StepFacts) -> Named | None:
@@ -238,31 +250,29 @@ def _cached_weights(facts: StepFacts) -> Named | None:
 
 
 def _random_draws(facts: StepFacts) -> Named | None:
-    window, layers = facts.window, facts.layers
-    known = layers.dropout or layers.batch_norm or window.rows == "different"
-    if _outside(facts) and window.drawn_inside and not known:
+    known = facts.candidate.dropout_calls or facts.candidate.norm_calls or facts.rows == "different"
+    if _outside(facts) and facts.drawn_inside and not known:
         return Cause.stochastic_layers, {}, "random numbers are drawn inside the forward"
-    if window.drawn_between and window.rows == "same" and _outside(facts) and not known:
+    if facts.drawn_between and facts.rows == "same" and _outside(facts) and not known:
         return Cause.stochastic_layers, {}, "random numbers are drawn by the loop for every micro-batch"
-    if window.drawn_between and facts.fits.sums <= facts.gate:
+    if facts.drawn_between and facts.sums <= facts.gate:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
         return Cause.stochastic_layers, {}, message
     return None
 
 
 def _changed_before_step(facts: StepFacts) -> Named | None:
-    fits = facts.fits
     if (
-        not min(fits.scaled_sum, fits.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
-        or not CLEAR * facts.gate < fits.own_sum < math.inf
-        or (fits.sum_line <= CLEAR * facts.gate and not facts.only)
+        not min(facts.scaled_sum, facts.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
+        or not CLEAR * facts.gate < facts.own_sum < math.inf
+        or (facts.sum_line <= CLEAR * facts.gate and not facts.only)
     ):
         return None
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
     taken = facts.taken
     if len(taken.weights) > 1 and taken.condition <= CONDITION_LIMIT and taken.residual <= facts.gate:
         message += f": there {told(taken.weights)}"
-    return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
+    return Cause.unexplained, {"distance_from_the_sum": facts.own_sum}, message
 
 
 def _coupled_rows(facts: StepFacts) -> Named | None:
@@ -274,11 +284,11 @@ def _coupled_rows(facts: StepFacts) -> Named | None:
 
 def _undisturbed(facts: StepFacts) -> bool:
     """The window holds the reference's rows, and no random numbers are drawn in its forwards."""
-    return not facts.window.drawn_inside and facts.window.rows != "different"
+    return not facts.drawn_inside and facts.rows != "different"
 
 
 def _other_outputs(facts: StepFacts) -> Named | None:
-    rows, buffers = facts.probe.by_row, facts.layers.buffers
+    rows, buffers = facts.probe.by_row, facts.buffers
     if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts):
         return None
     what, evidence = "the model gives the same rows other outputs: ", {"outputs_apart": rows.outputs, "buffers": buffers}
@@ -316,14 +326,14 @@ def _some_tensors(facts: StepFacts) -> Named | None:
         return None
     if not (facts.probe.made and facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1):
         return None
-    if not _undisturbed(facts) or facts.layers.batch_norm or facts.precision.float16:  # which loses what is small
+    if not _undisturbed(facts) or facts.candidate.norm_calls or facts.candidate.float16:  # which loses what is small
         return None
     return Cause.auxiliary_loss_scale, {}, "a term of the loss that reaches only some tensors is not divided like the rest"
 
 
 def _stepped_inside(facts: StepFacts) -> Named | None:
     """Another optimizer's step moves what the forwards of one window use."""
-    inside, usual = facts.window.other_steps, facts.window.reference_other_steps
+    inside, usual = facts.other_steps, facts.reference_other_steps
     if not inside > usual:
         return None
     message = f"another optimizer stepped inside this window ({inside} steps, at N=1 {usual}): micro-batches meet other weights"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accumulation_harness.audit.compare.facts import RunFacts, StepFacts, WeightedSum
+from accumulation_harness.audit.compare.run import RunFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding, Kind
+from accumulation_harness.compare.linear import WeightedSum
 from accumulation_harness.judge.cause import Cause
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
@@ -52,7 +54,7 @@ def other_factors(facts: StepFacts) -> bool:
 
     Factors that differ by little count where outputs and slopes are known better than the gradients differ.
     """
-    rows, alike, rounding = facts.probe.by_row, same_row(facts), FACTOR_ROUNDINGS * facts.precision.roundoff
+    rows, alike, rounding = facts.probe.by_row, same_row(facts), FACTOR_ROUNDINGS * facts.roundoff
     if rows is None or not (rows.outputs <= alike and rows.residual <= alike):
         return False
     fine = max(rows.outputs, rows.residual) <= facts.gate and rows.spread >= facts.raw.distance
@@ -66,7 +68,7 @@ def listed(weights: tuple[float, ...]) -> str:
 
 def same_row(facts: StepFacts) -> float:
     """The relative distance below which two outputs (or slopes) of a row are the same in this arithmetic."""
-    return max(SAME_ROW, ROW_ROUNDINGS * facts.precision.roundoff)
+    return max(SAME_ROW, ROW_ROUNDINGS * facts.roundoff)
 
 
 def same_factor(facts: StepFacts) -> float:

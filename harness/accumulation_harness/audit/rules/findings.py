@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from accumulation_harness.audit.compare.facts import Facts, RunFacts, StepFacts
+from accumulation_harness.audit.compare.run import Facts, RunFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import CERTAIN, UNEQUAL, equal, known_weights, listed
 from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, explain_step
@@ -42,10 +43,10 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         pure = pure and same_rates(*rates, rate_gate(run, facts.step))
         said = explain_step(facts, judge_update=pure)
         pure = pure and facts.gradients_agree
-        if broken_off and facts.window.rows == "unknown":  # a misplaced window explains it as well
+        if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [one for one in said if one.cause is not Cause.unexplained]
         found += said
-        if not facts.window.backwards and not facts.window.reference_backwards and not facts.agrees:
+        if not facts.backwards and not facts.reference_backwards and not facts.agrees:
             break  # only weights were seen: later steps start from other weights
     if not broken_off:
         found += schedule(run) + counters(run) + held(run)
@@ -64,7 +65,7 @@ def left_out(compared: Sequence[Facts]) -> list[Finding]:
 
 def _seen_closely(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were."""
-    kept = {facts.step for facts in steps if facts.window.kept and not facts.gradients_agree}
+    kept = {facts.step for facts in steps if facts.kept and not facts.gradients_agree}
     nameless = [f for f in found if f.cause is Cause.unexplained and f.optimizer_step is not None]
     if len(kept) < ENOUGH or len(nameless) == len(found) or any(f.optimizer_step in kept for f in nameless):
         return found
@@ -75,7 +76,7 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
     """Short windows are ambiguous: K/N is 1/N where K is 1, and a growing scale looks like unequal terms where K is 2 or 3."""
     whole = [t for t, count in enumerate(run.mine.backwards) if count == run.accumulation_steps]
     if any(f.cause is Cause.loss_divided_twice and f.optimizer_step in whole for f in found):
-        single = [facts.step for facts in steps if facts.window.backwards == 1]
+        single = [facts.step for facts in steps if facts.backwards == 1]
         found = [f for f in found if not (f.cause is Cause.short_window_divided_by_n and f.optimizer_step in single)]
     weights: dict[int | None, tuple[float, ...]] = {facts.step: facts.parts.weights for facts in steps}
     growths = [growth(weights[f.optimizer_step]) for f in found if _predicted(f, Cause.scaler_updated_in_window)]
@@ -89,7 +90,7 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
 
 def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
-    on_line = {facts.step for facts in steps if facts.fits.line <= facts.gate}
+    on_line = {facts.step for facts in steps if facts.line <= facts.gate}
     nameless = [f for f in found if f.nameless]
     if any(f.optimizer_step not in on_line for f in nameless):
         return [f for f in found if not _predicted(f, Cause.counter_wrong)]
@@ -111,11 +112,11 @@ def _more_terms(steps: Sequence[StepFacts]) -> str:
     """
     chance, terms = 1.0, list[int]()
     for facts in steps:
-        factor, more = facts.raw.scale, facts.window.backwards - 1
+        factor, more = facts.raw.scale, facts.backwards - 1
         if not more or factor == 1:
             return ""
         number = more * factor / (1 - factor)
-        known = max(facts.fits.line, facts.precision.roundoff) * CERTAIN * abs(more) / (1 - factor) ** 2
+        known = max(facts.line, facts.roundoff) * CERTAIN * abs(more) / (1 - factor) ** 2
         if abs(abs(number) - round(abs(number))) > known or round(abs(number)) <= more:
             return ""
         chance, terms = chance * min(1.0, 2 * known), [*terms, round(number)]
@@ -127,7 +128,7 @@ def _more_terms(steps: Sequence[StepFacts]) -> str:
 
 def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
     """The factors by which steps took what their backwards gave, where these are not one; empty where they are, or unknown."""
-    factors = tuple(facts.rescaled for facts in steps)
+    factors = tuple(facts.multiple for facts in steps)
     return "" if any(math.isnan(f) or f <= 0 for f in factors) or equal(factors) else listed(factors)
 
 
@@ -136,7 +137,7 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
 
     Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the time.
     """
-    off = [f for f in steps if not f.gradients_agree and f.fits.sum_line <= f.gate < f.fits.line]
+    off = [f for f in steps if not f.gradients_agree and f.sum_line <= f.gate < f.line]
     known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
     nameless = [f for f in found if f.nameless]
     if not nameless or any(f.optimizer_step not in known for f in nameless):

@@ -1,4 +1,4 @@
-"""From the plain numbers of one optimizer step to causes: every rule is a small pure function. No torch, no vectors.
+"""From the plain numbers of one optimizer step to causes: every rule is a small pure function.
 
 A rule speaks only when the prediction of its cause reproduces what was seen within the gate, or when it was seen directly
 (a call, a counter, a row). Whatever no rule reproduces is `unexplained`.
@@ -11,11 +11,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from accumulation_harness.audit.compare.facts import Format, StepFacts
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Format
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
 from accumulation_harness.audit.rules.finding import CERTAIN, at
 from accumulation_harness.audit.rules.weights import clipped_aside, means_of_some, sum_rescaled, unequal_replicas, weighted
+from accumulation_harness.compare.linear import cosine
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
@@ -37,20 +41,20 @@ def seen_directly(facts: StepFacts) -> list[Finding]:
 
 
 def _moves(facts: StepFacts) -> list[Finding]:
-    window = facts.window
-    if window.moves <= window.reference_moves:
+    times = len(facts.moves)
+    if times <= len(facts.reference_moves):
         return []
-    evidence = {"times": window.moves, "cosine_with_parameters": window.move_along_weights}
-    shrinking = f"the parameters shrink {window.moves} times in the window, outside the optimizer's step"
-    return _moved(facts, evidence, shrinking, f"the parameters move {window.moves} times inside the window")
+    evidence = {"times": times, "cosine_with_parameters": cosine(np.sum(facts.moves, axis=0), facts.mine.before)}
+    shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
+    return _moved(facts, evidence, shrinking, f"the parameters move {times} times inside the window")
 
 
 def _moved_further(facts: StepFacts) -> list[Finding]:
     """Equal gradients, and between a backward and the step the parameters go further than at N=1."""
-    window = facts.window
-    if not facts.gradients_agree or window.moved_apart <= MOVED * facts.precision.roundoff:
+    apart, along = facts.moved_apart
+    if not facts.gradients_agree or apart <= MOVED * facts.roundoff:
         return []
-    evidence = {"apart": window.moved_apart, "cosine_with_parameters": window.apart_along_weights}
+    evidence = {"apart": apart, "cosine_with_parameters": along}
     shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
     return _moved(facts, evidence, shrinking, "the parameters are moved inside the window, otherwise than at N=1")
 
@@ -63,23 +67,23 @@ def _moved(facts: StepFacts, evidence: dict[str, Any], shrinking: str, otherwise
 
 
 def _moved_before(facts: StepFacts) -> list[Finding]:
-    apart = facts.window.moved_before
-    if apart <= MOVED * facts.precision.roundoff:
+    apart, along = facts.moved_before
+    if apart <= MOVED * facts.roundoff:
         return []
-    evidence = {"apart": apart, "cosine_with_parameters": facts.window.before_along_weights}
+    evidence = {"apart": apart, "cosine_with_parameters": along}
     otherwise = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
     return _moved(facts, evidence, "between steps something shrinks the parameters by more than at N=1", otherwise)
 
 
 def _clipped_while_scaled(facts: StepFacts) -> list[Finding]:
-    if not facts.scaling.clips_scaled:
+    if not facts.clips_scaled:
         return []
     message = "gradients are clipped while the loss scale is still in them"
     return [at(facts, Cause.clip_before_unscale, "seen", {"scale": facts.consumed.scale}, message)]
 
 
 def _not_cleared(facts: StepFacts) -> list[Finding]:
-    if not (facts.accumulator.stale and facts.gradients_agree) and not facts.fits.stale <= facts.gate:
+    if not (facts.left_over and facts.gradients_agree) and not facts.stale <= facts.gate:
         return []
     message = "the gradients of the window before are still there, and the step uses them"
     return [at(facts, Cause.gradients_not_cleared, "seen", {"scale": facts.consumed.scale}, message)]
@@ -87,26 +91,26 @@ def _not_cleared(facts: StepFacts) -> list[Finding]:
 
 def _loss_scale(facts: StepFacts) -> list[Finding]:
     evidence: dict[str, Any] = {"scale": facts.consumed.scale}
-    if facts.scaling.loss_scales > 1:
-        message = f"the loss scale changes inside the window ({facts.scaling.loss_scales} values)"
+    if facts.loss_scales > 1:
+        message = f"the loss scale changes inside the window ({facts.loss_scales} values)"
         return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
-    if facts.scaling.unscaled_inside and facts.fits.sums <= facts.gate:
+    if facts.unscaled_inside and facts.sums <= facts.gate:
         message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
-        evidence = {"times": facts.scaling.unscaled_inside, **evidence}
+        evidence = {"times": facts.unscaled_inside, **evidence}
         return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
     return []
 
 
 def _clipped_inside(facts: StepFacts) -> list[Finding]:
-    scaling, norms = facts.scaling, facts.scaling.rescaled
+    norms = facts.norms_inside
     shared = {"scale": facts.consumed.scale, "cosine": facts.consumed.cosine}
-    inside = scaling.clips_inside if not scaling.clips_scaled else 0
-    if inside and (facts.fits.scaled_sum <= facts.gate or (not scaling.reference_clips_inside and _not_the_sum(facts))):
+    inside = facts.clips_inside if not facts.clips_scaled else 0
+    if inside and (facts.scaled_sum <= facts.gate or (not facts.reference_clips_inside and _not_the_sum(facts))):
         message = f"clipped {inside} times inside the window"
-        message += "; unclipped, the sum is the full gradient" if facts.fits.scaled_sum <= facts.gate else ""
-        evidence = {"active_clips_inside": scaling.clips_inside, **shared}
+        message += "; unclipped, the sum is the full gradient" if facts.scaled_sum <= facts.gate else ""
+        evidence = {"active_clips_inside": facts.clips_inside, **shared}
         return [at(facts, Cause.clip_per_micro_batch, "seen", evidence, message)]
-    if _one_norm(norms) and facts.fits.sums <= facts.gate:
+    if _one_norm(norms) and facts.sums <= facts.gate:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
         return [at(facts, Cause.clip_per_micro_batch, "seen", {"norms_after_scaling": norms, **shared}, message)]
     return []
@@ -114,12 +118,12 @@ def _clipped_inside(facts: StepFacts) -> list[Finding]:
 
 def _not_the_sum(facts: StepFacts) -> bool:
     """Whether the step took something else than the sum of what the backwards gave."""
-    return facts.gate < facts.fits.own_sum < math.inf
+    return facts.gate < facts.own_sum < math.inf
 
 
 def _other_limit(facts: StepFacts) -> list[Finding]:
     """The gradients before clipping agree."""
-    mine, usual = facts.scaling.limits
+    mine, usual = facts.limits
     if not (facts.raw.distance <= facts.gate < facts.consumed.distance) or not abs(mine - usual) > 0:
         return []
     message = f"equal gradients, clipped to {mine:.4g} where N=1 clips to {usual:.4g}"
@@ -174,15 +178,14 @@ def _of_gradient(facts: StepFacts, found: list[Finding]) -> list[Finding]:
 class Factor(NamedTuple):
     """A number by which a fault multiplies the gradient."""
 
-    fit: float  # distance of the gradient from the reference's times the factor
     factor: float
     cause: Cause
     message: str
 
 
 def _replicas(facts: StepFacts) -> list[Finding]:
-    for fit, factor in ((facts.fits.times_ranks, facts.ranks), (facts.fits.over_ranks, 1 / facts.ranks)):
-        if facts.ranks > 1 and fit <= facts.gate and (facts.accumulation_steps == 1 or facts.ranks != facts.accumulation_steps):
+    for factor in (facts.ranks, 1 / facts.ranks) if facts.ranks not in (1, max(2, facts.accumulation_steps)) else ():
+        if (fit := facts.times(factor)) <= facts.gate:
             evidence = {"scale": facts.raw.scale, "factor": factor, "ranks": facts.ranks, "fit": fit}
             message = f"{factor:g} times the reference's gradient on {facts.ranks} ranks: sum and mean over replicas are mixed up"
             return [at(facts, Cause.replica_scale, "predicted", evidence, message)]
@@ -191,18 +194,17 @@ def _replicas(facts: StepFacts) -> list[Finding]:
 
 def _scaled(facts: StepFacts) -> list[Finding]:
     """The gradient is a multiple of the reference's, by a number that the window explains."""
-    fits = facts.fits
-    for fit, factor, cause, message in _factors(facts):
-        if factor in (0, 1) or not fit <= facts.gate:
+    for factor, cause, message in _factors(facts):
+        if factor in (0, 1) or not (fit := facts.times(factor)) <= facts.gate:
             continue
         evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine, "factor": factor, "fit": fit, "gate": facts.gate}
-        if facts.scaling.clipped and fits.clipped_then_divided <= facts.gate:
+        if facts.clipped and facts.clipped_then_divided <= facts.gate:
             message = f"the undivided sum is clipped, and divided by {facts.accumulation_steps} afterwards"
             return [at(facts, Cause.clip_before_unscale, "predicted", evidence, message)]
         if facts.consumed.distance <= facts.gate:
             message += "; active clipping hides it in this run"
         if facts.only and cause is not Cause.short_window_divided_by_n:
-            if facts.gate < facts.fits.own_sum < math.inf:
+            if facts.gate < facts.own_sum < math.inf:
                 return []  # not the backwards gave it
             cause, message = (
                 Cause.auxiliary_loss_scale,
@@ -217,21 +219,21 @@ def _factors(facts: StepFacts) -> list[Factor]:
 
     One micro-batch alone is divided by N either way; whether the loss is divided twice, the full windows tell (`findings`).
     """
-    fits, n, k, rows = facts.fits, facts.accumulation_steps, facts.window.backwards, facts.window.num_rows
+    n, k, rows = facts.accumulation_steps, facts.backwards, facts.num_rows
     added = "times too large: the losses are added, not averaged"
     again = "times too small: something divides again"
     not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
     alone = facts.probe.same_at_one  # the reference is another function
-    short = Factor(fits.k_over_n, k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
+    short = Factor(k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
     return [
         *([short] if n > 1 and k < n else []),
-        Factor(fits.times_n, n, not_divided, f"the gradient is {n} {added}"),
-        *([Factor(fits.squared, n * n, Cause.counter_wrong, _squared(n, rows))] if n > 1 and not alone else []),
-        Factor(fits.times_k, k, not_divided, f"the gradient is {k} {added}"),
-        Factor(fits.over_n, 1 / n, twice, f"the gradient is {n} {again}"),
-        Factor(fits.over_k, 1 / (k or 1), twice, f"the gradient is {k} {again}"),
-        Factor(fits.times_rows, rows, not_divided, f"the gradient is {rows} times too large: rows are added, not averaged"),
-        Factor(fits.over_rows, 1 / (rows or 1), twice, "the gradient is divided by the number of rows again"),
+        Factor(n, not_divided, f"the gradient is {n} {added}"),
+        *([Factor(n * n, Cause.counter_wrong, _squared(n, rows))] if n > 1 and not alone else []),
+        Factor(k, not_divided, f"the gradient is {k} {added}"),
+        Factor(1 / n, twice, f"the gradient is {n} {again}"),
+        Factor(1 / (k or 1), twice, f"the gradient is {k} {again}"),
+        Factor(rows, not_divided, f"the gradient is {rows} times too large: rows are added, not averaged"),
+        Factor(1 / (rows or 1), twice, "the gradient is divided by the number of rows again"),
     ]
 
 
@@ -246,7 +248,7 @@ def _squared(n: int, rows: int) -> str:
 def _miscounted(facts: StepFacts) -> list[Finding]:
     """A multiple of the independent reference at every N, N=1 as well: divided by another number of loss terms."""
     alone = facts.accumulation_steps == 1 or facts.probe.same_at_one
-    if not alone or facts.only or not facts.fits.line <= facts.gate:
+    if not alone or facts.only or not facts.line <= facts.gate:
         return []
     evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine}
     message = f"the gradient is the reference's times {facts.raw.scale:.6g}: another number of loss terms is counted"
@@ -258,11 +260,11 @@ def _miscounted(facts: StepFacts) -> list[Finding]:
 
 def _foreign(facts: StepFacts) -> list[Finding]:
     """Gradients of a loss that is not this optimizer's."""
-    fit, distance = facts.fits.without_foreign, facts.raw.distance
+    fit, distance = facts.without_foreign, facts.raw.distance
     if fit <= facts.gate:
         message = "another optimizer's loss has left gradients in the window; without its backward passes the sum is right"
         return [at(facts, Cause.foreign_gradients, "predicted", {"fit": fit, "distance": distance}, message)]
-    if facts.accumulator.found_changed and facts.fits.sum <= facts.gate:
+    if facts.found_changed and facts.sum_times(1.0) <= facts.gate:
         message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
         return [at(facts, Cause.foreign_gradients, "predicted", {"distance": distance}, message)]
     return []
@@ -270,34 +272,34 @@ def _foreign(facts: StepFacts) -> list[Finding]:
 
 def _last_only(facts: StepFacts) -> list[Finding]:
     """Gradients were cleared, and the step takes what came after."""
-    fit, seen = facts.fits.since_clear, facts.accumulator
-    if not (seen.cleared_inside or seen.cleared_at_last) or not fit <= facts.gate:
+    fit = facts.since_clear
+    if not (facts.cleared_inside or facts.cleared_at_last) or not fit <= facts.gate:
         return []
     evidence: dict[str, Any] = {
-        "cleared_inside": seen.cleared_inside,
-        "cleared_before_the_step": seen.cleared_at_last,
-        "micro_batches": facts.window.backwards,
+        "cleared_inside": facts.cleared_inside,
+        "cleared_before_the_step": facts.cleared_at_last,
+        "micro_batches": facts.backwards,
         "fit": fit,
         "cosine": facts.consumed.cosine,
     }
     cause = Cause.gradients_cleared_in_window
-    message = f"gradients are cleared {seen.cleared_inside} times inside the window: only what came after counts"
-    if seen.cleared_then_filled and not seen.cleared_at_last:
+    message = f"gradients are cleared {facts.cleared_inside} times inside the window: only what came after counts"
+    if facts.cleared_then_filled and not facts.cleared_at_last:
         cause = Cause.accumulator_overwritten
         message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
-    elif seen.loaded_inside:
+    elif facts.loaded_inside:
         cause = Cause.resume_in_window
         message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
-    elif seen.cleared_at_last:
-        message = f"gradients are cleared between the last backward and the step ({', '.join(seen.cleared_at_last[:4])})"
+    elif facts.cleared_at_last:
+        message = f"gradients are cleared between the last backward and the step ({', '.join(facts.cleared_at_last[:4])})"
     return [at(facts, cause, "predicted", evidence, message)]
 
 
 def _overwritten(facts: StepFacts) -> list[Finding]:
     """One micro-batch reaches the step, and not the sum of them all."""
-    for fit, which in ((facts.fits.first, "first"), (facts.fits.last, "last")):
-        if facts.window.backwards > 1 and fit <= facts.gate < facts.fits.own_sum:
-            evidence = {"fit": fit, "micro_batches": facts.window.backwards}
+    for place, which in ((0, "first"), (-1, "last")):
+        if facts.backwards > 1 and (fit := facts.given_at(place)) <= facts.gate < facts.own_sum:
+            evidence = {"fit": fit, "micro_batches": facts.backwards}
             message = f"only the {which} micro-batch of the window reaches the step"
             return [at(facts, Cause.accumulator_overwritten, "predicted", evidence, message)]
     return []
@@ -306,8 +308,9 @@ def _overwritten(facts: StepFacts) -> list[Finding]:
 def _regulariser(facts: StepFacts) -> list[Finding]:
     """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
-    for fit, what in ((facts.fits.along_weights, "the parameters"), (facts.fits.along_signs, "the signs of the parameters")):
-        if fit <= known:
+    weights = facts.mine.before
+    for direction, what in ((weights, "the parameters"), (np.sign(weights), "the signs of the parameters")):
+        if (fit := facts.along(direction)) <= known:
             evidence = {"fit": fit, "distance": facts.raw.distance}
             message = f"the gradients differ by a multiple of {what}: a penalty is not divided over the micro-batches"
             return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
@@ -316,8 +319,8 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
 
 def _other_count(facts: StepFacts) -> list[Finding]:
     """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
-    known = min(facts.gate, CERTAIN * max(facts.fits.line, facts.precision.roundoff))  # what is off the line is rounding
-    ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate and not facts.only else None
+    known = min(facts.gate, CERTAIN * max(facts.line, facts.roundoff))  # what is off the line is rounding
+    ratio = _ratio(facts.raw.scale, known) if facts.line <= facts.gate and not facts.only else None
     if ratio is None or ratio == 1:
         return []
     evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
@@ -340,11 +343,11 @@ def _ratio(factor: float, known: float) -> Fraction | None:
 
 def _rounded(facts: StepFacts) -> list[Finding]:
     """The sum is right, and the step takes it rounded to 16 bits."""
-    narrow, fits = facts.precision.narrow, facts.fits
+    narrow = facts.narrow
     if narrow is None:
         return []
-    rounding = ROUNDOFF[narrow] * (facts.window.backwards + 1)
-    if not min(fits.sum, fits.sums) <= facts.gate or not fits.own_sum <= rounding:
+    rounding = ROUNDOFF[narrow] * (facts.backwards + 1)
+    if not min(facts.sum_times(1.0), facts.sums) <= facts.gate or not facts.own_sum <= rounding:
         return []
     evidence = {"format": narrow, "distance": facts.raw.distance, "gate": facts.gate}
     message = f"the accumulated gradient is held in {narrow}: all its elements fit in it"
@@ -353,8 +356,8 @@ def _rounded(facts: StepFacts) -> list[Finding]:
 
 def _underflow(facts: StepFacts) -> list[Finding]:
     """Elements are 0 in float16 that are not at N=1."""
-    lost = facts.precision.lost
-    if not facts.precision.float16 or lost <= LOST:
+    lost = facts.lost
+    if not facts.candidate.float16 or lost <= LOST:
         return []
     evidence = {"share_of_elements_lost": lost, "scale": facts.raw.scale, "cosine": facts.raw.cosine}
     message = f"{lost:.0%} of the gradient's elements are exactly 0 in float16, and are not at N=1: the smaller loss underflows"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
-from accumulation_harness.audit.compare.facts import StepFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
     CONDITION_LIMIT,
@@ -27,16 +26,16 @@ SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by les
 
 def unequal_replicas(facts: StepFacts) -> list[Finding]:
     """The reference gradient weighs what the ranks gave otherwise than equally."""
-    weights, seen = facts.by_rank.weights, facts.by_rank
-    flat = [w for row in weights for w in row]
+    seen = facts.by_rank
+    flat, ranks = seen.weights, facts.ranks
     if not flat or seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(flat) <= 0:
         return []
-    columns = list(zip(*weights, strict=True))
-    ranks = tuple(sum(column) / len(weights) for column in columns)
-    evidence = {"right_weights": weights, "condition": seen.condition, "distance": facts.raw.distance}
+    columns = [flat[rank::ranks] for rank in range(ranks)]
+    means = tuple(sum(column) / len(column) for column in columns)
+    evidence = {"right_weights": list(zip(*columns, strict=True)), "condition": seen.condition, "distance": facts.raw.distance}
     found = []
-    if not equal(ranks):
-        message = f"ranks count equally although they hold unequal numbers of loss terms; right weights: {listed(ranks)}"
+    if not equal(means):
+        message = f"ranks count equally although they hold unequal numbers of loss terms; right weights: {listed(means)}"
         found.append(at(facts, Cause.replica_scale, "predicted", evidence, message))
     if max(max(column) - min(column) for column in columns) > UNEQUAL * max(flat):
         message = "the micro-batches of a rank count equally although they hold unequal numbers of loss terms"
@@ -46,9 +45,9 @@ def unequal_replicas(facts: StepFacts) -> list[Finding]:
 
 def weighted(facts: StepFacts) -> list[Finding]:
     """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right."""
-    if facts.fits.line <= facts.gate:
+    if facts.line <= facts.gate:
         return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
-    if not known_weights(facts, facts.parts) or not facts.fits.sum_line <= facts.gate:
+    if not known_weights(facts, facts.parts) or not facts.sum_line <= facts.gate:
         return []
     if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= weights_known(facts.parts):
         return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
@@ -59,8 +58,8 @@ def weighted(facts: StepFacts) -> list[Finding]:
 
 def means_of_some(facts: StepFacts) -> list[Finding]:
     """Micro-batches without any loss term have their share of the mean, and the others hold equal numbers of terms."""
-    k, without = facts.window.backwards, facts.window.without_terms
-    if not 0 < without < k or not facts.fits.line <= facts.gate:
+    k, without = facts.backwards, facts.without_terms
+    if not 0 < without < k or not facts.line <= facts.gate:
         return []
     share = (k - without) / k
     for cause, times in ((None, 1.0), (Cause.loss_not_divided, float(facts.accumulation_steps))):
@@ -77,14 +76,14 @@ def own_means(facts: StepFacts) -> list[Finding]:
     if found := _own_means(facts):
         return found
     parts = facts.parts
-    added = replace(facts, parts=replace(parts, weights=tuple(w * parts.as_added for w in parts.weights)))
+    added = facts.but(parts=parts._replace(weights=tuple(w * facts.as_added for w in parts.weights)))
     # Of a sum that was shortened nobody knows by what else it was divided.
     return [one for one in _own_means(added) if one.cause not in (Cause.loss_not_divided, Cause.loss_divided_twice)]
 
 
 def _own_means(facts: StepFacts) -> list[Finding]:
-    weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
-    losses = facts.window.reference_backwards
+    weights, k, n = facts.parts.weights, facts.backwards, facts.accumulation_steps
+    losses = facts.reference_backwards
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
     known = min(UNEQUAL, max(facts.gate * facts.parts.condition, weights_known(facts.parts)))
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
@@ -95,7 +94,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
         counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
         sums = [sum(counted[place::losses]) for place in range(losses)]
         found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= known), None) for mean in sums]
-        if facts.window.without_terms and _part_of_one(sums[0], facts):
+        if facts.without_terms and _part_of_one(sums[0], facts):
             found[0] = found[0] or (None, sums[0])
         if all(found):
             return _mean_of_means(facts, found[0] if losses == 1 else None)
@@ -104,7 +103,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
 
 def _part_of_one(mean: float, facts: StepFacts) -> bool:
     """Whether 1 is missed by what micro-batches without a gradient may have held: such a one may have loss terms all the same."""
-    return 0 < 1 - mean <= 2 * facts.window.without_terms / facts.window.backwards
+    return 0 < 1 - mean <= 2 * facts.without_terms / facts.backwards
 
 
 def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None) -> list[Finding]:
@@ -112,8 +111,8 @@ def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None)
     weights, raw = facts.parts.weights, facts.raw
     evidence = {"right_weights": weights, "cosine": raw.cosine, "scale": raw.scale, "condition": facts.parts.condition}
     message = "micro-batches count equally although they hold unequal numbers (or weights) of loss terms"
-    if facts.window.without_terms:
-        message += f", {facts.window.without_terms} of them none"
+    if facts.without_terms:
+        message += f", {facts.without_terms} of them none"
     found = [at(facts, Cause.mean_of_means, "predicted", evidence, f"{message}; right weights: {listed(weights)}")]
     cause, mean = besides or (None, 1.0)
     if cause is not None:
@@ -124,14 +123,14 @@ def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None)
 
 def _shares(facts: StepFacts) -> list[tuple[float, ...]]:
     """What each micro-batch may have been given of the window: equal shares, or by its rows."""
-    rows, count = facts.window.rows_each, len(facts.parts.weights)
-    by_rows = [tuple(each / facts.window.num_rows for each in rows)] if len(rows) == count and all(rows) else []
-    return [(1 / facts.window.backwards,) * count, *by_rows]
+    rows, count = facts.rows_each, len(facts.parts.weights)
+    by_rows = [tuple(each / facts.num_rows for each in rows)] if len(rows) == count and all(rows) else []
+    return [(1 / facts.backwards,) * count, *by_rows]
 
 
 def _one_backward(facts: StepFacts) -> Finding | None:
     """Several backwards per micro-batch, one for each loss: all of one loss count otherwise than those of another."""
-    losses, weights = facts.window.reference_backwards, facts.parts.weights
+    losses, weights = facts.reference_backwards, facts.parts.weights
     if losses < 2 or len(weights) % losses or len(weights) == losses:
         return None
     by_loss = [weights[place::losses] for place in range(losses)]
@@ -168,7 +167,7 @@ def _growing(facts: StepFacts) -> Finding | None:
 def sum_rescaled(facts: StepFacts) -> list[Finding]:
     """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it."""
     weights = facts.taken.weights
-    if not facts.scaling.rescaled or not known_weights(facts, facts.taken) or facts.fits.own_sum <= facts.gate:
+    if not facts.norms_inside or not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
         return []
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
     if not ratios or min(ratios) < 0 or not equal((min(ratios), max(ratios))):
@@ -180,16 +179,16 @@ def sum_rescaled(facts: StepFacts) -> list[Finding]:
 
 def clipped_aside(facts: StepFacts) -> list[Finding]:
     """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
-    fits, taken = facts.fits, facts.taken
-    if not min(fits.scaled_sum, fits.sums, fits.sums_line) <= facts.gate or facts.window.backwards < 2:
+    taken = facts.taken
+    if not min(facts.scaled_sum, facts.sums, facts.sums_line) <= facts.gate or facts.backwards < 2:
         return []
-    if fits.own_sum <= facts.gate or fits.line <= facts.gate:
+    if facts.own_sum <= facts.gate or facts.line <= facts.gate:
         return []  # nothing is clipped, or nothing that is not at N=1 as well: rows are
     evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
     message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
     if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
         return [at(facts, Cause.clip_per_micro_batch, "predicted", evidence, message)]
-    for fit, what in ((fits.clamped, "the sum so far is"), (fits.clamped_parts, "each micro-batch's gradient is")):
+    for fit, what in ((facts.clamped, "the sum so far is"), (facts.clamped_parts, "each micro-batch's gradient is")):
         if fit <= facts.gate:
             message = f"{what} clipped by value inside the window; unclipped, the sum is right"
             return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]

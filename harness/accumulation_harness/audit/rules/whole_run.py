@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from accumulation_harness.audit.compare.facts import Apart, RunFacts, StepFacts
+from accumulation_harness.audit.compare.facts import Apart
+from accumulation_harness.audit.compare.run import RunFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding, Kind
 from accumulation_harness.audit.rules.finding import finding
 from accumulation_harness.judge.cause import Cause
@@ -71,7 +73,10 @@ def _too_long(run: RunFacts) -> bool:
     """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
     ratios = _micro_batches_per_step(run)
     return any(
-        usual > 0 and abs(own - ratio * usual) <= run.accumulation_steps for _, own, usual in run.laid_out for ratio in ratios
+        usual > 0 and abs(own + kept - ratio * (usual + kept)) <= run.accumulation_steps
+        for _, own, usual in run.laid_out
+        for ratio in ratios
+        for kept in (0.0, *run.laid_out_alike)  # a warm-up before it, which is as long as in the reference
     )
 
 
@@ -133,23 +138,18 @@ def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> Finding:
     if run.foreign and not run.never:
         message = f"the windows hold {run.foreign} rows that N=1 leaves out"
         return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
-    if run.foreign and facts is not None and facts.window.drawn_outside:
+    if run.foreign and facts is not None and facts.drawn_outside:
         message = "the rows themselves are drawn at random per micro-batch"
         return finding(run, place, Cause.stochastic_layers, "seen", evidence, message)
     if run.foreign:
         message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
         return finding(run, place, Cause.unexplained, "seen", evidence, message)
-    if sum(run.repeated):
+    if run.repeated:
         return _repeated(run, place)
-    window = facts.window if facts is not None else None
-    if (
-        window is not None
-        and run.never
-        and window.forwards > window.reference_forwards
-        and window.backwards < run.accumulation_steps
-    ):
-        unused = window.forwards // max(1, window.reference_forwards) - window.backwards
-        told = f"{window.forwards} forwards and {window.backwards} backward in a window"
+    more = facts is not None and facts.reference_forwards < facts.forwards
+    if facts is not None and more and run.never and facts.backwards < run.accumulation_steps:
+        unused = facts.forwards // max(1, facts.reference_forwards) - facts.backwards
+        told = f"{facts.forwards} forwards and {facts.backwards} backward in a window"
         message = f"{told}: the losses of {unused} micro-batches are never differentiated"
         return finding(run, place, Cause.unexplained, "seen", evidence, message)
     message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
@@ -158,7 +158,7 @@ def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> Finding:
 
 def _other_number(run: RunFacts) -> Finding:
     place = min(run.mine.steps, run.reference.steps)
-    if sum(run.repeated):
+    if run.repeated:
         return _repeated(run, place)
     end = ": the end of the data is left out" if run.mine.steps < run.reference.steps else ""
     message = f"{run.mine.steps} optimizer steps instead of {run.reference.steps}{end}"
@@ -166,7 +166,7 @@ def _other_number(run: RunFacts) -> Finding:
 
 
 def _repeated(run: RunFacts, place: int) -> Finding:
-    message = f"{sum(run.repeated)} rows are used more often than at N=1"
+    message = f"{run.repeated} rows are used more often than at N=1"
     return finding(run, place, Cause.samples_repeated, "seen", _windows(run), message)
 
 
@@ -176,8 +176,8 @@ def _windows(run: RunFacts) -> dict[str, Any]:
         "reference_optimizer_steps": run.reference.steps,
         "backwards_per_step": list(run.mine.backwards),
         "reference_backwards_per_step": list(run.reference.backwards),
-        "backwards_after_last_step": run.mine.pending,
-        "rows_repeated": sum(run.repeated),
+        "backwards_after_last_step": len(run.mine.track.pending),
+        "rows_repeated": run.repeated,
         "rows_never_seen": run.never,
         "rows_unknown_to_reference": run.foreign,
     }
@@ -185,7 +185,7 @@ def _windows(run: RunFacts) -> dict[str, Any]:
 
 def _accounted(steps: Sequence[StepFacts], index: int) -> bool:
     """Whether the gradients agree, or do without the rows of another optimizer's loss."""
-    return any(f.step == index and (f.gradients_agree or f.fits.without_foreign <= f.gate) for f in steps)
+    return any(f.step == index and (f.gradients_agree or f.without_foreign <= f.gate) for f in steps)
 
 
 def _one_backward_each(run: RunFacts) -> bool:
@@ -289,7 +289,7 @@ def _apart(run: RunFacts, one: Apart, cause: Cause, kind: Kind, message: str) ->
 
 def counts(run: RunFacts) -> list[Finding]:
     """Steps, samples or tokens that the function says it has seen, and that are not those of N=1."""
-    mine, theirs = run.mine.counts, run.reference.counts
+    mine, theirs = run.mine.run.counts, run.reference.run.counts
     off = [key for key, count in mine.items() if theirs.get(key, count) != count]
     if not off:
         return []
@@ -301,7 +301,7 @@ def counts(run: RunFacts) -> list[Finding]:
 
 def reported(run: RunFacts) -> list[Finding]:
     """Gradients agree, but the losses the function returned do not stand to the losses differentiated as at N=1."""
-    mine, theirs = run.mine.reported, run.reference.reported
+    mine, theirs = run.mine.run.reported, run.reference.run.reported
     if mine is None or theirs is None or len(mine) != len(theirs):
         return []
     own = run.mine.losses if len(run.mine.losses) == len(mine) else ()

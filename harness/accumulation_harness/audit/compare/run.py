@@ -1,0 +1,162 @@
+"""One optimizer's run of a candidate beside the reference's: all that the rules about a whole run read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Apart, Rows
+from accumulation_harness.audit.compare.floors import FACTOR
+from accumulation_harness.audit.compare.held import laid_out, laid_out_alike
+from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.windows import compare_rows
+from accumulation_harness.audit.evidence import Run, Step, Track
+
+
+@dataclass(frozen=True)
+class RunSeen:
+    """One optimizer's run, of the candidate or of the reference; tuples have one entry per effective optimizer step."""
+
+    run: Run
+    track: Track
+    effective: Sequence[Step]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return len(self.effective)
+
+    @property
+    def idle_steps(self) -> int:
+        """Those that moved nothing."""
+        return len(self.track.steps) - self.steps
+
+    @cached_property
+    def backwards(self) -> tuple[int, ...]:
+        """Of each window."""
+        return tuple(len(s.backwards) for s in self.effective)
+
+    @cached_property
+    def lrs(self) -> tuple[tuple[float, ...], ...]:
+        """Per parameter group."""
+        return tuple(s.lrs for s in self.effective)
+
+    @cached_property
+    def schedule_calls(self) -> tuple[int, ...]:
+        """Of each window."""
+        return tuple(s.calls.count("schedule") for s in self.effective)
+
+    @cached_property
+    def state_steps(self) -> tuple[float | None, ...]:
+        """The optimizer's own counter."""
+        return tuple(s.state_step for s in self.effective)
+
+    @cached_property
+    def losses(self) -> tuple[float, ...]:
+        """As differentiated, summed over the window."""
+        return tuple(sum(b.loss for b in s.backwards) for s in self.effective)
+
+    @cached_property
+    def skipped(self) -> tuple[int, ...]:
+        """Steps that a GradScaler left out."""
+        return tuple(t for t, s in enumerate(self.effective) if s.skipped)
+
+    @cached_property
+    def broken_windows(self) -> tuple[int, ...]:
+        """Steps whose window had a non-finite forward or gradient; what came after the last step is one more."""
+        windows = [(*s.backwards,) for s in self.effective] + [(*self.track.pending,)]
+        taken = [np.isfinite(s.gradient).all() for s in self.effective] + [True]
+        broken = [any(b.broken_forwards or not b.finite for b in window) for window in windows]
+        return tuple(t for t, (bad, good) in enumerate(zip(broken, taken, strict=True)) if bad or not good)
+
+    @cached_property
+    def rows(self) -> Counter[str]:
+        """How often each row comes in the whole run; empty where none was seen."""
+        backwards = [b for step in self.track.steps for b in step.backwards] + self.track.pending
+        return Counter(row for b in backwards for row in b.rows or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """One optimizer of a candidate."""
+
+    mine: RunSeen
+    reference: RunSeen
+    nulls: Sequence[Sequence[Step]]
+    apart: tuple[Apart, ...]  # what else moved otherwise than in the reference
+
+    @property
+    def accumulation_steps(self) -> int:
+        """N."""
+        return self.mine.run.accumulation_steps
+
+    @property
+    def track(self) -> str:
+        """Name of the optimizer."""
+        return self.mine.track.name
+
+    @property
+    def resumed(self) -> tuple[tuple[int, int], ...]:
+        """(step, backwards lost) where a new optimizer took over."""
+        return self.mine.track.resumed
+
+    @cached_property
+    def windows(self) -> tuple[Rows, ...]:
+        """Rows of each aligned step."""
+        return tuple(compare_rows(a, b) for a, b in zip(self.mine.effective, self.reference.effective, strict=False))
+
+    @cached_property
+    def repeated(self) -> int:
+        """Rows that come more often than in the reference's run."""
+        mine, theirs, used, repeated = self.mine.rows, self.reference.rows, Counter[str](), 0
+        for step in self.mine.effective if mine and theirs else ():
+            rows = step.rows or Counter()
+            used += rows
+            repeated += sum(min(rows[row], used[row] - theirs[row]) for row in rows if row in theirs and used[row] > theirs[row])
+        return repeated
+
+    @cached_property
+    def never(self) -> int:
+        """Rows of the reference's run that the candidate never saw."""
+        return len(self.reference.rows.keys() - self.mine.rows.keys()) if self.mine.rows else 0
+
+    @cached_property
+    def foreign(self) -> int:
+        """Rows of the candidate that the reference never saw."""
+        return len(self.mine.rows.keys() - self.reference.rows.keys()) if self.reference.rows else 0
+
+    @property
+    def lr_moves_inside(self) -> bool:
+        """Whether a learning rate changed between the backwards of a window."""
+        return any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in self.mine.effective)
+
+    @cached_property
+    def lr_gates(self) -> tuple[float, ...]:
+        """How far the rates of equal computations are apart, which weights may have been made from; 0 for those of a schedule."""
+        found = [0.0]
+        for t, step in enumerate(self.reference.effective):
+            pairs = [(a, b) for null in self.nulls if t < len(null) for a, b in zip(null[t].lrs, step.lrs, strict=False) if b]
+            found.append(max([found[-1], *(FACTOR * abs(a / b - 1) for a, b in pairs)]))
+        return tuple(found[1:])
+
+    @cached_property
+    def laid_out(self) -> tuple[tuple[str, float, float], ...]:
+        """Numbers of schedules that never move, and are not the reference's."""
+        return laid_out(self.mine.run.held, self.reference.run.held)
+
+    @cached_property
+    def laid_out_alike(self) -> tuple[float, ...]:
+        """Whole numbers of schedules that never move, and are those of the reference."""
+        return laid_out_alike(self.mine.run.held, self.reference.run.held)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything said of one optimizer of one candidate."""
+
+    run: RunFacts
+    steps: tuple[StepFacts, ...]

@@ -1,0 +1,505 @@
+"""One optimizer step of a candidate beside the reference's: every quantity that rules ask for, computed when they do.
+
+a: the candidate's gradient before clipping; g: the reference's; s: the sum of what the window's backwards gave; N: accumulation
+steps; K: backwards of the window. Distances are relative to the second vector. What is not known is infinite, so that it is never
+within a gate.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Compared, Format, Probe, Rows, Update
+from accumulation_harness.audit.compare.sums import (
+    by_forward,
+    by_rank,
+    clamped_parts,
+    clamped_sum,
+    decomposed,
+    emptied_at_last,
+    giving,
+    lost,
+    narrow_format,
+    since_clear,
+)
+from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, raw
+from accumulation_harness.audit.evidence import Backward, Call, Run, Step, Vector
+from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line
+
+FEWEST = 4  # elements below which two directions are alike by chance
+LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
+OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
+UNPROBED = Probe()
+AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
+
+
+@dataclass(eq=False, kw_only=True)
+class StepFacts:
+    """One optimizer step, of all tensors or of those alone that differ where others are known to agree."""
+
+    candidate: Run
+    track: str  # name of the optimizer
+    step: int  # from 0
+    mine: Step
+    theirs: Step
+    before: Step | None  # the candidate's step before
+    nulls: Sequence[Step]  # the same step of the runs that do the same computation as the reference
+    keep: np.ndarray  # mask [P] of the elements whose update is more than noise
+    a: Vector  # [P]
+    g: Vector  # [P]
+    gate: float  # largest relative distance of gradients that rounding explains
+    whole_gate: float  # of all tensors together, where `gate` is of some
+    consumed: Compared  # the gradients that the optimizer took
+    raw: Compared  # a beside g
+    only: tuple[str, ...]  # the tensors that differ, where others are known to agree: all vectors are of these alone
+    every: Sequence[Vector]  # a of all steps, where it is of few elements
+    buffers: tuple[str, ...]  # that have moved otherwise than the reference's
+    wrong: bool  # whether the gradients differ: of equal ones nothing is predicted
+    update: Update
+    tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
+    probe: Probe = UNPROBED
+
+    def but(self, **changed: Any) -> Self:
+        """The same with other values of some quantities, and all those that are known already."""
+        made = copy.copy(self)
+        vars(made).update(changed)
+        return made
+
+    @property
+    def gradients_agree(self) -> bool:
+        """Before clipping as well: a fault that clipping hides is still one."""
+        return self.consumed.distance <= self.gate and self.raw.distance <= self.gate
+
+    @property
+    def agrees(self) -> bool:
+        """Whether gradients, movement and state are all within their gates."""
+        return self.gradients_agree and self.update.agrees
+
+    @property
+    def accumulation_steps(self) -> int:
+        """N."""
+        return self.candidate.accumulation_steps
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.candidate.ranks
+
+    @property
+    def roundoff(self) -> float:
+        """Of the coarsest arithmetic in use."""
+        return self.candidate.roundoff
+
+    # -- the gradient beside predictions ----------------------------------------------------------------------------------
+
+    @cached_property
+    def _known(self) -> bool:
+        return self.wrong and bool(np.isfinite(self.a).all() and np.isfinite(self.g).all() and self.g.any())
+
+    @cached_property
+    def _predicted(self) -> bool:
+        return self._known and bool(self.a.any())
+
+    @cached_property
+    def _total(self) -> Vector | None:
+        """s, where predictions are made of it."""
+        total = self.mine.total
+        return total if self._predicted and total is not None and np.isfinite(total).all() else None
+
+    @cached_property
+    def _usual_total(self) -> Vector:
+        return self.g if self.theirs.total is None else self.theirs.total
+
+    def times(self, factor: float) -> float:
+        """a from g times a factor."""
+        return distance(self.a, factor * self.g) if self._predicted else math.inf
+
+    def sum_times(self, factor: float) -> float:
+        """s times a factor from the reference's gradient."""
+        return math.inf if self._total is None else distance(factor * self._total, raw(self.theirs))
+
+    @cached_property
+    def line(self) -> float:
+        """a from a positive multiple of g."""
+        return off_line(self.a, self.g) if self._predicted else math.inf
+
+    def along(self, direction: Vector) -> float:
+        """a - g from a multiple of something that has an entry for each parameter."""
+        return off_line(self.a - self.g, direction) if self._predicted and self.a.size >= FEWEST else math.inf
+
+    @cached_property
+    def own_sum(self) -> float:
+        """a from s."""
+        return math.inf if self._total is None else distance(self.a, self._total)
+
+    @cached_property
+    def sum_line(self) -> float:
+        """a from a positive multiple of s."""
+        return math.inf if self._total is None else off_line(self.a, self._total)
+
+    @cached_property
+    def sums(self) -> float:
+        """s from the reference's own."""
+        total = self.mine.total if self._known and not self._predicted else self._total
+        return math.inf if total is None or not (self._predicted or total.any()) else distance(total, self._usual_total)
+
+    @cached_property
+    def sums_line(self) -> float:
+        """s from a positive multiple of the reference's own."""
+        return math.inf if self._total is None else off_line(self._total, self._usual_total)
+
+    @cached_property
+    def scaled_sum(self) -> float:
+        """s from g, up to a factor of the number of micro-batches."""
+        n, k = self.accumulation_steps, self.backwards or 1
+        return min(map(self.sum_times, (1.0, 1 / n, 1 / k, float(n))))
+
+    @cached_property
+    def stale(self) -> float:
+        """a from s with the gradient of the step before."""
+        if self._total is None or self.before is None:
+            return math.inf
+        least = LEFT_OVER * self.gate * float(np.linalg.norm(self.g))
+        left = [v for v in (self.before.gradient, raw(self.before)) if v.shape == self.a.shape and np.linalg.norm(v) > least]
+        return min((distance(self.a, v + self._total) for v in left), default=math.inf)
+
+    @cached_property
+    def clipped_then_divided(self) -> float:
+        """What was taken from the clipped sum, divided by N afterwards."""
+        if self._total is None or not clipped_once(self.mine) or (before := self.mine.clips[0].before) is None:
+            return math.inf
+        clip = self.mine.clips[0]
+        size = float(np.linalg.norm(before)) if clip.size is None else clip.size
+        return distance(self.mine.gradient, before * min(1.0, clip.limit / size) / self.accumulation_steps)
+
+    @cached_property
+    def since_clear(self) -> float:
+        """a from a multiple of what the backwards gave since each tensor's gradient was cleared."""
+        if self._known and not self._predicted:  # the step took zeros
+            return 0.0 if self.mine.total is not None and self.mine.total.any() else math.inf
+        if not self.given_parts or not (any(b.emptied for b in self.mine.backwards) or emptied_at_last(self.mine, self.a)):
+            return math.inf
+        return off_line(self.a, since_clear(self.mine, self.a))
+
+    @cached_property
+    def without_foreign(self) -> float:
+        """s without the backwards that reached other optimizers as well from g."""
+        groups = {b.reached for b in self.mine.backwards}
+        if not self.given_parts or len(groups) < 2:
+            return math.inf
+        return min(distance(self._given_by([b for b in self.mine.backwards if b.reached == own]), self.g) for own in groups)
+
+    @staticmethod
+    def _given_by(backwards: Sequence[Backward]) -> Vector:
+        return np.asarray(np.sum([b.contribution for b in backwards if b.contribution is not None], axis=0))
+
+    def given_at(self, place: int) -> float:
+        """a from a positive multiple of what one backward gave."""
+        return off_line(self.a, self.given_parts[place]) if self.given_parts else math.inf
+
+    @cached_property
+    def clamped(self) -> float:
+        """a from the sum so far, clamped by value after every backward: to the largest of its own elements."""
+        if not self.given_parts or self.own_sum <= self.gate:
+            return math.inf
+        if self.a.size >= FEWEST:
+            return clamped_sum(self.a, self.given_parts, float(np.abs(self.a).max()))
+        sizes = np.abs(np.concatenate(self.every))  # one number is within any limit that it has; steps reach this one again
+        limit = float(sizes.max(initial=0.0))
+        again = np.count_nonzero(sizes >= limit * (1 - AT_LIMIT)) > 1
+        return clamped_sum(self.a, self.given_parts, limit) if again else math.inf
+
+    @cached_property
+    def clamped_parts(self) -> float:
+        """a from the sum of what the backwards gave, each clamped to some value."""
+        known = self.given_parts and self.own_sum > self.gate and self.a.size >= FEWEST
+        return clamped_parts(self.a, self.given_parts) if known else math.inf
+
+    @cached_property
+    def given_parts(self) -> list[Vector]:
+        """What each forward of the window gave; empty where it was not kept, or gradients are equal."""
+        return [] if self._total is None else by_forward(giving(self.mine), self.gate)
+
+    @cached_property
+    def parts(self) -> WeightedSum:
+        """g on what the backwards gave: the right weights, of what was stepped."""
+        times, found = self._times(self.a, self.mine.total), decomposed(self.g, self.given_parts)
+        return found._replace(weights=tuple(w / times for w in found.weights))
+
+    @cached_property
+    def as_added(self) -> float:
+        """Times the right weights: what they were before sums were shortened, at N=1 or in the candidate."""
+        times, usual = self._times(self.a, self.mine.total), self._times(self.g, self.theirs.total)
+        return min(1.0, times) / min(1.0, usual)  # what shortens may be a clip that nobody saw
+
+    def _times(self, a: Vector, total: Vector | None) -> float:
+        """By what a window's sum was multiplied (or divided) after it was added up; 1 where `a` is no multiple of it."""
+        if total is None or not np.isfinite(total).all() or off_line(a, total) > self.gate:
+            return 1.0
+        return float(a @ total) / float(total @ total)
+
+    @cached_property
+    def taken(self) -> WeightedSum:
+        """a on what the backwards gave: the weights they had in the step."""
+        return decomposed(self.a, self.given_parts)
+
+    @cached_property
+    def multiple(self) -> float:
+        """What the step took, as a multiple of s; NaN where it is none."""
+        total = self.mine.total
+        if total is None or total.shape != self.a.shape or not total.any():
+            return math.nan
+        taken = self.mine.gradient
+        return math.nan if off_line(taken, total) > self.gate else float(taken @ total) / float(total @ total)
+
+    @cached_property
+    def given(self) -> float:
+        """||s|| / ||reference's s||."""
+        mine, theirs = self.mine.total, self.theirs.total
+        size = float(np.linalg.norm(theirs)) if theirs is not None else 0.0
+        return float(np.linalg.norm(mine)) / size if mine is not None and size else math.nan
+
+    @cached_property
+    def by_rank(self) -> WeightedSum:
+        """g as a sum of what every rank's micro-batches gave."""
+        known = self.wrong and self.ranks > 1 and self.g.any()
+        return by_rank(self.mine, self.a, self.g, self.gate) if known else WeightedSum()
+
+    # -- the micro-batches ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def backwards(self) -> int:
+        """K."""
+        return len(self.mine.backwards)
+
+    @property
+    def reference_backwards(self) -> int:
+        """Those of the reference."""
+        return len(self.theirs.backwards)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Whether the window holds the reference's rows."""
+        return compare_rows(self.mine, self.theirs)
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the window; 0 where they were not seen."""
+        return self.mine.num_rows
+
+    @cached_property
+    def rows_each(self) -> tuple[int, ...]:
+        """Of the backwards that gave something; 0 where they were not seen."""
+        return tuple(len(b.rows or ()) for b in giving(self.mine))
+
+    @cached_property
+    def forwards(self) -> int:
+        """Most of a single backward."""
+        return _most_forwards(self.mine)
+
+    @cached_property
+    def reference_forwards(self) -> int:
+        """Those of the reference."""
+        return _most_forwards(self.theirs)
+
+    @cached_property
+    def kept(self) -> bool:
+        """Whether the contributions of the window were kept."""
+        return all(b.contribution is not None for b in self.mine.backwards)
+
+    @cached_property
+    def without_terms(self) -> int:
+        """Backwards that gave nothing at all."""
+        return sum(b.contribution is not None and not b.contribution.any() for b in self.mine.backwards)
+
+    @property
+    def drawn_inside(self) -> bool:
+        """Whether random numbers were drawn inside a forward."""
+        return any(b.draws for b in self.mine.backwards)
+
+    @property
+    def drawn_outside(self) -> bool:
+        """Or between two events, but not inside a forward."""
+        return any(b.outside for b in self.mine.backwards)
+
+    @property
+    def drawn_between(self) -> bool:
+        """Or so before every backward but the first."""
+        later = self.mine.backwards[1:]
+        return bool(later) and all(b.outside for b in later)
+
+    # -- movements of the parameters between the backwards ----------------------------------------------------------------
+
+    @cached_property
+    def moves(self) -> list[Vector]:
+        """Movements of the parameters between the window's first backward and the optimizer's step."""
+        return _moves_inside(self.mine)
+
+    @cached_property
+    def reference_moves(self) -> list[Vector]:
+        """Those of the reference."""
+        return _moves_inside(self.theirs)
+
+    @cached_property
+    def moved_apart(self) -> tuple[float, float]:
+        """How much further they moved there than in the reference, relative to them; its cosine with them."""
+        if not (self.moves and self.reference_moves):
+            return 0.0, math.nan
+        moved, usual = np.sum(self.moves, axis=0), np.sum(self.reference_moves, axis=0)
+        return _further(moved, usual, self.mine.before, self.keep)
+
+    @cached_property
+    def moved_before(self) -> tuple[float, float]:
+        """The same of what something other than the optimizers did since their steps before."""
+        a, b = (step.backwards[0].moved if step.backwards else None for step in (self.mine, self.theirs))
+        if a is None and b is None:
+            return 0.0, math.nan
+        moved, usual = (np.zeros_like(self.mine.before) if move is None else move for move in (a, b))
+        return _further(moved, usual, self.mine.before)
+
+    # -- calls ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def other_steps(self) -> int:
+        """Steps of other optimizers after the first backward of the window, and before the last."""
+        return _calls_inside(self.mine).count("other step")
+
+    @property
+    def reference_other_steps(self) -> int:
+        """Those of the reference."""
+        return _calls_inside(self.theirs).count("other step")
+
+    @property
+    def loaded_inside(self) -> bool:
+        """Whether a checkpoint was loaded between the backwards."""
+        return "load" in _calls_inside(self.mine)
+
+    @property
+    def unscaled_inside(self) -> int:
+        """Times a GradScaler unscaled gradients before the last backward."""
+        calls = self.mine.calls
+        return calls[: len(calls) - len(_calls_after_last(self.mine))].count("unscale")
+
+    @property
+    def loss_scales(self) -> int:
+        """Different ones in the window."""
+        return len({b.scale for b in self.mine.backwards})
+
+    # -- what happened to `.grad` -----------------------------------------------------------------------------------------
+
+    @property
+    def found_changed(self) -> bool:
+        """Whether the window began with gradients that no backward of this optimizer had left."""
+        return bool(self.mine.backwards) and self.mine.backwards[0].start == "changed"
+
+    @property
+    def left_over(self) -> bool:
+        """Whether it began with gradients, and they were not cleared."""
+        starts = [b.start for b in self.mine.backwards]
+        began = self.before is not None and starts[:1] not in ([], ["empty"], ["cleared"], ["manual"])
+        return began and not {"cleared", "empty", "manual"} & {*starts}
+
+    @property
+    def cleared_inside(self) -> int:
+        """Backwards before which gradients of the window, or of some tensors, had been cleared."""
+        return sum(bool(b.emptied) for b in self.mine.backwards)
+
+    @cached_property
+    def cleared_at_last(self) -> tuple[str, ...]:
+        """Tensors whose gradients were cleared between the last backward and the step."""
+        return emptied_at_last(self.mine, self.a) if self.wrong else ()
+
+    @property
+    def cleared_then_filled(self) -> bool:
+        """Cleared after the last backward, and the step has a gradient nevertheless."""
+        return "zero_grad" in _calls_after_last(self.mine) and bool(self.a.any())
+
+    @cached_property
+    def norms_inside(self) -> tuple[float, ...]:
+        """Norms that gradients had after somebody scaled them inside the window, and at the step where they were then too."""
+        inside = tuple(b.rescaled for b in self.mine.backwards if not math.isnan(b.rescaled))
+        return (*inside, float(np.linalg.norm(self.mine.gradient))) if inside else ()
+
+    # -- clipping and arithmetic ------------------------------------------------------------------------------------------
+
+    @property
+    def clipped(self) -> bool:
+        """Whether clipping changed the gradients of either arm."""
+        return any(c.active for c in (*self.mine.clips, *self.theirs.clips))
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Of the clipping at the boundary, here and in the reference; where it is one call in both."""
+        if not (clipped_once(self.mine) and clipped_once(self.theirs)):
+            return math.nan, math.nan
+        return self.mine.clips[0].limit, self.theirs.clips[0].limit
+
+    @property
+    def clips_inside(self) -> int:
+        """Times that clipping changed the gradients before the last backward."""
+        return _clips_inside(self.mine)
+
+    @property
+    def reference_clips_inside(self) -> int:
+        """Those of the reference."""
+        return _clips_inside(self.theirs)
+
+    @property
+    def clips_scaled(self) -> bool:
+        """Whether gradients were clipped with the loss scale still in them."""
+        return any(c.active and c.scale > 1 and c.limit < c.scale for c in self.mine.clips)
+
+    @cached_property
+    def lost(self) -> float:
+        """Share of the reference's elements that are exactly 0 here, above what rounding does."""
+        return lost(self.mine, self.theirs, self.nulls)
+
+    @cached_property
+    def narrow(self) -> Format | None:
+        """The format that every element of a fits in, unlike those of s."""
+        return narrow_format(self.a, self.g if self.mine.total is None else self.mine.total) if self.wrong else None
+
+
+def _most_forwards(step: Step) -> int:
+    return max((b.forwards for b in step.backwards), default=0)
+
+
+def _clips_inside(step: Step) -> int:
+    return sum(c.active and c.after < len(step.backwards) for c in step.clips)
+
+
+def _moves_inside(step: Step) -> list[Vector]:
+    moves = [*(b.moved for b in step.backwards[1:]), step.moved]
+    return [moved for moved in moves if moved is not None]
+
+
+def _further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
+    """How much further parameters `before` [P] moved than usual, relative to them, noise left out; the cosine of that with them.
+
+    Nothing where other weights may have made the difference.
+    """
+    none = 0.0, math.nan
+    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all() or not before.any():
+        return none
+    a, b = (move if keep is None else np.where(keep, move, 0.0) for move in (moved, usual))
+    apart, largest = a - b, max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+    size, some = float(np.linalg.norm(apart)), apart != 0
+    return (size / float(np.linalg.norm(before)), cosine(apart[some], before[some])) if size > OTHER_MOVE * largest else none
+
+
+def _calls_after_last(step: Step) -> tuple[Call, ...]:
+    """Those after the last backward."""
+    return step.calls[max((place + 1 for place, call in enumerate(step.calls) if call == "backward"), default=0) :]
+
+
+def _calls_inside(step: Step) -> tuple[Call, ...]:
+    """Those between the first backward and the last."""
+    first = step.calls.index("backward") if "backward" in step.calls else 0
+    return step.calls[first : len(step.calls) - len(_calls_after_last(step))]
