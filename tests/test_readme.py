@@ -1,4 +1,4 @@
-"""The README's links lead somewhere, and its blocks, typed in an empty folder beside an installed wheel, print what is shown."""
+"""The README's links lead somewhere, and what it and the first pages show is what is printed beside an installed wheel."""
 
 from __future__ import annotations
 
@@ -24,17 +24,33 @@ def test_every_link_leads_to_a_file() -> None:
     assert len(links) > 10 and [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
-PROGRAMS = {text.partition("\n")[0].removeprefix("# "): text for language, text in BLOCKS if language == "python"}
-CONSOLES = [text for language, text in BLOCKS if language == "console"]
-SLOW = ("run -m", "hf_trainer")  # continuous integration runs these too
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """Language, title and text of each."""
+    return re.findall(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+
+
+def programs(page: str) -> dict[str, str]:
+    """What is shown of files, by their names: in the title, or in a comment on the first line."""
+    shown = [(title, text) for language, title, text in blocks(page) if language == "python"]
+    return {title or text.partition("\n")[0].removeprefix("# "): text for title, text in shown}
+
+
+CONSOLES = [
+    (page, text)
+    for page in ("README.md", "docs/index.md", "docs/ci.md")
+    for language, _, text in blocks(page)
+    if language == "console"
+]
+SLOW = ("run -m", "hf_trainer")  # continuous integration runs these too, and the pages'
 
 
 def test_every_block_is_run() -> None:
-    typed = [line for console in CONSOLES for line in console.splitlines() if line.startswith("$ ")]
-    assert all(any(name in line for line in typed) for name in PROGRAMS)
-    assert set(re.findall(r"^(?:import|from) (\w+)", PROGRAMS["trainer.py"], re.M)) == {"torch"}, "the first needs nothing else"
-    shell = [shlex.split(line, comments=True) for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    written = programs("README.md")
+    typed = [line for page, console in CONSOLES if page == "README.md" for line in console.splitlines() if line.startswith("$ ")]
+    assert all(any(name in line for line in typed) for name in written)
+    assert set(re.findall(r"^(?:import|from) (\w+)", written["trainer.py"], re.M)) == {"torch"}, "the first needs nothing else"
+    lines = [line for language, _, text in blocks("README.md") if language == "sh" for line in text.splitlines()]
+    shell = [shlex.split(line, comments=True) for line in lines]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for program, *words in shell:
@@ -43,15 +59,19 @@ def test_every_block_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "console",
+    ("page", "console"),
     [
-        pytest.param(text, id=text.splitlines()[0], marks=[pytest.mark.slow] if any(word in text for word in SLOW) else [])
-        for text in CONSOLES
+        pytest.param(
+            *(page, text),
+            id=f"{page}: {text.splitlines()[0]}",
+            marks=[pytest.mark.slow] if page != "README.md" or any(word in text for word in SLOW) else [],
+        )
+        for page, text in CONSOLES
     ],
 )
-def test_what_it_prints_is_what_a_run_prints(console: str, command: Path, tmp_path: Path) -> None:  # noqa: F811
-    for name, program in PROGRAMS.items():
-        (tmp_path / name).write_text(program)
+def test_what_is_shown_is_what_a_run_prints(page: str, console: str, command: Path, tmp_path: Path) -> None:  # noqa: F811
+    for name, text in programs(page).items():
+        (tmp_path / name).write_text(text)
     if "hf_trainer" in console:
         pytest.importorskip("transformers")
         assert subprocess.run([command.parent / "python", "-c", "import accelerate"]).returncode == 0, "make installs it"
@@ -62,7 +82,7 @@ def test_what_it_prints_is_what_a_run_prints(console: str, command: Path, tmp_pa
         done = subprocess.run(
             [command.parent / program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
-        missing = [part for part in map(_comparable, printed.split("[...]")) if part not in _comparable(done.stdout)]
+        missing = [part for part in map(_comparable, re.split(r"\[?\.\.\.\]?", printed)) if part not in _comparable(done.stdout)]
         assert not missing, f"{missing}\nare not in\n{done.stdout}\n{done.stderr}"
 
 
