@@ -57,6 +57,7 @@ CASES = {
         new="pass",
         cause="loss_not_divided",
         is_fast=True,
+        framework="torch",
     ),
     "argparse": Case(
         target="by_argparse.py",
@@ -64,6 +65,7 @@ CASES = {
         old="                scheduler.step()\n",
         new="            scheduler.step()\n",
         cause="schedule_per_micro_batch",
+        framework="torch",
     ),
     "HfArgumentParser": Case(
         target="by_dataclasses.py",
@@ -72,6 +74,7 @@ CASES = {
         new="/ (labels[rows] != -100).sum() / len(window)).backward()",
         cause="mean_of_means",
         needs=["transformers"],
+        framework="torch",
     ),
     "hydra": Case(
         target="by_hydra.py",
@@ -80,6 +83,7 @@ CASES = {
         new="            optimizer.zero_grad()\n",
         cause="gradients_cleared_in_window",
         needs=["hydra"],
+        framework="torch",
     ),
     "a YAML file that it reads": Case(
         target="by_file.py",
@@ -87,9 +91,10 @@ CASES = {
             "--set-file=conf/train.yaml:trainer.batch_size={batch_size}",
             "--set-file=conf/train.yaml:trainer.accumulate_grad_batches={accumulation_steps}",
         ],
-        old="        if (start // batch + 1)",
-        new="        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n        if (start // batch + 1)",
+        old="            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
+        new="        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
         cause="clip_per_micro_batch",
+        framework="torch",
     ),
     "variables of the environment, the whole batch, no seed": Case(
         target="by_environment.py",
@@ -116,6 +121,7 @@ CASES = {
         new="",
         cause="gradients_not_cleared",
         needs=["typer"],
+        framework="torch",
     ),
     "a function of a module": Case(
         target="package.train:train",
@@ -133,6 +139,7 @@ CASES = {
         new="(loss / gradient_accumulation_steps**2)",
         cause="loss_divided_twice",
         needs=["fire"],
+        framework="torch",
     ),
     "accelerate": Case(
         target="by_accelerate.py",
@@ -173,6 +180,38 @@ CASES = {
         cause="mean_of_means+loss_not_divided",
         needs=["transformers", "accelerate"],
         framework="transformers",
+    ),
+    "TRL": Case(
+        target="by_trl.py",
+        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB, *("--bf16", "false", "--gradient_checkpointing", "false")],
+        old=", reduction='sum') / num_items_in_batch  # fmt: skip",
+        new=")",
+        cause="mean_of_means+loss_not_divided",
+        needs=["trl"],
+        framework="trl",
+    ),
+    "DeepSpeed": Case(
+        target="by_deepspeed.py",
+        words=[
+            "--set-file=ds_config.json:train_micro_batch_size_per_gpu={batch_size}",
+            "--set-file=ds_config.json:gradient_accumulation_steps={accumulation_steps}",
+            "--set-env=RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29561",
+            *("--", "--deepspeed", "--deepspeed_config", "ds_config.json"),
+        ],
+        old="engine.backward(loss)",
+        new="engine.backward(loss / accumulate)",
+        cause="loss_divided_twice",
+        needs=["deepspeed"],
+        framework="deepspeed",
+    ),
+    "Keras": Case(
+        target="by_keras.py",
+        words=["--set", "--batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"],
+        old='reduction="sum_over_batch_size"',
+        new='reduction="sum"',
+        cause="loss_divided_twice",
+        needs=["keras"],
+        framework="keras",
     ),
     "accelerate, clipped": Case(
         target="by_accelerate.py",
@@ -293,7 +332,8 @@ def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
 
 
 def test_what_is_advised_for_a_framework_is_what_a_right_script_does() -> None:
-    tested = {(case.framework, case.cause.partition("+")[0]): case.old.strip() for case in CASES.values() if case.framework}
+    named = [(case, cause) for case in CASES.values() if case.framework for cause in case.cause.split("+")]
+    tested = {(case.framework, cause): case.old.strip() for case, cause in named}
     advised = {(framework, cause): text for framework, known in ADVICE.items() for cause, text in known.items()}
     assert tested.keys() == advised.keys()
     for key, line in tested.items():

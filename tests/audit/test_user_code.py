@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from accumulation_harness.audit.observe.runs import this_process_goes_on
 from accumulation_harness.audit.user_code import scratch
 from accumulation_harness.audit.user_code.call import UserCode, load
 from accumulation_harness.audit.user_code.settings import Settings, edited
@@ -76,18 +81,87 @@ def test_files_are_read_from_the_folder_and_written_to_another(
 
 
 @pytest.mark.parametrize("deed", ["open({path!r}, 'w')", "import torch; torch.save(1, {path!r})", "os.remove({path!r})"])
-@pytest.mark.parametrize("place", ["out/ckpt.pt", "../elsewhere.pt"])
+@pytest.mark.parametrize("place", ["out/ckpt.pt", "../elsewhere.pt", "../new.pt"])
+@pytest.mark.parametrize("is_spelled", [True, False], ids=["spelled", "composed"])
 def test_what_is_named_by_its_whole_path_is_not_changed(
-    home: Path, deed: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    home: Path,
+    deed: str,
+    place: str,
+    is_spelled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """In sources, paths of the folder become those of its image; what is there and named otherwise is refused."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))  # what is in there is nobody's
-    code = script(home, f"import os\n{deed.format(path=str((home / place).resolve()))}\n")
+    if (is_new := place == "../new.pt") and "remove" in deed:
+        pytest.skip("it is not there")
+    path = str((home / place).resolve())
+    code = script(
+        home, f"import os\n{deed.format(path=path if is_spelled else path.replace('home', 'hom_'))}\n".replace("m_", "m' + 'e")
+    )
+    before = everything(home.parent)
+    for _ in range(2):
+        if is_new or (is_spelled and ".." not in place):
+            code(4, 1)
+        else:
+            with pytest.raises(PermissionError, match="audit changes no files: name a place inside the working folder, or use"):
+                code(4, 1)
+        assert everything(home.parent) == before
+    assert not is_new or "new.pt: removed again" in " ".join(code.remarks)
+
+
+def test_a_setting_in_a_folder_that_is_linked_is_changed_in_a_copy(home: Path) -> None:
+    (home / ".conf").mkdir()
+    (home / ".conf/a.yaml").write_text("b: 1\nn: 1\n")
+    words = [f".conf/a.yaml:{name}" + "={" + number + "}" for name, number in (("b", "batch_size"), ("n", "accumulation_steps"))]
+    code = script(home, "assert open('.conf/a.yaml').read() == 'b: 4\\nn: 2\\n'", Settings.of([], [], words, []))
     before = everything(home)
-    with pytest.raises(
-        PermissionError, match="audit changes no files: name a place inside the working folder, or use --in-place"
-    ):
-        code(4, 1)
+    code(4, 2)
     assert everything(home) == before
+
+
+SERVER = "import socket; s = socket.create_server(('127.0.0.1', PORT)); import builtins; builtins.kept = s"
+LOADER = "import torch; from torch.utils.data import DataLoader as D\n"
+LOADER += "for x in D(range(4), num_workers=1, multiprocessing_context='spawn', collate_fn=lambda rows: rows[0]): pass"
+GROUP = "import torch.distributed as d\nd.init_process_group('gloo', init_method='tcp://127.0.0.1:PORT', rank=0, world_size=1)\n"
+
+
+@pytest.mark.parametrize(
+    ("deed", "written"),
+    [
+        ("import os; os._exit(0)", []),
+        (SERVER, []),
+        (LOADER, []),  # what is spawned cannot be sent a lambda
+        ("import torch; torch.multiprocessing.set_start_method('spawn')", []),
+        ("import signal; signal.signal(signal.SIGTERM, print); signal.alarm(100)", []),
+        (
+            "import atexit; atexit.register(open, 'end.txt', 'w'); atexit.register(lambda: open('own.txt', 'w'))",
+            ["end.txt", "own.txt"],
+        ),
+        (GROUP + "d.destroy_process_group()", []),
+    ],
+)
+def test_every_run_is_like_a_process_of_its_own(home: Path, deed: str, written: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code = script(home, deed.replace("PORT", str(port)))
+    handler, before = signal.getsignal(signal.SIGTERM), everything(home)
+    try:
+        for _ in range(2):
+            with this_process_goes_on():
+                code(4, 1)
+            assert signal.getsignal(signal.SIGTERM) is handler and everything(home) == before
+        assert list(code.written) == written
+    finally:
+        vars(builtins).pop("kept", None)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("question", ["input('name? ')", "import sys; sys.stdin.read()", "import sys; next(sys.stdin)"])
+def test_nobody_answers(home: Path, question: str) -> None:
+    with pytest.raises(EOFError, match="the code asks for input, and during an audit nobody answers: leave the question out"):
+        script(home, question)(4, 1)
 
 
 def test_in_place_is_the_folder_itself(home: Path) -> None:
@@ -171,9 +245,14 @@ def test_last_words_are_told(home: Path) -> None:
         ("a.yml", "b: 1\na:\n    c: {x: 1}\n    'b': 8\n", "a.b", "b: 1\na:\n    c: {x: 1}\n    'b': 16\n"),
         ("a.toml", "b = 1\n[a]\nb = 8 # rows\n", "a.b", "b = 1\n[a]\nb = 16 # rows\n"),
         ("a.ini", "[other]\nb = 1\n[a]\nb=8\n", "a.b", "[other]\nb = 1\n[a]\nb=16\n"),
+        ("a.conf", "a.b: 8\n", "a.b", "a.b: 16\n"),
         ("a.json", '{"a": {"b": 8}}', "a.b", '{\n  "a": {\n    "b": 16\n  }\n}'),
         ("a.py", "b = 1\nclass a:\n    b: int = (8 +\n 1)  # ä\n", "a.b", "b = 1\nclass a:\n    b: int = (16)  # ä\n"),
         ("a.py", "x = 'ä'; b = 8\nb = 9\n", "b", "x = 'ä'; b = 16\nb = 9\n"),
+        ("a.py", "def a(n, b=8): b = 9\n", "a.b", "def a(n, b=16): b = 9\n"),
+        ("a.py", "if x:\n    def a():\n        n, b = 2, 8\n", "a.b", "if x:\n    def a():\n        n, b = 2, 16\n"),
+        ("a.py", "a = {'c': 1, 'b': 8}\n", "a.b", "a = {'c': 1, 'b': 16}\n"),
+        ("a.py", "loader = x.a(data, b=8)\n", "a.b", "loader = x.a(data, b=16)\n"),
     ],
 )
 def test_a_value_in_a_file_is_exchanged(name: str, text: str, key: str, expected: str) -> None:
@@ -216,11 +295,48 @@ def test_functions_and_methods_are_found(home: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "p.add_argument('--bs'); p.add_argument('--grad-accum')",
+            "--set '--bs {batch_size} --grad-accum {accumulation_steps}' ",
+        ),
+        (
+            "BATCH = 8\nVAL_BATCH = 9\nGA = 2",
+            "--set-file 'script.py:BATCH={batch_size}' --set-file 'script.py:GA={accumulation_steps}' ",
+        ),
+        (
+            "os.environ['BS']; c = {'n_accum': 4}",
+            "--set-env 'BS={batch_size}' --set-file 'script.py:c.n_accum={accumulation_steps}' ",
+        ),
+        (
+            "def f(global_batch=8, micro_batch=2): 0",
+            "'script.py:f.micro_batch={batch_size}' --set-file 'script.py:f.global_batch={total_b",
+        ),
+        ("open('conf.json')\nfrom near import x", "'near.py:ACCUM={accumulation_steps}'"),
+        ("open('conf.json')", "--set-file 'conf.json:a.batch_size={batch_size}'"),
+        (
+            "D(batch_size=4)\nif i % 4 == 0: 0",
+            "script.py:2 holds a bare number, `if i % 4 == 0: 0`: write ACCUMULATION_STEPS = ... at",
+        ),
+        ("bs = 2", "as --set-file 'script.py:bs={batch_size}' (or"),
+    ],
+)
+def test_how_the_numbers_may_be_told_is_shown(home: Path, text: str, words: str) -> None:
+    (home / "script.py").write_text(text)
+    (home / "near.py").write_text("ACCUM = 4")
+    (home / "conf.json").write_text('{"a": {"batch_size": 4}}')
+    with pytest.raises(ValueError, match="expected") as error:
+        load("script.py")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("target", "words"),
     [
         (
             "script.py",
-            "--set '--batch {batch_size} --accumulate {accumulation_steps}' (or --set-env, --set-file): script.py is a script",
+            "--set '--batch {batch_size} --accumulate {accumulation_steps}' (or --set, --set-env, --set-file): script.py is a ",
         ),
         ("script.py:main", "main takes no (batch_size, accumulation_steps)"),
         ("script.py:other", "expected a function other in script.py, found none"),
@@ -232,7 +348,8 @@ def test_functions_and_methods_are_found(home: Path, target: str) -> None:
 )
 def test_what_is_missing_is_asked_for(home: Path, target: str, words: str) -> None:
     (home / "script.py").write_text("options = ['--batch', '--accumulate']\ndef main(): pass\n")
-    cells = [{"cell_type": "code", "source": "!pip install x\ndef train(): pass"}, {"cell_type": "code", "source": "1 / 0"}]
+    magic = ["%%bash\nrm x", "%%time\n!pip install x\nif 1:\n    %env A=1\nfiles = !ls\ndisplay(files)\nget_ipython().x()\nx?"]
+    cells = [{"cell_type": "code", "source": text} for text in (*magic, "def train(): pass", "1 / 0")]
     (home / "notebook.ipynb").write_text(json.dumps({"cells": cells}))
     with pytest.raises(ValueError, match="expected") as error:
         load(target)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
 from accumulation_harness.audit.command import parsed, refused, subject_of
 from accumulation_harness.system.processes import module_command, run_command
@@ -51,7 +52,8 @@ def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
     """
     link, theirs = Pipe()
     command = [*module_command("accumulation_harness.audit.command"), str(theirs.fileno()), *arguments]
-    with link, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True) as process:
+    apart: Any = {"pass_fds": [theirs.fileno()], "stdin": subprocess.DEVNULL, "start_new_session": True}
+    with link, subprocess.Popen(command, **apart) as process:
         theirs.close()
         try:
             while not link.poll(LOOK_SECONDS) and process.poll() is None:

@@ -222,6 +222,7 @@ class Run:
     term_slopes: list[list[dict[tuple[int, str], Matrix]]] = field(
         default_factory=list
     )  # of each addend by (output, row), likewise
+    callers: tuple[str, ...] = ()  # packages whose code called the first backward, innermost first
     ranks: int = 1
     held: Held = Held()
     copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part

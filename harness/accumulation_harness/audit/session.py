@@ -382,4 +382,5 @@ def _evidence(run: Run) -> dict[str, Any]:
         "backwards_per_step": [len(step.backwards) for step in tracks[0].steps] if tracks else [],
         "calls_of_first_window": list(tracks[0].steps[0].calls) if tracks and tracks[0].steps else [],
         "reported": run.reported,
+        "callers": list(dict.fromkeys(run.callers)),
     }

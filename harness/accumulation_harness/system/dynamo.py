@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -35,8 +36,10 @@ class _StandIn(ModuleType):
     def graph_break(self, msg: str = "") -> None:
         """Nothing: there is no graph."""
 
-    def disable(self, fn: Callable[..., Any], recursive: bool = True, **options: Any) -> Callable[..., Any]:
-        """`fn` itself, until the real one is imported."""
+    def disable(self, fn: Callable[..., Any] | None = None, recursive: bool = True, **options: Any) -> Callable[..., Any]:
+        """`fn` itself, until the real one is imported; without it, what decorates a function."""
+        if fn is None:
+            return partial(self.disable, recursive=recursive, **options)
         disabled: list[Callable[..., Any]] = []
 
         def call(*args: Any, **kwargs: Any) -> Any:

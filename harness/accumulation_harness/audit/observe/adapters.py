@@ -20,8 +20,9 @@ Patch = Callable[[Mapping[Place, See]], None]  # sees methods until the end of t
 class KerasAdapter:
     """Sees Keras optimizers step, through `_backend_update_step(grads, variables, learning_rate)`."""
 
-    def __init__(self, observed: Observed, patch: Patch) -> None:
-        self.observed, self.patch = observed, patch
+    def __init__(self, observed: Observed, patch: Patch, count: Callable[[], None]) -> None:
+        """`count` is called at every step, and ends a run that has taken enough of them."""
+        self.observed, self.patch, self.count = observed, patch, count
         self.known: dict[int, Foreign] = {}
         self.patched = False
 
@@ -53,6 +54,7 @@ class KerasAdapter:
         foreign = self._foreign(optimizer, variables)
         foreign.param_groups[0]["lr"] = float(learning_rate)
         live = self.observed.add(foreign)
+        self.count()
         live.before_step()
         given = live.sample.take(grads)
         yield
@@ -63,8 +65,9 @@ class KerasAdapter:
 class FastaiAdapter:
     """Sees fastai's own optimizers (`fastai.optimizer.Optimizer`) as they are made and as they step."""
 
-    def __init__(self, observed: Observed, patch: Patch) -> None:
-        self.observed, self.patch = observed, patch
+    def __init__(self, observed: Observed, patch: Patch, count: Callable[[], None]) -> None:
+        """`count` is called at every step, and ends a run that has taken enough of them."""
+        self.observed, self.patch, self.count = observed, patch, count
         self.known: dict[int, Foreign] = {}
         self.patched = False
 
@@ -101,6 +104,7 @@ class FastaiAdapter:
 
     def _step(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         live = self.observed.add(self._foreign(optimizer))
+        self.count()
         live.before_step()
         yield
         live.close(live.gradients())

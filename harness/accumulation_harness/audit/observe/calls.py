@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ from accumulation_harness.audit.observe.tensors import dense, in_a_group, tensor
 from accumulation_harness.observe.fence import See, Seeing
 from accumulation_harness.observe.patches import Place
 
+OURS, UNINSTALLED = __name__.partition(".")[0], "code that is not installed"
+INSTALLED = ("site-packages", "dist-packages")
 WITH_NORM = "clip_grads_with_norm_"  # not in older versions of torch
 
 
@@ -91,6 +95,7 @@ class Calls:
             return
         self.find_optimizers()
         observed.begin_window()
+        observed.run.callers = observed.run.callers or tuple(_callers())
         observed.run.backwards += 1
         root = args[0] if args else kwargs.get("tensors")
         observed.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
@@ -234,3 +239,17 @@ def _total(outputs: Any) -> float:
     if not all(isinstance(t, Tensor) and t.numel() == 1 for t in listed):
         return math.nan
     return float(sum(dense(t).double().item() for t in listed))
+
+
+def _callers() -> Iterator[str]:
+    """The installed packages whose frames led here, innermost first; one name for all code between that is not installed."""
+    frame: FrameType | None = sys._getframe(1)
+    last = OURS
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != OURS:
+            is_installed = package == "torch" or any(folder in frame.f_code.co_filename for folder in INSTALLED)
+            package = package if is_installed else UNINSTALLED
+        if package not in (OURS, last):
+            yield package
+        frame, last = frame.f_back, package

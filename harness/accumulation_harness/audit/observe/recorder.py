@@ -55,8 +55,8 @@ class Recorder:
         self._steps_seen = Patches()  # outside of the fence: what nobody observes any longer ends as well
         self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
-        self._keras = KerasAdapter(self.observed, self._fence.replace)
-        self._fastai = FastaiAdapter(self.observed, self._fence.replace)
+        self._keras = KerasAdapter(self.observed, self._fence.replace, self._count_step)
+        self._fastai = FastaiAdapter(self.observed, self._fence.replace, self._count_step)
 
     def __enter__(self) -> Self:
         fence = self._fence

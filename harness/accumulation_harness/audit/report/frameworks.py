@@ -1,40 +1,60 @@
-"""What to write in place of a fault, in the words of the framework that the code is written with."""
+"""What to write in place of a fault, in the words of the framework whose code called the backward."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 
-from accumulation_harness.audit.report.subject import Subject
-from accumulation_harness.judge.cause import Cause
+from accumulation_harness.audit.observe.calls import UNINSTALLED
+from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
-PLAIN = "compute the loss as `loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch`"
+SUMMED = "`loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch`"
+AVERAGES = "the Trainer divides by `accumulate_grad_batches`: `return loss`, the micro-batch's mean"
 ADVICE: Mapping[str, Mapping[Cause, str]] = {  # package -> cause -> the lines; each is the right half of an audited script
-    "lightning": {
-        Cause.loss_not_divided: "the Trainer divides by `accumulate_grad_batches`: `return loss`, the micro-batch's mean",
-        Cause.loss_divided_twice: "the Trainer divides by `accumulate_grad_batches`: `return loss`, the micro-batch's mean",
+    "trl": {
+        cause: f"the trainer divides no loss that takes `num_items_in_batch`: in a `compute_loss` of your own, {SUMMED}"
+        for cause in (Cause.loss_not_divided, Cause.mean_of_means)
     },
     "transformers": {
         Cause.loss_not_divided: "a model that ignores the token count needs `trainer.model_accepts_loss_kwargs = False` before "
-        f"`trainer.train()`; in a `compute_loss` of your own, {PLAIN}",
-        Cause.mean_of_means: f"take `num_items_in_batch` in a `compute_loss` of your own, and {PLAIN}",
+        f"`trainer.train()`; in a `compute_loss` of your own, {SUMMED}",
+        Cause.mean_of_means: f"take `num_items_in_batch` in a `compute_loss` of your own, and {SUMMED}",
+    },
+    "lightning": {Cause.loss_not_divided: AVERAGES, Cause.loss_divided_twice: AVERAGES},
+    "deepspeed": {
+        Cause.loss_divided_twice: "the engine divides by `gradient_accumulation_steps`: `engine.backward(loss)`, of the mean",
     },
     "accelerate": {
         Cause.loss_divided_twice: "`accelerator.backward(loss)` divides by the accumulation steps: leave out the other division",
         Cause.clip_per_micro_batch: "clip behind `if accelerator.sync_gradients:`",
         Cause.schedule_per_micro_batch: "hand over the schedule too: `accelerator.prepare(model, optimizer, loader, scheduler)`",
     },
+    "keras": {
+        Cause.loss_divided_twice: "an optimizer with `gradient_accumulation_steps` averages: the loss must be a mean, "
+        '`reduction="sum_over_batch_size"`',
+    },
+    "torch": {
+        Cause.loss_not_divided: "`loss / gradient_accumulation_steps` is what to differentiate, of micro-batches' mean losses",
+        Cause.loss_divided_twice: "`loss / gradient_accumulation_steps` once, and nowhere else",
+        Cause.mean_of_means: "a loss with `reduction='sum'`, and `/ num_items_in_batch`, counted over the whole window",
+        Cause.clip_per_micro_batch: "`torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)`, or your limit, right before "
+        "`optimizer.step()`",
+        Cause.schedule_per_micro_batch: "`scheduler.step()` right behind `optimizer.step()`",
+        Cause.gradients_cleared_in_window: "`optimizer.zero_grad()` right behind `optimizer.step()`",
+        Cause.gradients_not_cleared: "`optimizer.zero_grad()` right behind `optimizer.step()`",
+    },
 }
+SAME = {"pytorch_lightning": "lightning"}
 
 
-def advice(subject: Subject | None, cause: Cause) -> str:
-    """`With PACKAGE: what to write.`; empty where nothing is known for the cause in what the file imports."""
-    if subject is None:
-        return ""
-    nodes = [node for node in ast.walk(subject.train.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    imported = {name.partition(".")[0].replace("pytorch_lightning", "lightning") for name in names}
-    return next(
-        (f"With {package}: {known[cause]}." for package, known in ADVICE.items() if package in imported and cause in known), ""
-    )
+def change(conclusion: Conclusion, cause: Cause) -> str:
+    """What to change, and in the words of the package that trains, if something is known for the cause there."""
+    return f"{MEANINGS[cause].remedy} {advice(conclusion, cause)}".rstrip()
+
+
+def advice(conclusion: Conclusion, cause: Cause) -> str:
+    """`With PACKAGE: what to write.`, or nothing. A loop is one of torch alone where no other package calls its backward."""
+    callers = [SAME.get(name, name) for result in conclusion.results[:1] for name in result.evidence.get("callers", ())]
+    named = [package for package in ADVICE if package in callers and (package != "torch" or callers[1:2] == [UNINSTALLED])]
+    known = ADVICE[named[0]].get(cause) if named else None
+    return f"With {named[0]}: {known}." if known else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accumulation_harness.audit.report import markdown
 from accumulation_harness.audit.report.conclusion import Conclusion
-from accumulation_harness.judge.cause import MEANINGS
+from accumulation_harness.audit.report.frameworks import change
 
 
 def tell(conclusion: Conclusion) -> str:
@@ -32,7 +32,9 @@ def tell(conclusion: Conclusion) -> str:
 
 def commands(conclusion: Conclusion) -> str:
     """One workflow command per finding and problem: `::error file=...,line=...,title=...::message`."""
-    findings = [(f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{MEANINGS[f.cause].remedy}") for f in conclusion.findings]
+    findings = [
+        (f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}") for f in conclusion.findings
+    ]
     problems = [("the audit could not judge", line) for line in conclusion.problems]
     return "".join(_command(conclusion, title, message) for title, message in (*findings, *problems))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
@@ -117,7 +118,7 @@ def _causes(conclusion: Conclusion) -> Iterator[str]:
         yield found(findings)
         yield f"Evidence at N={findings[0].accumulation_steps}:"
         yield listed(f"{escaped(key)}: {escaped(short(value))}" for key, value in findings[0].evidence.items())
-        yield f"**Remedy.** {MEANINGS[cause].remedy} ({code(remedy(cause))})"
+        yield f"**Remedy.** {change(conclusion, cause)} ({code(remedy(cause))})"
 
 
 def _sentence(words: str) -> str:

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 from accumulation_harness.audit.report.conclusion import Conclusion, Line, plain
-from accumulation_harness.audit.report.frameworks import advice
+from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.next_experiment import next_experiment
 from accumulation_harness.audit.report.remedies import remedy
-from accumulation_harness.judge.cause import MEANINGS
 
 MOST_BYTES = 64 * 1024  # of the text
 MOST_ITEMS = 16  # of a list, where the whole would be longer
@@ -31,7 +30,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
                 "cause": f.cause,
                 "message": f.message,
                 "evidence": plain(f.evidence),
-                "change": f"{MEANINGS[f.cause].remedy} {advice(subject, f.cause)}".rstrip(),
+                "change": change(conclusion, f.cause),
                 "remedy": remedy(f.cause),
             }
             for f in conclusion.findings

@@ -9,9 +9,8 @@ from xml.etree.ElementTree import Element, SubElement
 
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion, Problem
-from accumulation_harness.audit.report.frameworks import advice
+from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.remedies import remedy
-from accumulation_harness.judge.cause import MEANINGS
 
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 has no character for
 SUITE = "gradient accumulation"
@@ -64,8 +63,7 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
 
 
 def _told(conclusion: Conclusion, finding: Finding) -> str:
-    change = f"{MEANINGS[finding.cause].remedy} {advice(conclusion.subject, finding.cause)}".rstrip()
-    return f"{finding.cause}: {finding.message}\nremedy: {change} ({remedy(finding.cause)})"
+    return f"{finding.cause}: {finding.message}\nremedy: {change(conclusion, finding.cause)} ({remedy(finding.cause)})"
 
 
 def _case(conclusion: Conclusion, name: str) -> Element:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line, short
-from accumulation_harness.audit.report.frameworks import advice
+from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.judge.cause import MEANINGS
 
 HEAD = (
@@ -45,7 +45,7 @@ def text(conclusion: Conclusion) -> str:
         parts += [
             f"**{code(cause)}**: {escaped(MEANINGS[cause].sentence)}.",
             found(findings),
-            f"Remedy: {MEANINGS[cause].remedy} {advice(subject, cause)}".rstrip(),
+            f"Remedy: {change(conclusion, cause)}",
         ]
     if conclusion.allowed:
         parts += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import MEANINGS, Cause
 
@@ -20,7 +21,7 @@ def next_experiment(conclusion: Conclusion) -> str:
             return f"No loop can mend this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
         others = len(conclusion.causes) - 1
         rest = f" {others} more findings may be its consequences, or faults of their own." * (others > 0)
-        return f"{MEANINGS[cause].remedy} Repeat the audit: {cause} must be gone.{rest}"
+        return f"{change(conclusion, cause)} Repeat the audit: {cause} must be gone.{rest}"
     changes = [change for line in conclusion.hidden for _, found, change in [line.rpartition("; ")] if found]
     if changes:
         return f"What was compared agrees. To see more: {changes[0]}."

@@ -28,7 +28,7 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
         yield from _wrapped(f"    {finding.message}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
-        yield from _wrapped(f"    {advice(conclusion.subject, finding.cause)}".rstrip())
+        yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
     for title, lines in (

@@ -5,24 +5,20 @@ from __future__ import annotations
 import gc
 import importlib.util
 import inspect
-import logging
 import os
-import random
-import re
 import runpy
 import sys
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import torch
-
 from accumulation_harness.audit.observe.runs import described
 from accumulation_harness.audit.request import SIZES
+from accumulation_harness.audit.user_code.asking import asking
+from accumulation_harness.audit.user_code.process import of_its_own
 from accumulation_harness.audit.user_code.scratch import Scratch, told
 from accumulation_harness.audit.user_code.settings import Settings, edited, filled, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target, module_of
@@ -30,6 +26,7 @@ from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
 
 ANEW = ("hydra", "absl", "gin", "sacred")  # libraries that keep what an earlier run has told them: each run imports its own
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+ENDED_WELL = (None, 0, "os._exit(0)")  # what a SystemExit says
 LAST_WORDS = 5  # lines of its standard error that are kept
 SCRIPT = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SIZES])
 
@@ -38,7 +35,7 @@ class UserCode:
     """A function of (batch_size, accumulation_steps) that starts somebody's code anew on every call.
 
     Every call has fresh modules of the user's own, the environment, folder and command line that the settings say, and a scratch
-    folder unless `in_place`. Trackers are off.
+    folder unless `in_place`. Trackers are off, nobody answers what it asks, and spawned workers of loaders are forked.
     """
 
     def __init__(self, target: Target, settings: Settings, *, in_place: bool = False) -> None:
@@ -66,9 +63,11 @@ class UserCode:
 
     def find(self) -> None:
         """Ask a function for its parameters. Raises ValueError where it is not there, or the two numbers have no way in."""
+        for edit in self.settings.edits:
+            edited(edit.file, source_of(edit.file), edit.key, edit.text)
         if not self.target.name:
             if not self.settings.texts:
-                raise ValueError(_asking(self.target, self.source))
+                raise ValueError(asking(self.target, self.source))
             return
         try:
             with self._started([]):
@@ -100,7 +99,7 @@ class UserCode:
                 sizes = {name: numbers[name] for name in SIZES}
                 return function(**sizes, **options) if named else function(*sizes.values(), **options)
             except SystemExit as end:
-                if end.code not in (None, 0) or (self.target.name and not self.settings.texts):
+                if end.code not in ENDED_WELL or (self.target.name and not self.settings.texts):
                     said = " ".join(" ".join(self.last_words).split())
                     raise SystemExit(f"{end.code}; its last words were: {said}" if said else end.code) from end
                 return None
@@ -148,7 +147,7 @@ class UserCode:
         if self.settings.texts and not self._takes_sizes(given):
             return SCRIPT
         if not given.parameters:
-            raise ValueError(_asking(self.target, self.source))
+            raise ValueError(asking(self.target, self.source))
         bare = [
             p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in given.parameters.values()
         ]
@@ -165,19 +164,20 @@ class UserCode:
     def _started(self, arguments: list[str], numbers: Mapping[str, int] | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             scratch = self.scratch
+            named = str if scratch is None else scratch.named_here
             before = set(sys.modules)
             if scratch is not None:
                 if not self.is_rank:
                     stack.enter_context(self._renewed(scratch, numbers or {}))
                 stack.enter_context(scratch.watched())
             stack.callback(self._forget, before)
-            for keep in (_state_of_python, _state_of_torch, self._output):
-                stack.enter_context(keep())
+            stack.enter_context(of_its_own(self._is_own))
+            stack.enter_context(self._output())
             stack.enter_context(trackers_off(lambda said: self.trackers.update({said: None})))
-            environment = {name: filled(text, numbers or {}) for name, text in self.settings.environment if numbers}
+            environment = {name: named(filled(text, numbers)) for name, text in self.settings.environment if numbers}
             os.environ |= {**OFF, "HYDRA_FULL_ERROR": "1", **environment}
             os.chdir(self._here(self.folder))
-            sys.argv = [str(self.file) if self.target.is_file else self.target.where, *arguments]
+            sys.argv = [str(self.file) if self.target.is_file else self.target.where, *map(named, arguments)]
             images = [str(self._here(Path(path))) if path else "" for path in sys.path]
             sys.path[:] = [str(self._here(self.root)), *images, str(self._here(self.folder))]
             sys.dont_write_bytecode = True  # a file that has been edited may have the time of the one before
@@ -223,13 +223,21 @@ class UserCode:
 
     def _forget(self, before: set[str]) -> None:
         """Modules of the user's own, and of libraries that keep what a run has told them, are imported anew by the next run."""
-        roots = [str(self._here(self.root)), str(self._here(self.folder))]
         ours = __name__.partition(".")[0]
         for name, module in [*sys.modules.items()]:
             library = name.partition(".")[0]
-            if name not in before and library != ours and (library in ANEW or _is_of(module, roots)):
+            if name not in before and library != ours and (library in ANEW or self._is_own(module)):
                 del sys.modules[name]
         gc.collect()
+
+    def _is_own(self, module: ModuleType) -> bool:
+        """Whether it comes from the folders in which the code runs, and from no installed package in them."""
+        roots = [str(self._here(self.root)), str(self._here(self.folder))]
+        known = vars(module)  # nothing lazy is woken
+        places = [str(known.get("__file__") or "")] if known.get("__file__") else getattr(known.get("__path__"), "_path", ())
+        return any(place.startswith(root + os.sep) for place in places for root in roots) and not any(
+            part in place for part in INSTALLED for place in places
+        )
 
     def there(self, text: str) -> str:
         """A text with the names that files have where their owner has them."""
@@ -242,7 +250,7 @@ class UserCode:
         if self.written:
             said.append(f"a run writes {told(list(self.written))}: into a scratch folder, which is gone")
         if self.scratch is not None and self.scratch.outside:
-            said.append(f"a run writes outside of its working folder: {told(list(self.scratch.outside))}")
+            said.append(f"a run writes outside of its working folder: {told(list(self.scratch.outside))}: removed again")
         if self.trackers:
             said.append(f"{', '.join(self.trackers)} started nothing: trackers are off during an audit")
         return said
@@ -277,15 +285,6 @@ def _numbers(batch_size: int, accumulation_steps: int) -> dict[str, int]:
     return {"batch_size": batch_size, "accumulation_steps": accumulation_steps, "total_batch": total}
 
 
-def _is_of(module: ModuleType, roots: Sequence[str]) -> bool:
-    """Whether it comes from one of these folders, and from no installed package in them."""
-    known = vars(module)  # nothing lazy is woken
-    places = [str(known.get("__file__") or "")] if known.get("__file__") else list(getattr(known.get("__path__"), "_path", ()))
-    return any(place.startswith(root + os.sep) for place in places for root in roots) and not any(
-        part in place for part in INSTALLED for place in places
-    )
-
-
 def _method(owner: type, name: str) -> Callable[..., Any]:
     """A method of an object that is made for the call, with the two numbers where its class takes them."""
     if all(size in inspect.signature(owner).parameters for size in SIZES):
@@ -296,50 +295,3 @@ def _method(owner: type, name: str) -> Callable[..., Any]:
         return made_with
     method: Callable[..., Any] = getattr(owner(), name)
     return method
-
-
-def _asking(target: Target, source: Path) -> str:
-    """What is missing, with options of the source that look like it."""
-    text = source_of(source)
-    guesses = []
-    for word, placeholder in (("batch", "{batch_size}"), ("accum", "{accumulation_steps}")):
-        found = re.findall(rf"""["'](--[\w-]*{word}[\w-]*)["']""", text)
-        guesses.append(f"{found[0] if found else ('--batch-size' if word == 'batch' else '--accumulation-steps')} {placeholder}")
-    what = f"{target.where} is a script" if not target.name else f"{target.name} takes no (batch_size, accumulation_steps)"
-    return f"expected how it is told the two numbers, as --set '{' '.join(guesses)}' (or --set-env, --set-file): {what}"
-
-
-@contextmanager
-def _state_of_python() -> Iterator[None]:
-    """Command line, folder, environment, paths, main module, logging, warnings and random numbers are put back."""
-    root = logging.getLogger()
-    argv, path, folder, main = sys.argv, list(sys.path), os.getcwd(), sys.modules["__main__"]
-    environment, state, level, handlers = dict(os.environ), random.getstate(), root.level, list(root.handlers)
-    bytecode = sys.dont_write_bytecode
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        sys.argv, sys.path[:], sys.modules["__main__"], sys.dont_write_bytecode = argv, path, main, bytecode
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        random.setstate(state)
-        root.setLevel(level)
-        root.handlers[:] = handlers
-
-
-@contextmanager
-def _state_of_torch() -> Iterator[None]:
-    """Default type and device, and a group of processes that the code made itself."""
-    dtype, joined = torch.get_default_dtype(), torch.distributed.is_available() and torch.distributed.is_initialized()
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_default_device(None)
-        torch.set_grad_enabled(grad)
-        torch.set_num_threads(threads)
-        if torch.distributed.is_available() and torch.distributed.is_initialized() and not joined:
-            torch.distributed.destroy_process_group()

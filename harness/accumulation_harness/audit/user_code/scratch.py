@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -26,6 +28,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DEVICES = ("/dev/", "/proc/", "/sys/")
 TOLD = 5  # files that are listed
 
+SOURCES = (".py", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh")
+Mark = tuple[int, int, int] | None  # inode, bytes, time of the last change; None of a folder
 Deed = Literal["replace", "change", "move"]  # what is about to be done to a file; removing is moving
 DEEDS: dict[str, tuple[tuple[int, Deed, int | None], ...]] = {  # event -> (place of the path, deed, place of an open folder)
     "open": ((0, "change", None),),
@@ -54,7 +58,8 @@ _busy = threading.local()
 class Scratch:
     """Images of folders: small files are copied, others are linked, and become copies before they are written to.
 
-    Files outside that were there before are not changed: what would do so raises PermissionError. New ones are told, and left.
+    They are made once; later runs find them put back. In small sources, paths of the folders become those of their images.
+    Files outside that were there before are not changed: what would do so raises PermissionError. New ones are removed.
     Python's own calls are seen, and `torch.save`; what writes by code of its own into a large file that was there is not.
     """
 
@@ -65,8 +70,14 @@ class Scratch:
         weakref.finalize(self, shutil.rmtree, self.root, True)
         self.images = {path: self.root / str(k) / path.relative_to(path.anchor) for k, path in enumerate(roots)}
         self.passing = os.path.realpath(tempfile.gettempdir()) + os.sep
-        self.outside: dict[str, None] = {}  # new files that were written elsewhere
-        self._copies: dict[str, tuple[int, int]] = {}
+        self.outside: dict[str, None] = {}  # new files that were written elsewhere, and are gone
+        self._new: dict[str, None] = {}  # those of the run
+        self._made: dict[str, tuple[str, str]] = {}  # path -> what it is made by, and of what
+        self._marks: dict[str, Mark] = {}  # and how it was then
+        named = sorted(map(str, self.images), key=len, reverse=True)
+        self._named = re.compile(
+            "|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in named if len(name) > 1) or r"(?!)"
+        )
 
     def here(self, path: Path) -> Path:
         """Where a file of the originals is in this folder; itself where it is in none."""
@@ -75,6 +86,10 @@ class Scratch:
                 return image / path.relative_to(original)
         return path
 
+    def named_here(self, text: str) -> str:
+        """A text that names paths of the originals, with those of this folder."""
+        return self._named.sub(lambda found: str(self.images[Path(found[0])]), text)
+
     def there(self, text: str) -> str:
         """A text that names paths of this folder, with those of the originals."""
         for original, image in self.images.items():
@@ -82,22 +97,32 @@ class Scratch:
         return text
 
     def renew(self) -> None:
-        """Make the images as the originals are now; what an earlier run has written is gone."""
+        """Make the images as the originals are at first; what an earlier run has written is gone."""
         with _quietly():
-            shutil.rmtree(self.root, ignore_errors=True)
-            self._copies.clear()
-            left = [MOST, MOST_COPIED]  # entries, bytes
-            for original, image in self.images.items():
-                image.parent.mkdir(parents=True)
-                self._image(original, image, left)
-                self._surround(original, image)
+            if not self._made:
+                left = [MOST, MOST_COPIED]  # entries, bytes
+                for original, image in self.images.items():
+                    image.parent.mkdir(parents=True)
+                    self._image(original, image, left)
+                    self._surround(original, image)
+                self._marks |= self._marks_now()
+                return
+            now = self._marks_now()
+            for path in sorted(now, reverse=True):
+                if now[path] != self._marks.get(path, ()):
+                    (os.rmdir if now[path] is None else os.unlink)(path)
+            if gone := [path for path in sorted(self._made) if now.get(path, ()) != self._marks.get(path)]:
+                for path in gone:
+                    self._make(path)
+                self._marks |= self._marks_now()
 
     def put(self, path: Path, text: str) -> None:
         """A source of this run."""
         with _quietly():
+            self._own(path, "replace")
             path.unlink(missing_ok=True)
-            path.write_text(text)
-            self._copies[str(path)] = _mark(path)
+            path.write_text(self.named_here(text))
+            self._marks[str(path)] = _mark(path.stat())
 
     def _surround(self, original: Path, image: Path) -> None:
         """What is found by `..` is linked."""
@@ -106,9 +131,9 @@ class Scratch:
                 entries = list(os.scandir(folder))
                 for entry in entries if len(entries) <= MOST_BESIDE else ():
                     if not os.path.lexists(mine / entry.name) and not self.root.is_relative_to(entry.path):
-                        (mine / entry.name).symlink_to(entry.path)
+                        self._make(f"{mine}/{entry.name}", "link", entry.path)
 
-    def _image(self, original: Path, image: Path, left: list[int]) -> None:
+    def _image(self, original: Path | str, image: Path | str, left: list[int]) -> None:
         try:
             entries = list(os.scandir(original))
         except OSError:
@@ -116,33 +141,58 @@ class Scratch:
         left[0] -= len(entries)
         is_root = original in self.images
         if not is_root and (len(entries) > MOST_IN_A_FOLDER or left[0] < 0 or any(e.name == "pyvenv.cfg" for e in entries)):
-            image.symlink_to(original, target_is_directory=True)
+            self._make(image, "link", original)
             return
-        image.mkdir()
+        self._make(image, "folder")
         for entry in entries:
-            mine = image / entry.name
+            mine = f"{image}/{entry.name}"
             with suppress(OSError):
-                if self.root.is_relative_to(entry.path):
-                    continue
                 if entry.is_dir(follow_symlinks=False) and not (entry.name.startswith(".") or entry.name in APART):
-                    self._image(Path(entry.path), mine, left)
+                    if not self.root.is_relative_to(entry.path):
+                        self._image(entry.path, mine, left)
                 elif entry.is_file() and (size := entry.stat().st_size) <= min(LARGEST_COPY, left[1]):
                     left[1] -= size
-                    shutil.copy2(entry.path, mine)
-                    self._copies[str(mine)] = _mark(mine)
+                    self._make(mine, "copy", entry.path)
+                elif not self.root.is_relative_to(entry.path):
+                    self._make(mine, "link", entry.path)
+
+    def _make(self, path: Path | str, how: str = "", source: Path | str = "") -> None:
+        """Again as it was made before, if it is not said how."""
+        how, source = self._made.get(str(path), (how, str(source)))
+        if how == "folder":
+            os.mkdir(path)
+        elif how == "link":
+            os.symlink(source, path)
+        else:
+            with open(source, "rb") as old, open(path, "wb") as new:
+                content, seen = old.read(), os.fstat(old.fileno())
+                if str(path).endswith(SOURCES):
+                    content = self.named_here(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+                new.write(content)
+                os.fchmod(new.fileno(), seen.st_mode & 0o777)
+            os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+        self._made[str(path)] = how, str(source)
+
+    def _marks_now(self) -> dict[str, Mark]:
+        """Of all that is in this folder."""
+        found: dict[str, Mark] = {}
+        folders = [str(self.root / str(k)) for k, _ in enumerate(self.images)]
+        while folders:
+            for entry in os.scandir(folders.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    found[entry.path] = None
+                    folders.append(entry.path)
                 else:
-                    mine.symlink_to(entry.path)
+                    found[entry.path] = _mark(entry.stat(follow_symlinks=False))
+        return found
 
     def written(self) -> list[str]:
         """Files that are new here or have changed, as the code named them: relative to the first folder."""
-        found = []
         with _quietly():
-            for k, image in enumerate(self.images.values()):
-                for folder, _, names in os.walk(self.root / str(k)):
-                    paths = [Path(folder, name) for name in names]
-                    mine = [path for path in paths if not path.is_symlink() and path.is_file()]
-                    found += [os.path.relpath(path, image) for path in mine if self._copies.get(str(path)) != _mark(path)]
-        return sorted(found)
+            now = self._marks_now()
+            changed = [path for path in now if now[path] is not None and now[path] != self._marks.get(path)]
+            image = next(iter(self.images.values()))
+            return sorted(os.path.relpath(path, image) for path in changed if not os.path.islink(path))
 
     # -- what is about to be written ----------------------------------------------------------------------------------------
 
@@ -159,6 +209,10 @@ class Scratch:
                 yield
         finally:
             _active = before
+            for path in reversed(self._new):
+                with suppress(OSError):
+                    (os.rmdir if os.path.isdir(path) else os.unlink)(path)
+            self._new.clear()
 
     def about_to(self, deed: Deed, path: str) -> None:
         """Before something is done to `path`: what this folder links to is made its own, and nothing of others is changed."""
@@ -171,13 +225,13 @@ class Scratch:
         is_passing = inside is None and real.startswith((*DEVICES, self.passing, sys.prefix + os.sep))
         if is_passing or any(part.startswith(".") for part in (inside or Path(real)).parts):
             return  # devices, temporary folders, caches
-        if os.path.isfile(real) and str(absolute) not in self.outside:
+        if os.path.isfile(real) and real not in self._new:
             raise PermissionError(
                 f"{path} was there before, and an audit changes no files: name a place inside the working folder, or use "
                 "--in-place"
             )
         if not os.path.exists(real):
-            self.outside[str(absolute)] = None
+            self._new[real] = self.outside[str(absolute)] = None
 
     def _own(self, path: Path, deed: Deed) -> None:
         for part in (*reversed(path.parents), path):
@@ -195,9 +249,8 @@ class Scratch:
                     shutil.copy2(target, part)
 
 
-def _mark(path: Path) -> tuple[int, int]:
-    seen = path.stat()
-    return seen.st_size, seen.st_mtime_ns
+def _mark(seen: os.stat_result) -> Mark:
+    return seen.st_ino, seen.st_size, seen.st_ctime_ns
 
 
 @contextmanager
@@ -211,7 +264,12 @@ def _quietly() -> Iterator[None]:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if _active is None or getattr(_busy, "now", False) or event not in DEEDS:
+    if _active is None or getattr(_busy, "now", False):
+        return
+    if event == "socket.bind" and args[0].family != getattr(socket, "AF_UNIX", None):
+        with suppress(OSError, AttributeError):  # a server of the run before may still listen there
+            args[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if event not in DEEDS:
         return
     for place, deed, folder in DEEDS[event]:
         if event == "open" and isinstance(args[2], int):

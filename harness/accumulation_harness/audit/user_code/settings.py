@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +19,7 @@ from accumulation_harness.audit.user_code.target import NOTEBOOK, python_of
 
 PLACEHOLDER = re.compile(r"\{(batch_size|accumulation_steps|total_batch)\}")
 SECTION = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
-ASSIGNED = re.compile(r"""^(\s*)["']?([\w.-]+)["']?\s*=\s*""")
+ASSIGNED = re.compile(r"""^(\s*)["']?([\w.-]+)["']?\s*[=:]\s*""")
 MAPPED = re.compile(r"""^(\s*(?:-\s+)?)["']?([\w.-]+)["']?\s*:(?:\s+|$)""")
 
 
@@ -121,26 +121,65 @@ def _edited_json(path: Path, source: str, key: str, value: str) -> str:
     return json.dumps(whole, indent=2)
 
 
+def values_in_python(source: str) -> Iterator[tuple[str, ast.expr]]:
+    """Dotted names with the expressions that give them a value, in the order of the source.
+
+    >>> [(name, ast.unparse(value)) for name, value in values_in_python("def f(n=8): b, c = 1, dict(k=2)")]
+    [('f.n', '8'), ('f.b', '1'), ('f.c', 'dict(k=2)'), ('f.c.k', '2'), ('f.dict.k', '2')]
+    """
+    yield from _values(ast.parse(source), "")
+
+
+def _values(node: ast.AST, within: str) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        within += f"{node.name}."
+    named: list[tuple[ast.expr | str | None, ast.expr | None]] = []
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        given, defaults = [*node.args.posonlyargs, *node.args.args], node.args.defaults
+        named = [(a.arg, value) for a, value in zip(given[len(given) - len(defaults) :], defaults, strict=True)]
+        named += [(a.arg, value) for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            named += zip(target.elts, node.value.elts, strict=False) if both else [(target, node.value)]  # type: ignore[attr-defined]
+    elif isinstance(node, ast.AnnAssign):
+        named = [(node.target, node.value)]
+    elif isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        named = [(f"{name}.{keyword.arg}", keyword.value) for keyword in node.keywords if keyword.arg]
+    for place, value in named:
+        name = place if isinstance(place, str) else getattr(place, "id", getattr(place, "attr", ""))
+        if value is not None and name:
+            yield within + name, value
+            yield from ((f"{within}{name}.{inner}", item) for inner, item in _items(value))
+    for child in ast.iter_child_nodes(node):
+        yield from _values(child, within)
+
+
+def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Of a dictionary, or of a call by keywords."""
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    named = [(key.value, item) for key, item in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    named += [(keyword.arg, keyword.value) for keyword in value.keywords if keyword.arg] if isinstance(value, ast.Call) else []
+    for name, item in named:
+        yield name, item
+        yield from ((f"{name}.{inner}", one) for inner, one in _items(item))
+
+
 def _span_in_python(source: str, key: str) -> tuple[int, int] | None:
-    """Of the value that is first assigned to a name, or to one in a class (`Config.batch_size`)."""
-    *classes, last = key.split(".")
-    body = ast.parse(source).body
-    for name in classes:
-        body = next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == name), [])
+    """Of the value that is first given to a name: of a module, a class, a function, a dictionary, an argument of a call."""
     lines = source.splitlines(keepends=True)
     starts = [0, *accumulate(map(len, lines))]
-    for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        value = getattr(node, "value", None)
-        if value is not None and any(isinstance(target, ast.Name) and target.id == last for target in targets):
-            begin, end = (value.lineno, value.col_offset), (value.end_lineno, value.end_col_offset)
-            first, last_one = (starts[row - 1] + len(lines[row - 1].encode()[:bytes_].decode()) for row, bytes_ in (begin, end))
-            return first, last_one
+    for name, value in values_in_python(source):
+        if name == key:
+            begin, end = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
+            first, last = (starts[row - 1] + len(lines[row - 1].encode()[:bytes_].decode()) for row, bytes_ in (begin, end))
+            return first, last
     return None
 
 
-def _span_in_lines(path: Path, source: str, key: str) -> tuple[int, int] | None:
-    """Of a value in YAML, by its indentation, or in TOML and INI, by its section."""
+def keys_in_lines(path: Path, source: str) -> Iterator[tuple[str, int, str]]:
+    """Dotted keys of YAML, by its indentation, or of TOML and INI, by their sections: where the value begins, and it."""
     begin, above = 0, list[tuple[int, str]]()
     for line in source.splitlines(keepends=True):
         if path.suffix in (".yaml", ".yml"):
@@ -152,10 +191,13 @@ def _span_in_lines(path: Path, source: str, key: str) -> tuple[int, int] | None:
         else:
             found = ASSIGNED.match(line)
         if found is not None:
-            if ".".join([*(name for _, name in above), found[2]]) == key:
-                value = re.sub(r"\s+#.*$", "", line[found.end() :].rstrip("\n"))
-                return (begin + found.end(), begin + found.end() + len(value.rstrip())) if value.strip() else None
+            value = re.sub(r"\s+#.*$", "", line[found.end() :].rstrip("\n")).rstrip()
+            yield ".".join([*(name for _, name in above), found[2]]), begin + found.end(), value
             if path.suffix in (".yaml", ".yml"):
                 above.append((len(found[1]), found[2]))
         begin += len(line)
-    return None
+
+
+def _span_in_lines(path: Path, source: str, key: str) -> tuple[int, int] | None:
+    found = next(((at, value) for name, at, value in keys_in_lines(path, source) if name == key), None)
+    return (found[0], found[0] + len(found[1])) if found is not None and found[1] else None

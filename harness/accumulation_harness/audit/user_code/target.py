@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 EXPECTED = "SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb"
 NOTEBOOK = ".ipynb"
-NO_PYTHON = ("%", "!", "?")  # how a line of a cell begins that the notebook's own interpreter reads
+NO_PYTHON = re.compile(r"^(\s*)(?:[%!?].*|[\w.]+\?+)$", re.M)  # a line of a cell that the notebook's own interpreter reads
+OF_SHELL = re.compile(r"^(\s*[\w.]+\s*=\s*)[%!].*$", re.M)
+OF_PYTHON = ("%%time", "%%capture", "%%prun")  # how cells begin that are Python all the same
+HEAD = "from unittest.mock import MagicMock; display = get_ipython = MagicMock()\n"
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,12 @@ def _imports_relatively(file: Path) -> bool:
 
 def python_of(notebook: str, name: str = "") -> str:
     """The code of a notebook's cells, without what only a notebook understands; up to the cell that defines `name`."""
-    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
-    kept = []
-    for source in cells:
-        lines = source if isinstance(source, list) else source.splitlines(keepends=True)
-        kept.append("".join("\n" if line.lstrip().startswith(NO_PYTHON) else line for line in lines))
-        head = name.partition(".")[0]
-        if head and any(line.startswith((f"def {head}(", f"class {head}")) for line in lines):
+    kept, head = [HEAD], name.partition(".")[0]
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code" or (source.startswith("%%") and not source.startswith(OF_PYTHON)):
+            continue
+        kept.append(OF_SHELL.sub(r"\1[]", NO_PYTHON.sub(r"\1pass", source)))
+        if head and re.search(rf"^(def {head}\(|class {head}\b)", source, re.M):
             break
     return "\n\n".join(kept) + "\n"

@@ -17,6 +17,7 @@ OFF = {  # variables of the environment that switch trackers off
     "CLEARML_OFFLINE_MODE": "1",
     "SWANLAB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": LOCAL,
+    "MLFLOW_ALLOW_FILE_STORE": "true",
 }
 CALLS: dict[str, dict[str, Mapping[str, Any]]] = {  # module -> function -> keyword arguments, whatever the code gives
     "wandb": {"init": {"mode": "disabled"}},

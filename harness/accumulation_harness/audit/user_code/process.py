@@ -1,0 +1,147 @@
+"""What a process of its own would start with, and take with it: each run of somebody's code gets it anew."""
+
+from __future__ import annotations
+
+import io
+import logging
+import multiprocessing.context
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from accumulation_harness.audit.user_code.imports import Wrap, replaced
+from accumulation_harness.observe.patches import group_stays
+
+OF_TORCH: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # what is set for all of torch: how it is read and set
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+)
+
+
+@contextmanager
+def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
+    """All of it is put back; what modules of one's own want done at the end of the process is done, and nobody is to be asked."""
+    with _state_of_python(), _state_of_torch(), _ends(is_own) as at_end:
+        changes: dict[str, dict[str, Wrap]] = {
+            "atexit": {"register": at_end},
+            "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter.__init__": _forked},
+            "torch.distributed": {name: _group_stays for name in ("init_process_group", "destroy_process_group")},
+        }
+        with replaced(changes):
+            yield
+
+
+@contextmanager
+def _state_of_python() -> Iterator[None]:
+    """Command line, folder, environment, paths, main module, input, logging, warnings, random numbers, signals, start method."""
+    root = logging.getLogger()
+    argv, path, folder, main = sys.argv, list(sys.path), os.getcwd(), sys.modules["__main__"]
+    environment, state, level, handlers = dict(os.environ), random.getstate(), root.level, list(root.handlers)
+    bytecode, stdin, context = sys.dont_write_bytecode, sys.stdin, multiprocessing.context._default_context
+    method, is_main = context._actual_context, threading.current_thread() is threading.main_thread()  # type: ignore[attr-defined]
+    signals = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+    sys.stdin = _Nobody()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"], sys.dont_write_bytecode = argv, path, main, bytecode
+        sys.stdin, context._actual_context = stdin, method  # type: ignore[attr-defined]
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        random.setstate(state)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+        if is_main and hasattr(signal, "alarm"):
+            signal.alarm(0)
+        for number, handler in signals.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+class _Nobody(io.StringIO):
+    """In the place of standard input."""
+
+    def readline(self, *_: Any) -> NoReturn:
+        raise EOFError("the code asks for input, and during an audit nobody answers: leave the question out where it is asked")
+
+    read = __next__ = readline
+
+
+@contextmanager
+def _state_of_torch() -> Iterator[None]:
+    """What is set for all of torch."""
+    before = [(put, get()) for get, put in OF_TORCH]
+    try:
+        yield
+    finally:
+        for put, value in before:
+            put(value)
+        torch.set_default_device(None)
+
+
+@contextmanager
+def _ends(is_own: Callable[[ModuleType], bool]) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """What takes the place of `atexit.register`: what one's own modules register is called at the end of the run."""
+    todo: list[Callable[[], Any]] = []
+
+    def at_end(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            module = sys.modules.get(sys._getframe(1).f_globals.get("__name__", ""))
+            if module is not None and is_own(module):
+                todo.append(lambda: function(*args, **kwargs))
+            else:
+                original(function, *args, **kwargs)
+            return function
+
+        return register
+
+    try:
+        yield at_end
+    finally:
+        for function in reversed(todo):
+            with suppress(Exception):
+                function()
+
+
+def _forked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers of a loader start in no time, with the samples and seeds of those that import everything anew."""
+
+    @wraps(original)
+    def start(self: Any, loader: Any) -> None:
+        before = loader.multiprocessing_context
+        if sys.platform == "linux" and not torch.cuda.is_initialized():
+            loader.multiprocessing_context = "fork"
+        try:
+            original(self, loader)
+        finally:
+            loader.multiprocessing_context = before
+
+    return start
+
+
+def _group_stays(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The group of all processes is made by the first run, and kept: libraries hold on to it."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_first = original.__name__ == "init_process_group" and not torch.distributed.is_initialized()
+        return original(*args, **kwargs) if is_first else group_stays(original, *args, **kwargs)
+
+    return call
