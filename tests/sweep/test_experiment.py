@@ -162,8 +162,8 @@ def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
 
 
 def test_a_setting_that_the_data_refutes_is_bad_input(sweep: Sweep) -> None:
-    code, _, errors = sweep.run("bad_input")
-    assert code == 2
+    code, output, errors = sweep.run("bad_input")
+    assert code == 2 and "No trial has finished" in output and "accumulation-harness report" not in output
     assert re.fullmatch(r"failed: \S+: data.root=/nowhere: expected a folder\n", besides_progress(errors))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.terminal import closest
 
 Format = Literal["text", "json", "markdown", "junit", "sarif", "issue"]
 ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json"}
@@ -50,8 +50,8 @@ def causes_of(names: Collection[str]) -> frozenset[Cause]:
         raise ValueError(f"expected allow as a set of causes, as {{'stochastic_layers'}}, got {names!r}")
     for name in names:
         if name not in set(Cause):
-            close = get_close_matches(str(name), list(Cause), n=1) or list(Cause)
-            raise ValueError(f"expected allow to name causes, as {close[0]}, got {name!r}")
+            close = closest(str(name), list(Cause)) or next(iter(Cause))
+            raise ValueError(f"expected allow to name causes, as {close}, got {name!r}")
     return frozenset(map(Cause, names))
 
 

@@ -30,6 +30,7 @@ from accumulation_harness.results import tracking
 from accumulation_harness.results.store import State, Store, StoreWarning, TrialTaken
 from accumulation_harness.system.files import keep_others_out
 from accumulation_harness.system.processes import die_with_parent, interrupts_blocked
+from accumulation_harness.system.terminal import one_line, suggesting
 
 TrialFunction = Callable[[HarnessConfig], None]
 
@@ -177,7 +178,7 @@ def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere 
     except TrialTaken as taken:
         return RunsElsewhere(taken.state)
     except ConfigError as error:
-        return _failure(config, str(error), is_bad_input=True)
+        return _failure(config, suggesting(str(error)), is_bad_input=True)
     except SystemExit as error:
         return _failure(config, f"called sys.exit({error.code!r})")
     except BaseException as error:
@@ -186,9 +187,10 @@ def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere 
 
 def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) -> Failure:
     """About the exception in flight, cut to what fits into a pipe: the parent reads the report after the child has ended."""
+    first = next(iter(summary.splitlines()), "")
     return Failure(
         trial=identity(config.trial),
-        summary=next(iter(summary.splitlines()), "")[:LINE_LENGTH],
+        summary=one_line(first) if is_bad_input else first[:LINE_LENGTH],
         details=traceback.format_exc()[-OUTPUT_TAIL:],
         is_bad_input=is_bad_input,
     )

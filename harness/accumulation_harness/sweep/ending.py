@@ -24,9 +24,13 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
     """The ending of a sweep over `cells`, in lines; only trials that are finished and whole are read."""
     if not cells:
         return
-    found: dict[str, list[VerdictRow]] = defaultdict(list)
+    found: dict[str, list[VerdictRow]] = {}
     for cell in cells[:MOST_TRIALS]:
-        found[cell.config.experiment] += _rows(cell.folder)
+        if (rows := _rows(cell.folder)) is not None:
+            found.setdefault(cell.config.experiment, []).extend(rows)
+    if not found:
+        yield "No trial has finished: there is nothing to report."
+        return
     judged = {name: by_cell(rows) for name, rows in found.items() if rows}
     for name, table in judged.items():
         yield from _of_many(name, table) if len(judged) > 1 else _table(table)
@@ -42,11 +46,11 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"Results: {root}. Next: accumulation-harness report" + ("" if str(root) == "results" else f" --results {root}")
 
 
-def _rows(folder: Path) -> list[VerdictRow]:
-    """The verdicts of a finished trial; none of one that is damaged, which the report tells, or that judges no arm."""
+def _rows(folder: Path) -> list[VerdictRow] | None:
+    """The verdicts of a trial, an empty list where it judges no arm; None where it has not finished, or is damaged."""
     with suppress(FileNotFoundError, StoreError):
         return [VerdictRow(**{name: arm[name] for name in VERDICT_COLUMNS}) for arm in read_trial(folder).arms]
-    return []
+    return None
 
 
 def _table(cells: Sequence[ArmCell]) -> Iterator[str]:

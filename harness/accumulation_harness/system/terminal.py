@@ -19,7 +19,7 @@ ALSO = {  # what values are called elsewhere, where the spelling does not tell
     "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "single": "float32", "fp64": "float64",
     "double": "float64", "bn": "batch", "gn": "group", "ln": "layer", "off": "disabled", "gpu": "cuda",
 }  # fmt: skip
-CHOICES = re.compile(r"(\S+?)'?:? (?:expected one of |\(choose from )((?:'?[\w+-]+'?, )*'?[\w+-]+'?)")
+CHOICES = re.compile(r"(\S+?)'?:? (?:expected one of |\(choose from )('?[\w+@-]+'?(?:, (?!with )'?[\w+@-]+'?)*)")
 
 
 def one_line(text: object) -> str:
@@ -61,7 +61,7 @@ def suggesting(refusal: str) -> str:
     found = CHOICES.search(refusal)
     if not found:
         return refusal
-    meant = closest(found[1].rpartition("=")[2].strip("'"), re.findall(r"[\w+-]+", found[2]))
+    meant = closest(found[1].rpartition("=")[2].strip("'"), re.findall(r"[\w+@-]+", found[2]))
     return f"{refusal[: found.end()]}; did you mean {meant}?{refusal[found.end() :]}" if meant else refusal
 
 
