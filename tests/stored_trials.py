@@ -143,8 +143,13 @@ def make_trial(results: Path) -> MakeTrial:
     return partial(store_trial, results)
 
 
-@pytest.fixture
-def grid(make_trial: MakeTrial) -> list[str]:
+def store_grid(results: Path) -> list[str]:
     """Twelve trials: three normalisations, two optimizers of which one in float32 only, two or three seeds."""
-    trials = [make_trial(norm=norm, seed=seed) for norm in ("none", "group", "batch") for seed in range(3)]
-    return [*trials, *(make_trial(norm=norm, precision="float16") for norm in ("none", "batch")), make_trial(optimizer="sgd")]
+    make = partial(store_trial, results)
+    trials = [make(norm=norm, seed=seed) for norm in ("none", "group", "batch") for seed in range(3)]
+    return [*trials, *(make(norm=norm, precision="float16") for norm in ("none", "batch")), make(optimizer="sgd")]
+
+
+@pytest.fixture
+def grid(results: Path) -> list[str]:
+    return store_grid(results)

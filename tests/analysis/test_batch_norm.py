@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from accumulation_harness.analysis.caveats import corrected
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.experiments.batchnorm.answers import and_with_batch_norm, batch_norm_losses
 from accumulation_harness.experiments.batchnorm.factors import factors
@@ -122,9 +121,3 @@ def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on() -> N
     assert own.set_index("seed")["lost"].to_dict() == pytest.approx(
         (full - accuracies("fine_tuning", "frozen_statistics", 2)).to_dict()
     )
-
-
-@pytest.mark.parametrize("momentum, num, value", [(0.1, 2, 0.0513), (0.1, 16, 0.0066), (0.1, 1, 0.1)])
-def test_corrected_momenta_make_a_window_forget_as_a_step(momentum: float, num: int, value: float) -> None:
-    assert corrected(momentum, num) == pytest.approx(value, rel=0.01)
-    assert 1 - (1 - corrected(momentum, num)) ** num == pytest.approx(momentum)

@@ -128,27 +128,6 @@ def test_faults_csv(results: Path, tmp_path: Path, make_trial) -> None:
     assert arms == {"accumulated", "permuted", FAULT, "resume_in_window", "clip_before_unscale", "scale@1e-6"}
 
 
-@pytest.mark.parametrize(("share", "word"), [(0.0, "off"), (1 / 24, "sometimes"), (23 / 24, "sometimes"), (1.0, "always")])
-def test_clipping_in_a_word(share: float, word: str) -> None:
-    assert faults.clipping(share) == word
-
-
-@pytest.mark.parametrize(
-    ("ragged", "short", "word"),
-    [(False, 0, "equal"), (False, 2, "equal+remainder"), (True, 0, "ragged"), (True, 1, "ragged+remainder")],
-)
-def test_lengths_in_a_word(ragged: bool, short: int, word: str) -> None:
-    assert faults.lengths(ragged, short) == word
-
-
-def test_without_faults_no_file_and_no_old_one(results: Path, tmp_path: Path, make_trial) -> None:
-    make_trial()
-    (tmp_path / "faults.csv").write_text("of yesterday")
-    assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
-    assert not (tmp_path / "faults.csv").exists()
-    assert (tmp_path / "verdicts.csv").exists()
-
-
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_trial_with_lost_steps_keeps_its_verdicts_and_is_in_no_number_of_curves(
     results: Path, tmp_path: Path, make_trial, lost: int
@@ -184,14 +163,6 @@ def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path
     assert "The prediction held." in page
     assert "2 of 2 accumulated arms without BatchNorm are equivalent" in page
     assert "all 6 arms have a verdict" in page
-
-
-def test_trials_without_a_question_count_faults_apart(results: Path, tmp_path: Path, make_trial) -> None:
-    make_trial(experiment="single", faults={FAULT: True}, losses={FAULT: LATE}, change=both(different(FAULT)))
-    write_report(results, tmp_path)
-    page = (tmp_path / "pages/single.html").read_text()
-    assert "2 accumulated runs: 2 equivalent." in page and "shuffled, is equivalent 1 of 1 times" in page
-    assert "Of 2 runs that are wrong on purpose, 2 are found." in page
 
 
 ROUND = Rounding(
@@ -235,7 +206,8 @@ def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
     assert int(checks.sum(axis=1).iloc[0]) == len(verdict.algebra_failures(algebra))
 
 
-def test_these_experiments_import_no_torch() -> None:
+def test_reports_and_experiments_import_no_torch() -> None:
     module = "accumulation_harness.analysis.question"
-    code = f"import sys, {module} as question; question.registered(); sys.exit('torch' in sys.modules)"
+    report = "accumulation_harness.analysis.report"
+    code = f"import sys, {report}, {module} as question; question.registered(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import csv
 import dataclasses
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import ledger, load, report
+from accumulation_harness.analysis import ledger, load
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
 from tests.stored_trials import MakeTrial
 
@@ -51,50 +50,6 @@ def test_every_source_of_a_claim_is_a_text_with_a_title() -> None:
     assert texts["id"].is_unique and texts.notna().all(axis=None)
     named = set(ledger.claims()["source"].str.findall(r"S\d").explode().dropna())
     assert named == set(texts["id"])
-
-
-@pytest.mark.parametrize("claim", [claim for one in registered().values() for claim in one.claims], ids=lambda claim: claim.id)
-def test_a_rule_is_a_sentence_that_says_when_the_expected_verdict_falls(claim: Claim) -> None:
-    assert claim.rule[0].isupper() and claim.rule.endswith(".") and "  " not in claim.rule
-    assert claim.expects in claim.rule.lower() or (claim.expects == Ruling.not_testable and "No run can decide" in claim.rule)
-
-
-def test_what_no_experiment_decides_is_pending(results: Path, make_trial: MakeTrial) -> None:
-    make_trial()
-    decided = {claim.id for one in registered().values() for claim in one.claims}
-    assert {name for name, verdict in rulings(results).items() if verdict == "pending"} == set(ledger.claims()["id"]) - decided
-
-
-def test_claims_csv_has_the_columns_of_the_contract(results: Path, tmp_path: Path, grid: list[str]) -> None:
-    report.write(results, tmp_path)
-    with open(tmp_path / "claims.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [
-        *(
-            "id",
-            "source",
-            "claim",
-            "verdict",
-            "condition",
-            "measured",
-            "threshold",
-            "n",
-            "experiment",
-            "rule",
-            "explanation",
-            "recorded",
-        ),
-    ]
-    own = {row["id"]: row for row in rows}
-    assert own["A1"]["recorded"] == "" and own["F4c"]["recorded"] == "2026-11-25 at cc2bf42", (
-        "measured here, and by the full grids"
-    )
-    assert own["F4c"]["verdict"] in ("confirmed", "refuted", "conditional", "undecided")
-    assert own["A1"]["verdict"] == "conditional" and own["A1"]["experiment"] == "equivalence"
-    assert float(own["A1"]["measured"]) == pytest.approx(4.1e-16), "the largest difference of an arm without BatchNorm"
-    assert int(own["A1"]["n"]) == 20, "float16 repeats the algebra of float32"
-    page = (tmp_path / "claims.html").read_text()
-    assert "64 claims" in page and "another computation with it (8 of 8 arms)" in page
 
 
 def test_claims_on_one_id_go_together() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.judge.cause import MEANINGS, Cause
-
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
 # The sweeps that a notebook asks for, cut down.
@@ -48,20 +46,6 @@ def make_results(notebook: Path, folder: Path) -> None:
 def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "PYTHONWARNINGS": "error", **variables}
     return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook(notebook: Path, folder: Path) -> None:
-    """From a folder below the one that has the results, as Jupyter starts it."""
-    make_results(notebook, folder)
-    below = folder / "analysis" / "notebooks"
-    below.mkdir(parents=True, exist_ok=True)
-    done = run(notebook, below)
-    assert done.returncode == 0, done.stderr[-2000:]
-    if notebook.stem == "my_own_sweep":
-        assert "(batch_statistics). This is a property of the model" in done.stdout
-        assert MEANINGS[Cause.batch_statistics].remedy in done.stdout
 
 
 def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from accumulation_harness.analysis.rates import Rate, percent
+from accumulation_harness.analysis.rates import Rate
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 1080), (3, 20), (19, 20), (20, 20), (137, 289)])
@@ -18,24 +18,3 @@ def test_nothing_counted_says_nothing() -> None:
     empty = Rate(0, 0)
     assert all(math.isnan(value) for value in (empty.share, empty.low, empty.high))
     assert str(empty) == "0 of 0"
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (1, "100%"),
-        (0.99997468, "99.9975%"),
-        (0.9987, "99.87%"),
-        (1 - 1e-9, "99.9999999%"),
-        (0.946, "94.6%"),
-        (0.00341, "0.341%"),
-        (0, "0%"),
-        (0.5, "50%"),
-    ],
-)
-def test_percent(value: float, words: str) -> None:
-    assert percent(value) == words
-
-
-def test_a_rate_in_words() -> None:
-    assert str(Rate(289, 289)) == "289 of 289 (100%, 95% interval 98.7% to 100%)"

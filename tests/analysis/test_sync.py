@@ -1,18 +1,98 @@
-"""Offline runs of real trials reach a server with one command, once, and with them a run of the sweep."""
+"""Real trials with their offline W&B runs: what is read of them, and that they reach a server with one command, once."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load, sync
-from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.results import tracking
+from accumulation_harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
+from accumulation_harness.results.record import read_trial
+from accumulation_harness.results.store import Store
 from tests.results.wandb_stand_in import API_KEY, stand_in
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two real trials, of 5 judged arms each (two of them with a planted error)."""
+    results = tmp_path_factory.mktemp("mirrored")
+    tiny = ["steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", "workers=2", f"results={results}"]
+    command = [sys.executable, "-m", "accumulation_harness", "run", "-m", "norm=none,batch", "faults=[scale@1e-3]", *tiny]
+    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    return results
+
+
+EVIDENCE = {  # column of the arms -> where it lies in a stored arm's evidence
+    **{name: ("algebra", name) for name in ("gradient_error", "state_error", "trajectory_error", "loss_error", "clipping_active",
+                                            "clipped_share", "short_windows", "unequal_terms")},
+    "algebra_steps": ("algebra", "steps"), "algebra_floor": ("algebra", "floor"),
+    **{name: ("rounding", name) for name in ("full_error", "arm_error", "rank_p", "permutations", "skipped", "scale", "cosine")},
+    "rounding_high": ("rounding", "high"), "rounding_windows": ("rounding", "windows"),
+    "rounding_ratio": ("rounding", "ratio"), "residual": ("rounding", "residual"),
+    "final_distance": ("trajectory", "final_distance"), "trajectory_ratio": ("trajectory", "ratio"),
+}  # fmt: skip
+
+
+def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
+    arms = load.from_store(mirrored).set_index(["trial", "arm", "accumulation_steps"])
+    stored = [arm for trial in Store(mirrored).trials() for arm in read_trial(trial.folder, evidence=True).arms]
+    assert len(stored) == len(arms) == 2 * 5
+    for arm in stored:
+        row, evidence = arms.loc[arm["trial"], arm["arm"], arm["accumulation_steps"]], arm["evidence"]
+        for column, (part, name) in EVIDENCE.items():
+            np.testing.assert_equal(row[column], evidence[part][name], column)
+        assert row["algebra_error"] == max(row["gradient_error"], row["state_error"])
+        assert row["counters"].split(", ") == (sorted(evidence["counters"]) or [""])
+        assert row["counters_ok"] == (not evidence["counters"])
+        np.testing.assert_equal(row["oracle_error"], evidence["signature"]["explanations"].get("batch_statistics", math.nan))
+        np.testing.assert_equal(row["jump_step"], arm["evidence"]["trajectory"]["jump_step"] or math.nan)
+    assert arms["oracle_error"].max() < 1e-12 < arms["algebra_error"].max(), "some arm differs and is explained"
+
+
+def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(
+    mirrored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trial after `wandb sync`, read through W&B's own API, as far as a stand-in of its server goes."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": API_KEY, "WANDB_ERROR_REPORTING": "false"}.items():
+        monkeypatch.setenv(name, value)
+    [log] = mirrored.glob("single/*batch*/wandb/*/*.wandb")
+    trial = log.parents[2].name
+    with stand_in() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        assert tracking.upload([log]) == 0
+        code = "import sys; from accumulation_harness.analysis import load; [f('tester/project', 'single').to_pickle(sys.argv[1]"
+        code += " + f.__name__) for f in (load.from_wandb, load.steps_from_wandb)]"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, f"{tmp_path}/"], check=True)
+        [sent] = [variables for name, variables in server.operations if name == "UpsertBucket" and variables.get("jobType")]
+        config = {name: item["value"] for name, item in json.loads(sent["config"]).items()}
+        history, whole = server.history, server.summary
+    arms, steps = (pd.read_pickle(tmp_path / name) for name in ("from_wandb", "steps_from_wandb"))
+    stored = load.from_store(mirrored)
+    stored = stored[stored["trial"] == trial].reset_index(drop=True)
+    columns = [*VERDICT_COLUMNS, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES), "model"]
+    pd.testing.assert_frame_equal(arms[columns], stored[columns], check_exact=True)
+    kept, _ = load.steps(mirrored, "single", [trial])
+    order = ["trial", "step", "arm", "accumulation_steps", "replicate"]
+    frames = [frame.sort_values(order, ignore_index=True)[list(kept)] for frame in (steps, kept)]
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+    assert set(steps["arm"]) >= {"full", "accumulated", "null", "ulp", "scale@1e-3"}
+    assert (sent["jobType"], config["workload_name"], config["optimizer_name"]) == ("trial", "digits", "sgd")
+    assert whole["verdict"] == "different" and whole["cause"] == "batch_statistics"
+    for row in history:
+        assert row["optimizer_step"] == row["_step"]
+        assert all(row[f"gradient_difference_norm/accumulated-{n}"] > 0 for n in (2, 8)), "at every step"
 
 
 def test_nothing_to_upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,12 +34,6 @@ def test_csv_gives_every_double_back(results: Path, grid: list[str]) -> None:
     assert {row[header.index("explained")] for row in rows} == {"True", "False"}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, 5e-324, 0.1 + 0.2])
-def test_csv_keeps_odd_numbers(value: float) -> None:
-    line = tables.to_csv(pd.DataFrame({"x": [value]})).decode().splitlines()[1]
-    assert bits(abs(float(line))) == bits(abs(value)) if math.isnan(value) else bits(float(line)) == bits(value)
-
-
 def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
     for seed in range(3):
         wrong = {("accumulated", 4): {"verdict": "different", "cause": "unexplained", "explained": False}} if seed == 1 else {}
@@ -59,13 +53,6 @@ def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
     assert cells["group", "accumulated", 2].verdict == "equivalent"
     assert cells["batch", "accumulated", 2].explained
     assert cells["batch", "permuted", 1].verdict == "equivalent"
-
-
-def test_matrix_shows_the_worst_verdict(results: Path, make_trial) -> None:
-    for seed, verdict in enumerate(("equivalent", "inconclusive", "degraded")):
-        make_trial(seed=seed, change={("accumulated", 2): {"verdict": verdict}})
-    cell = tables.matrix(load.from_store(results)).query("arm == 'accumulated' and accumulation_steps == 2").iloc[0]
-    assert (cell["verdict"], cell["agreeing"], cell["n"]) == ("degraded", 1, 3)
 
 
 def test_convergence_against_numpy(results: Path, make_trial) -> None:
@@ -126,22 +113,6 @@ def test_holm_over_the_accumulated_arms(results: Path, grid: list[str]) -> None:
     sizes = judged.groupby("measure").size()
     for measure, at in first.items():
         assert judged.loc[at, "apart_holm"] == pytest.approx(min(1.0, sizes[measure] * judged.loc[at, "apart_p"]))
-
-
-def test_drawn_trials_are_few_and_share_an_optimizer(results: Path, grid: list[str]) -> None:
-    chosen = tables.drawn(load.from_store(results))
-    assert chosen["optimizer"].eq("adam").all()
-    assert chosen["seed"].eq(0).all()
-    assert not chosen.duplicated(["model", "precision"]).any()
-    assert len(chosen) == 5
-
-
-def test_vacuity_says_where_nothing_was_tested(results: Path, grid: list[str]) -> None:
-    table = tables.vacuity(load.from_store(results)).set_index("norm")
-    assert table.loc["group", "n"] == 3
-    assert table.loc["group", "arms"] == 6
-    assert table.loc["group", "unequal"] == 3
-    assert table["clipped"].eq(table["arms"]).all()
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "a\r=1", "\uff1d1"])

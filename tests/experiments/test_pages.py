@@ -63,7 +63,7 @@ TINY: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], dict[str, str]]] = 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "adam")) for name in TINY])
 def test_the_page_of_tiny_trials(name: str, tmp_path: Path) -> None:
     trials, shown, verdicts = TINY[name]
     for changes in trials:
