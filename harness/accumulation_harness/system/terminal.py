@@ -62,7 +62,11 @@ def suggesting(refusal: str) -> str:
     if not found:
         return refusal
     meant = closest(found[1].rpartition("=")[2].strip("'"), re.findall(r"[\w+@-]+", found[2]))
-    return f"{refusal[: found.end()]}; did you mean {meant}?{refusal[found.end() :]}" if meant else refusal
+    if not meant:
+        return refusal
+    behind = re.compile(r"\)| \(|$").search(refusal, found.end())
+    end = behind.start() if behind else len(refusal)
+    return f"{refusal[:end]}; did you mean {meant}?{refusal[end:]}"
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
