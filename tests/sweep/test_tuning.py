@@ -67,7 +67,7 @@ def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: P
     first = experiment.run_many(every, rated_trial)
     chosen = {0.1, 0.4}
     assert finished(tmp_path) == {(s, lr) for s in TUNING for lr in RATES} | {(s, lr) for s in JUDGING for lr in chosen}
-    assert "6 trials judge" in capsys.readouterr().out
+    assert "6 trials judge" in capsys.readouterr().err
     again = experiment.run_many(every, rated_trial)
     assert (again.done, again.skipped) == (0, first.done)
 
@@ -93,7 +93,7 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
         for method in ("dual_bank@8", "dual_bank@8+5")
     )
     experiment.run_many([*early, *late], rated_trial)
-    assert "15 trials judge" in capsys.readouterr().out, "three arms of both grids and one of each, on three seeds"
+    assert "15 trials judge" in capsys.readouterr().err, "three arms of both grids and one of each, on three seeds"
     measured = load.read(tmp_path).measurements
     judged = measured[measured["seed"] < 100]
     assert set(judged["arm"]) >= {"full", "small", "dual_bank@8", "dual_bank@8+5"}
@@ -144,6 +144,6 @@ def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path: Path, 
     tuned = configs(tmp_path, "learning_curves")
     single = [dataclasses.replace(config, accumulation_steps=(8,)) for config in tuned if config.optimizer.lr == RATES[0]]
     outcome = experiment.run_many([*tuned, *single], rated_trial)
-    assert "6 trials judge" in capsys.readouterr().out
+    assert "6 trials judge" in capsys.readouterr().err
     num_tuning = len(TUNING) * len(RATES)
     assert (outcome.done, outcome.skipped) == (num_tuning + 6 + len(single), 0)
