@@ -42,7 +42,7 @@ report-full: $(VENV)/.ready  ## measure every question with its full grid (hours
 	$(call sweep_and_report,all,)
 
 test: $(VENV)/.ready  ## run the tests (about 9 minutes on 2 cores)
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The oldest torch that sweeps are promised for, and the Python that machines with cards have beside it, in an environment of its own.
 FLOOR := .floor
@@ -56,10 +56,10 @@ $(FLOOR)/.ready: pyproject.toml
 	touch $@
 
 test-floor: $(FLOOR)/.ready  ## audits, trials and watched runs with the oldest torch that sweeps are promised for
-	$(FLOOR)/bin/python -m pytest -q -n 2 $(FLOOR_TESTS)
+	$(FLOOR)/bin/python -m pytest -q -n 2 --dist loadfile $(FLOOR_TESTS)
 
 test-slow: $(VENV)/.ready  ## run the long tests too
-	$(BIN)/python -m pytest -q -n 2 -m ""
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m ""
 
 # Without --quiet, with which mkdocs does not count its warnings and builds in spite of them.
 docs: $(VENV)/.ready  ## build the documentation into site/, without a network; a link that leads nowhere is an error

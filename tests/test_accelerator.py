@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,28 +13,18 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe import forwards, launched, ranks
+from accumulation_harness.audit.observe import forwards
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.config import (
     Device,
     HarnessConfig,
-    Model,
-    Precision,
-    TrialConfig,
-    WorkloadConfig,
 )
-from accumulation_harness.measure import ablation
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
 from accumulation_harness.system import accelerator
-from accumulation_harness.watch import replay
 
 ROOT = Path(__file__).parents[1]
 STYLES = {
@@ -71,15 +60,6 @@ assert inside[-2:] == ["ieee", "ieee"], inside
 @pytest.mark.parametrize("style", STYLES)
 def test_tf32_is_off_inside_however_the_caller_has_set_it(style: str) -> None:
     subprocess.run([sys.executable, "-c", SHOW.format(STYLES[style])], cwd=ROOT, check=True)
-
-
-def test_the_callers_tf32_comes_back() -> None:
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    assert accelerator.uses_tf32()  # torch's default for convolutions
-    with accelerator.ieee_float32():
-        assert not accelerator.uses_tf32()
-        assert not torch.backends.cudnn.allow_tf32  # the older interface can be read as well
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
 @pytest.fixture
@@ -127,89 +107,6 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(
     assert {one.gpu for one in pool.children} == set(places)
     assert [one.end() for one in pool.children] == [child.Done(), child.Done()]
     assert {(tmp_path / f"seen-{seed}").read_text() for seed in (0, 1)} == seen
-
-
-def test_without_cudnn_is_a_factor_of_the_gap_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gap of a run is measured with cuDNN switched off, which is on again afterwards."""
-    setting = Setting(TrialConfig(effective_batch=8, workload=WorkloadConfig(model=Model.mlp, width=1)), torch.device("cpu"))
-    seen: list[bool] = []
-
-    def taken(arm: Any, window: Any) -> Tensor:
-        seen.append(torch.backends.cudnn.enabled)
-        return take_step(arm, window)
-
-    monkeypatch.setattr(ablation, "take_step", taken)
-    recipe = Recipe(accumulation_steps=2, split=Even(4))
-    run = ablation.Run(recipe=recipe, ids=torch.arange(8), precision=Precision.float32, clip_norm=None)
-    before = torch.backends.cudnn.enabled
-    ablation.gap(setting, run)
-    ablation.gap(setting, ablation.ON_CUDA["cuDNN"](setting, run))
-    assert seen == [before, False] and torch.backends.cudnn.enabled == before
-    monkeypatch.setattr(ablation, "gap", lambda setting, run: 1.0 if run.cudnn else 0.1)
-    for kind, share in (("cuda", 0.9), ("cpu", None)):
-        monkeypatch.setattr(setting, "device", torch.device(kind))
-        monkeypatch.setattr(ablation, "REMOVALS", {})
-        assert ablation.attribute(setting, run.recipe, [run.ids]).get("cuDNN") == (share and pytest.approx(share))
-
-
-class Link:
-    """A connection of a rank that is given no job."""
-
-    def recv(self) -> None:
-        return None
-
-
-def test_ranks_on_gpus_can_also_talk_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With NCCL alone, a loop on the CPU of a machine with GPUs fails; in ranks of our own, and in those of another program."""
-    backends: list[str] = []
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: backends.append(backend))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(ranks.processes, "die_with_parent", lambda *_: threading.Thread())
-    monkeypatch.setattr(launched.atexit, "register", lambda function: None)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")
-    for count in (2, 0):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        link = cast(Any, Link())
-        ranks.serve(0, 2, str(tmp_path / "store"), 0, ("", ""), list(sys.path), torch.get_num_threads(), link)
-        rank = launched.Rank(number=0, world=2, local=0)
-        one = launched.Launched(cast(Any, None), None, rank, cast(Any, None), tmp_path)
-        one._join()
-        one._patches.restore()
-    assert backends == ["cpu:gloo,cuda:nccl"] * 2 + ["gloo"] * 2
-
-
-def test_draws_of_a_gpu_inside_the_model_are_none_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the audit notes at the end of a backward has both generators too; and a draw between two backwards is seen."""
-    state = torch.zeros(16, dtype=torch.uint8)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone()])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-
-    class Draws(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            state[8] += 4
-            return x
-
-    def run(between: int) -> list[bool]:
-        def train(batch_size: int, accumulation_steps: int) -> None:
-            model = nn.Sequential(nn.Linear(3, 2), Draws())
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(2):
-                for _ in range(accumulation_steps):
-                    state[8] += between
-                    model(torch.ones(batch_size, 3)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-        seen = watch(train, Job(batch_size=2, accumulation_steps=3))
-        assert seen.error is None
-        return [backward.outside for track in seen.tracks for step in track.steps for backward in step.backwards]
-
-    assert run(0) == [False] * 6
-    assert run(1) == [False] + [True] * 5  # before the first nothing is known
 
 
 def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,34 +179,3 @@ def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) ->
         assert by_rows.weights == pytest.approx(whole.weights, rel=1e-10)
         assert by_rows.residual == pytest.approx(whole.residual, rel=close) and by_rows.residual > 0.01
         assert (by_rows.condition > 1e12) == (whole.condition > 1e12) == (columns is not parts)
-    with monkeypatch.context() as patch:
-        patch.setattr(gradients, "MOST_AT_ONCE", 256)
-        assert gradients.decompose(a, [parts[0], torch.full_like(a, torch.nan)]).weights[0] != 1
-        calls: list[int] = []
-        qr = torch.linalg.qr
-        patch.setattr(torch.linalg, "qr", lambda m, mode="reduced": calls.append(len(m)) or qr(m, mode=mode))
-        gradients.decompose(a, parts)
-    assert len(calls) > 10 and max(calls) < 100
-
-
-@pytest.mark.parametrize("available", [True, False])
-def test_a_watched_loop_on_the_cpu_is_replayed_there(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
-    """On a machine with several GPUs too: with autocast of the CPU, and without torch's warning of generators."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * available)
-    seen: list[tuple[bool, bool]] = []
-
-    def casts() -> tuple[bool, bool]:
-        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-
-    weights = [nn.Parameter(torch.ones(3, 2))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(torch.bfloat16, weights):
-            seen.append(casts())
-            drawn = torch.rand(3)
-        again = torch.rand(3)
-        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(None, weights):
-            seen.append(casts())
-    assert seen == [(True, False), (False, False)]
-    assert torch.equal(drawn, again)  # the generator was put back

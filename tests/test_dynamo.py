@@ -36,10 +36,10 @@ assert sys.modules["torch._dynamo"] is real
     "asked",
     [
         "import torch._dynamo.config as found; assert found.__spec__.loader is not None and found.suppress_errors is False",
-        "from torch._dynamo.utils import counters",
-        "from torch._dynamo import OptimizedModule",
+        pytest.param("from torch._dynamo.utils import counters", marks=pytest.mark.slow),
+        pytest.param("from torch._dynamo import OptimizedModule", marks=pytest.mark.slow),
         "x = torch.ones(1, 2); assert torch.equal(torch.compile(model, backend='eager')(x), model(x))",
-        "compiled = torch.compile(step, backend='eager'); compiled(); compiled()",
+        pytest.param("compiled = torch.compile(step, backend='eager'); compiled(); compiled()", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_asked_is_answered_by_the_real_module(asked: str) -> None:

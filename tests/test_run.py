@@ -6,8 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,15 +14,9 @@ import pytest
 from accumulation_harness.analysis.question import registered
 from accumulation_harness.config import (
     HarnessConfig,
-    Norm,
     OptimizerConfig,
     OptimizerName,
     Precision,
-    ScheduleConfig,
-    ScheduleName,
-    Split,
-    TrackingConfig,
-    TrackingMode,
     compose,
 )
 from accumulation_harness.config.identity import identity
@@ -60,24 +52,6 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
 def test_the_command_alone_runs_the_defaults_of_the_dataclasses(command: Command, tmp_path: Path) -> None:
     assert command() == (0, [HarnessConfig()])
     assert os.listdir(tmp_path) == [], "Hydra made folders"
-
-
-GROUPS = {
-    "optimizer=sgd": OptimizerConfig(name=OptimizerName.sgd, lr=0.1),
-    "optimizer=momentum": OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
-    "optimizer=nesterov": OptimizerConfig(name=OptimizerName.nesterov, lr=0.05),
-    "optimizer=adam": OptimizerConfig(name=OptimizerName.adam, lr=0.003),
-    "optimizer=adamw": OptimizerConfig(name=OptimizerName.adamw, lr=0.003, weight_decay=0.01),
-    "schedule=cosine": ScheduleConfig(name=ScheduleName.cosine),
-    "tracking=disabled": TrackingConfig(mode=TrackingMode.disabled),
-    "tracking=online": TrackingConfig(mode=TrackingMode.online),
-}
-
-
-@pytest.mark.parametrize("choice", GROUPS)
-def test_a_group_is_chosen_by_name(command: Command, choice: str) -> None:
-    code, (config,) = command(choice)
-    assert (code, getattr(config, choice.split("=")[0])) == (0, GROUPS[choice])
 
 
 @pytest.mark.parametrize("name", ["digits", "digits_mlp", "digits_resnet18", "mnist", "cifar10", "text"])
@@ -204,23 +178,13 @@ EQUIVALENCE = {
 }
 
 
-@pytest.mark.parametrize("arguments", EQUIVALENCE)
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, one in enumerate(EQUIVALENCE)]
+)
 def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command: Command, arguments: str) -> None:
     code, configs = command("+experiment=equivalence", *arguments.split())
     assert (code, len(configs)) == (0, EQUIVALENCE[arguments])
     assert len({identity(config.trial) for config in configs}) == len(configs)
-
-
-def test_the_equivalence_grid(command: Command) -> None:
-    _, configs = command("+experiment=equivalence")
-    by_grid = Counter((config.workload.label, config.norm == Norm.layer, config.split) for config in configs)
-    assert by_grid == {
-        ("digits", False, Split.even): 54 + 10,
-        ("text", True, Split.ragged): 12,
-        ("digits", True, Split.even): 2,
-    }
-    assert {config.experiment for config in configs} == {"equivalence"}
-    assert Counter(config.accumulation_steps for config in configs) == {(2, 4, 8, 16): 68, (2, 4): 10}
 
 
 @pytest.mark.slow
@@ -250,13 +214,6 @@ def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: p
     assert len(fast) == 16 and fast == slow
 
 
-def test_hundreds_of_cells_compose_in_seconds(command: Command) -> None:
-    started = time.monotonic()
-    _, configs = command("-m", "seed=range(300)")
-    assert len(configs) == 300
-    assert time.monotonic() - started < 10, "Hydra's own composition would take about 15 s"
-
-
 def test_every_launcher_of_hydra_can_be_used(command: Command) -> None:
     code, configs = command("-m", "hydra/launcher=basic", "seed=0,1")
     assert (code, [config.seed for config in configs]) == (0, [0, 1])
@@ -271,31 +228,14 @@ def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.Monk
         assert command()[0] == command("-m", "seed=0,1")[0] == code
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.sweep.run import main\n" + (
         "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
     )
     assert done.stdout.endswith("set()\n") and "+experiment=NAME" in done.stdout
-    assert time.monotonic() - started < 3, "it takes 0.5 s on an idle machine"
-
-
-def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> None:
-    tiny = ["steps=2", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2]", "tracking=disabled", "workers=2"]
-    command = [sys.executable, "-m", "accumulation_harness", "run", "-m", "seed=0,1", *tiny, f"results={tmp_path}"]
-    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert "2 trials done, 0 finished already, 0 failed." in outputs[0]
-    first, _, cell, last = outputs[1].splitlines()
-    assert first == "Nothing to do: 2 trials finished already."
-    assert cell.split()[:8] == ["digits", "none", "sgd", "float32", "2", "equivalent", "(2", "of"]
-    assert last == f"Results: {tmp_path}. Next: accumulation-harness report --results {tmp_path}"
-    subprocess.run([*command[:4], "seed=2", *command[6:]], check=True)  # alone: several threads would slow down a small model
-    trials = list(Store(tmp_path).trials())
-    assert [trial.environment["threads"] for trial in trials] == [1, 1, 1]
-    assert all(trial.arms and (trial.folder / "steps.parquet").exists() for trial in trials)
 
 
 @pytest.mark.slow

@@ -28,22 +28,6 @@ with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
     sys.stdin.read()
     writer.finish({"arms": [], "environment": {}, "seconds": {}})
 """
-# A process that stores forty trials, each claimed by whoever comes first.
-RACE = """
-import sys
-from accumulation_harness.results.store import Store, TrialTaken
-store, done = Store(sys.argv[1]), 0
-for i in range(40):
-    try:
-        with store.open_trial("race", f"t{i}", {"i": i}) as writer:
-            for step in range(5):
-                writer.add({"step": step, "loss": i + step / 7})
-            writer.finish({"arms": [], "environment": {}, "seconds": {}})
-            done += 1
-    except TrialTaken:
-        pass
-print(done)
-"""
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -131,15 +115,3 @@ def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path: Path) -> No
 def test_a_store_without_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main(["--results", str(tmp_path / "nowhere")]) == 1
     assert "no trials" in capsys.readouterr().err
-
-
-def test_four_processes_store_the_same_trials_once_each(tmp_path: Path) -> None:
-    writers = [python(RACE, tmp_path) for _ in range(4)]
-    done = [int(writer.communicate(timeout=100)[0]) for writer in writers]
-    assert [writer.returncode for writer in writers] == [0] * 4
-    assert sum(done) == 40
-    stored = list(Store(tmp_path).trials("race"))
-    assert {trial.trial for trial in stored} == {f"t{i}" for i in range(40)}
-    for trial in stored:
-        steps = Store(tmp_path).steps(trial)
-        assert steps["loss"].tolist() == [trial.config["i"] + step / 7 for step in range(5)]

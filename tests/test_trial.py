@@ -135,7 +135,7 @@ def test_training_that_explodes_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("workload", [WorkloadConfig(), WorkloadConfig(dropout=0.2)], ids=["plain", "dropout"])
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
+@pytest.mark.parametrize("precision", [pytest.param(Precision.float32, marks=pytest.mark.slow), Precision.float16])
 def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision) -> None:
     """A probed trial and bare loops over the same arms see the same losses, step by step, and the same generator afterwards."""
     config = dataclasses.replace(

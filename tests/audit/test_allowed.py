@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,8 +82,11 @@ def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model
         assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("model", MODELS)
+QUICK = [*zip(MODELS, CHANGES, strict=True)]
+REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.product(MODELS, CHANGES) if pair not in QUICK]
+
+
+@pytest.mark.parametrize(("model", "change"), [*QUICK, *REST])
 def test_no_allowance_makes_a_wrong_loop_equivalent(model: str, change: str) -> None:
     make, cause, _ = MODELS[model]
     report = audit(loop(make, CHANGES[change]), batch_size=16, accumulation_steps=(4,), allow={cause})

@@ -176,21 +176,6 @@ def test_the_command_judges_evidence(evidence: Path, tmp_path: Path, capfd: pyte
     assert "expected a folder with the evidence of all ranks" in error
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--processes", "2"), "no --processes with --evidence"),
-        (("--format", "json"), "no --format with --evidence"),
-    ],
-)
-def test_what_a_rank_cannot_do_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["code.py:train", "--batch-size", "4", "--accumulation-steps", "4", "--evidence", str(tmp_path), *options])
-    assert stopped.value.code == 2 and words in capsys.readouterr().err
-
-
 def test_outside_of_a_launcher_no_evidence_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)

@@ -147,6 +147,7 @@ def wrong_in(window: int, size: float) -> Callable[[Recipe], Recipe]:
     return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
 
 
+@pytest.mark.slow
 def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found() -> None:
     """Adam with lr = 2 throws a transformer about: shuffled rows part it from the full batch within ten steps."""
     setting = Setting(AMPLIFIED, CPU)

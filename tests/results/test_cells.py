@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from accumulation_harness.results.cells import by_cell, caveats, control_failed, spread
+from accumulation_harness.results.cells import by_cell, caveats, control_failed
 from accumulation_harness.results.judged_arm import VerdictRow
 
 ROW: dict[str, Any] = {
@@ -34,18 +34,6 @@ def test_a_cell_tells_the_worst_of_its_trials() -> None:
     assert (cell.verdict, cell.agreeing, cell.gradient_error) == ("equivalent", 3, 2e-16)
 
 
-def test_what_is_different_without_an_explanation_is_worse_than_with_one() -> None:
-    [cell] = by_cell([wrong(seed=0), wrong(seed=1, explained=False, cause="unexplained"), wrong(seed=2)])
-    assert (cell.cause, cell.explained) == ("unexplained", False)
-
-
-def test_cells_stand_in_the_order_of_the_sweep_with_n_ascending() -> None:
-    cells = by_cell([row(accumulation_steps=16), wrong(), row(accumulation_steps=2), row(optimizer="adam")])
-    assert [(c.norm, c.optimizer, c.accumulation_steps) for c in cells] == [
-        ("none", "sgd", 2), ("none", "sgd", 16), ("batch", "sgd", 2), ("none", "adam", 2)
-    ]  # fmt: skip
-
-
 def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right() -> None:
     right = by_cell([row(), row(arm="permuted", accumulation_steps=1), row(arm="mean_of_means", verdict="different")])
     assert caveats(right) == []
@@ -60,21 +48,7 @@ def test_a_fault_of_the_loop_is_not_called_a_property_of_the_model() -> None:
     assert "not a fault of the loop" not in caveat.finding and "Divide each" in caveat.advice
 
 
-def test_degraded_and_inconclusive_say_what_they_are() -> None:
-    rows = [
-        row(verdict="degraded", cause="underflow_from_division", rounding_ratio=7.0),
-        row(seed=1, verdict="inconclusive", norm="group"),
-    ]
-    degraded, inconclusive = caveats(by_cell(rows))
-    assert "7 times" in degraded.finding and "GradScaler" in degraded.advice
-    assert inconclusive.settings["norm"] == ("group",)
-
-
 def test_a_control_that_differs_is_told_unless_layers_are_random() -> None:
     control = {"arm": "permuted", "accumulation_steps": 1, "verdict": "different"}
     assert control_failed(by_cell([row(**control, cause="unexplained")]))
     assert not control_failed(by_cell([row(**control, cause="stochastic_layers"), row()]))
-
-
-def test_a_range_of_equal_ends_is_one_number() -> None:
-    assert [spread([4.0, 4.0]), spread([1.26, 1.2599]), spread([math.nan])] == ["4", "1.3", "an unknown part"]

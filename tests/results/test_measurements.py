@@ -84,15 +84,6 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, damage: Callable[[Path], 
         assert Measurements(tmp_path).of(measurement(never)) == again
 
 
-def test_a_failure_is_not_kept_and_without_a_folder_nothing_is(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        Measurements(tmp_path).of(measurement(never))
-    for root in (tmp_path / "none", None):
-        assert Measurements(root).of(measurement(lambda: WHOLE)) == WHOLE
-    assert not (tmp_path / "none").exists()
-    assert Measurements(tmp_path).of(measurement(lambda: WHOLE)) == WHOLE
-
-
 def slowly(root: Path, log: Path) -> None:
     def make() -> Whole:
         with open(log, "a") as file:

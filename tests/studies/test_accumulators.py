@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, TrialConfig, WorkloadConfig
-from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, stops_at, summed_in
+from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, summed_in
 from accumulation_harness.recipes.recipe import Arm, take_step
 from tests.studies.by_hand import measured
 from tests.toy import make_arm
@@ -58,11 +58,6 @@ def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precis
         assert np.mean(found == total) > 0.9
         np.testing.assert_array_equal(found, rounded(found, digits))
     assert not np.array_equal(sums[0][-1], sums[1][-1]), "the plain sum has more digits"
-
-
-@pytest.mark.parametrize(("width", "stop"), [("bfloat16", 2**8), ("float16", 2**11), ("float32", 4096)])
-def test_ones_stop_at_two_to_the_digits(width: str, stop: int) -> None:
-    assert stops_at(FORMATS[width]) == stop
 
 
 @pytest.mark.parametrize("width", ["bfloat16", "float16", "float32"])

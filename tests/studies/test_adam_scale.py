@@ -82,10 +82,6 @@ def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed: str) -> 
     assert row_of(OptimizerName.adam, eps=0.01, weight_decay=0.3)["as_if_error"] > 1e-3
 
 
-def test_one_micro_batch_has_nothing_to_forget(row_of) -> None:
-    assert row_of(OptimizerName.adam, num=1, eps=0.01)["fault_error"] == 0
-
-
 @pytest.mark.parametrize("name", OUR_OPTIMIZERS)
 def test_first_update_against_the_reference(name: OptimizerName) -> None:
     rng = np.random.default_rng(3)

@@ -133,12 +133,6 @@ def test_another_order_keeps_each_micro_batchs_samples(split) -> None:
         ]
 
 
-@pytest.mark.parametrize("num", [2, 3, 12])
-def test_another_order_is_never_the_usual_one(num: int) -> None:
-    orders = [InOrder(Even(1), seed).order(num) for seed in range(50)]
-    assert all(sorted(order) == list(range(num)) and order != list(range(num)) for order in orders)
-
-
 @pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.adam])
 def test_same_memory(name: OptimizerName) -> None:
     own = OptimizerConfig(name=name, lr=0.3, momentum=0.8, beta1=0.7, beta2=0.9)

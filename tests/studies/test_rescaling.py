@@ -127,19 +127,6 @@ def test_one_thing_is_rescaled_at_a_time() -> None:
     assert changed(Rescaling.all) == pytest.approx({"lr": 2, "beta2": 0.99**4, "decay": 0.2, "warmup": 1, "ema": 0.9**4})
 
 
-def test_what_the_arms_are() -> None:
-    rows = rescaling.measurements(Setting(CONFIG, torch.device("cpu")), lambda t, own: None)
-    found = {row["arm"]: row for row in rows}
-    assert list(found) == ["small", "small_reordered", "copied", "rate", "beta2", "weight_decay", "warmup", "ema", "all"]
-    assert found["small"]["curve_distance"] == 0 < found["small_reordered"]["curve_distance"]
-    raw = {name: row["probe_loss"] for name, row in found.items()}
-    assert raw["ema"] == raw["copied"], "the average is no part of the training"
-    assert len(set(raw.values())) == len(raw) - 1
-    assert found["ema"]["ema_probe_loss"] != found["copied"]["ema_probe_loss"]
-    curves = zip(found["all"]["curve_probe_loss"], found["small"]["curve_probe_loss"], strict=True)
-    assert found["all"]["curve_distance"] == pytest.approx(sum(abs(math.log(a / b)) for a, b in curves) / 16)
-
-
 def test_the_small_batch_is_a_loop_of_its_own() -> None:
     setting = Setting(CONFIG, torch.device("cpu"))
     chosen = rescaling.Samples.drawn(setting)
