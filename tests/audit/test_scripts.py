@@ -23,6 +23,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
 HF = "--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"
+CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
 TO_WANDB = ("--output_dir", "out", "--use_cpu", "--report_to", "wandb")
 
 
@@ -91,8 +92,8 @@ CASES = {
             "--set-file=conf/train.yaml:trainer.batch_size={batch_size}",
             "--set-file=conf/train.yaml:trainer.accumulate_grad_batches={accumulation_steps}",
         ],
-        old="            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
-        new="        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
+        old=f"        if (start // batch + 1) % accumulate == 0:\n    {CLIP}",
+        new=f"{CLIP}        if (start // batch + 1) % accumulate == 0:\n",
         cause="clip_per_micro_batch",
         framework="torch",
     ),

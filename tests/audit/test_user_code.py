@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from accumulation_harness.audit.observe.runs import this_process_goes_on
-from accumulation_harness.audit.user_code import scratch
+from accumulation_harness.audit.user_code import scratch, trackers
 from accumulation_harness.audit.user_code.call import UserCode, load
 from accumulation_harness.audit.user_code.settings import Settings, edited
 
@@ -184,7 +184,7 @@ def test_trackers_are_off_and_nothing_is_uploaded(home: Path, monkeypatch: pytes
     code = script(
         home,
         "import os, mlflow, neptune, swanlab\n"
-        "mlflow.set_tracking_uri('http://tracker'); assert mlflow.calls == ['file:mlruns']\n"
+        f"mlflow.set_tracking_uri('http://tracker'); assert mlflow.calls == ['{trackers.LOCAL}']\n"
         "neptune.init_run(mode='async'); assert neptune.calls == [{'mode': 'debug'}]\n"
         "swanlab.login('key'); swanlab.init(mode='cloud'); assert swanlab.calls == [{'mode': 'disabled'}]\n"
         "assert os.environ['WANDB_MODE'] == 'disabled'\n",

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.user_code.settings import keys_in_lines, source_of, values_in_python
+from accumulation_harness.audit.user_code.settings import places, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
 
 FILES = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf")
 NAMES = {  # how names are spelled that mean: micro-batches, samples of a micro-batch, of an optimizer step
     "{accumulation_steps}": re.compile(r"accum|^ga$|^gas$|_ga$|update_freq|n(um)?_(chunks|micro_?batches)", re.I),
     "{total_batch}": re.compile(r"(total|global|effective|^train).?batch(?!es)|batch.?total", re.I),
-    "{batch_size}": re.compile(r"batch(?!es)|^bs$|^bsz$", re.I),
+    "{batch_size}": re.compile(r"batch(?!es)|(^|_)bsz?$", re.I),
 }
 NO_NAMES = re.compile(r"eval|val|test|num_?batch|batch_?(idx|index|first|norm)|tokens", re.I)
 FLAG = re.compile(r"""["']--?([\w-]+)["']""")
@@ -26,7 +26,7 @@ VARIABLE = re.compile(r"""(?:environ(?:\.get)?|getenv)[(\[]\s*["'](\w+)["']""")
 
 def asking(target: Target, source: Path) -> str:
     """What is missing, in a line, with the options that would say it."""
-    told = dict(_first_of_each(_places(source)))
+    told = dict(_first_of_each(_names(source)))
     micro = "{batch_size}" in told
     if micro and "{accumulation_steps}" in told:
         told.pop("{total_batch}", None)
@@ -45,16 +45,16 @@ def asking(target: Target, source: Path) -> str:
     return f"expected how it is told the two numbers, as {' '.join(options)} (or --set, --set-env, --set-file): {what}"
 
 
-def _first_of_each(places: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _first_of_each(names: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
     found: set[str] = set()
-    for name, option, before in places:
+    for name, option, before in names:
         meant = next((p for p, spelled in NAMES.items() if spelled.search(name) and not NO_NAMES.search(name)), None)
         if meant is not None and meant not in found:
             found.add(meant)
             yield meant, (option, before)
 
 
-def _places(source: Path) -> Iterator[tuple[str, str, str]]:
+def _names(source: Path) -> Iterator[tuple[str, str, str]]:
     """Names in a script, in what it imports from its folder and in files that these name; the option that sets each."""
     files, seen = [source], set[Path]()
     texts = {}
@@ -79,14 +79,10 @@ def _places(source: Path) -> Iterator[tuple[str, str, str]]:
 
 def _keys(file: Path, text: str) -> Iterator[str]:
     """Whose value is a whole number."""
-    if file.suffix in (".py", NOTEBOOK):
-        for key, value in values_in_python(text):
-            if isinstance(value, ast.Constant) and type(value.value) is int:
-                yield key
-    elif file.suffix == ".json":
+    if file.suffix == ".json":
         yield from _in_json(json.loads(text))
     else:
-        yield from (key for key, _, value in keys_in_lines(file, text) if value.isdigit())
+        yield from (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit())
 
 
 def _in_json(value: Any) -> Iterator[str]:

@@ -95,7 +95,7 @@ def edited(path: Path, source: str, key: str, value: str) -> str:
     """
     if path.suffix == ".json":
         return _edited_json(path, source, key, value)
-    span = _span_in_python(source, key) if path.suffix in (".py", NOTEBOOK) else _span_in_lines(path, source, key)
+    span = next((span for name, span in places(path, source) if name == key and span[0] < span[1]), None)
     if span is None:
         raise ValueError(f"expected {key} with its value on a line of {path.name}, found none")
     return source[: span[0]] + value + source[span[1] :]
@@ -166,20 +166,21 @@ def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield from ((f"{name}.{inner}", one) for inner, one in _items(item))
 
 
-def _span_in_python(source: str, key: str) -> tuple[int, int] | None:
-    """Of the value that is first given to a name: of a module, a class, a function, a dictionary, an argument of a call."""
+def places(path: Path, source: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Dotted keys, each with where its value begins and ends: what Python assigns or hands on, YAML, TOML and INI."""
+    if path.suffix not in (".py", NOTEBOOK):
+        yield from _in_lines(path, source)
+        return
     lines = source.splitlines(keepends=True)
     starts = [0, *accumulate(map(len, lines))]
     for name, value in values_in_python(source):
-        if name == key:
-            begin, end = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
-            first, last = (starts[row - 1] + len(lines[row - 1].encode()[:bytes_].decode()) for row, bytes_ in (begin, end))
-            return first, last
-    return None
+        ends = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
+        begin, end = (starts[row - 1] + len(lines[row - 1].encode()[:column].decode()) for row, column in ends)
+        yield name, (begin, end)
 
 
-def keys_in_lines(path: Path, source: str) -> Iterator[tuple[str, int, str]]:
-    """Dotted keys of YAML, by its indentation, or of TOML and INI, by their sections: where the value begins, and it."""
+def _in_lines(path: Path, source: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Of YAML by its indentation, of TOML and INI by their sections."""
     begin, above = 0, list[tuple[int, str]]()
     for line in source.splitlines(keepends=True):
         if path.suffix in (".yaml", ".yml"):
@@ -192,12 +193,8 @@ def keys_in_lines(path: Path, source: str) -> Iterator[tuple[str, int, str]]:
             found = ASSIGNED.match(line)
         if found is not None:
             value = re.sub(r"\s+#.*$", "", line[found.end() :].rstrip("\n")).rstrip()
-            yield ".".join([*(name for _, name in above), found[2]]), begin + found.end(), value
+            at = begin + found.end()
+            yield ".".join([*(name for _, name in above), found[2]]), (at, at + len(value))
             if path.suffix in (".yaml", ".yml"):
                 above.append((len(found[1]), found[2]))
         begin += len(line)
-
-
-def _span_in_lines(path: Path, source: str, key: str) -> tuple[int, int] | None:
-    found = next(((at, value) for name, at, value in keys_in_lines(path, source) if name == key), None)
-    return (found[0], found[0] + len(found[1])) if found is not None and found[1] else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any
 
 from accumulation_harness.audit.user_code.imports import Wrap, replaced
 
-LOCAL = "file:mlruns"  # in the scratch folder
+LOCAL = f"file:{tempfile.gettempdir()}/mlruns"  # of all runs, since MLflow keeps it open
 OFF = {  # variables of the environment that switch trackers off
     "WANDB_MODE": "disabled",
     "WANDB_SILENT": "true",
@@ -27,6 +29,7 @@ CALLS: dict[str, dict[str, Mapping[str, Any]]] = {  # module -> function -> keyw
     "swanlab": {"init": {"mode": "disabled"}},
 }
 LEFT_OUT = {"wandb": ("login",), "swanlab": ("login",), "comet_ml": ("login",)}  # which would ask for a key
+ENDS = {"mlflow": "end_run"}  # what the end of a process would call
 UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit")}  # all others end in these
 
 
@@ -42,7 +45,12 @@ def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
     for module, methods in UPLOADS.items():
         changes[module] = {name: _refused for name in methods}
     with replaced(changes):
-        yield
+        try:
+            yield
+        finally:
+            for module in ENDS.keys() & sys.modules.keys():
+                with suppress(Exception):
+                    getattr(sys.modules[module], ENDS[module])()
 
 
 def _changed(
