@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
-from accumulation_harness.analysis.content import Picture, Section, Text, plain, share
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, plain
 from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.question import Answer, Experiment, Material, made_of, registered
 
@@ -152,13 +152,13 @@ def _unregistered(name: str) -> Experiment:
         runs, controls = (right.query("arm == @name") for name in ("accumulated", "permuted"))
         counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())
         why = [
-            f"{share(int(own['explained'].sum()), len(own))} that differ by {cause} are what an exact simulation of it gives."
+            f"{counted(own['explained'])} that differ by {cause} are what an exact simulation of it gives."
             for cause, own in runs.query("cause != '' and verdict == 'different'").groupby("cause")
             if own["explained"].any()
         ]
         found = f"Of {len(wrong)} runs that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""
-        same = int(controls["verdict"].eq("equivalent").sum())
-        told = f"The control, a large batch with its rows shuffled, is equivalent {share(same, len(controls))} times."
+        same = counted(controls["verdict"] == "equivalent")
+        told = f"The control, a large batch with its rows shuffled, is equivalent {same} times."
         accumulated = f"{len(runs)} accumulated runs: {counts}." if len(runs) else ""
         return Answer(tuple(filter(None, [accumulated, *why, told if len(controls) else "", found])), None)
 

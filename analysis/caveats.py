@@ -7,12 +7,12 @@ import math
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Section, Table, Text, number, section
+from accumulation_harness.analysis.content import Section, Text, number, section, table_by
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import State, state_of
 from accumulation_harness.judge.cause import INHERENT, Cause, parsed
 from accumulation_harness.judge.verdict import Outcome
-from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
+from accumulation_harness.results.cells import Caveat, by_cell, caveats, spread
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
 DEFAULT_MOMENTUM = 0.1  # of BatchNorm in PyTorch
@@ -53,7 +53,7 @@ WITHOUT_CAUSE = {
     Outcome.inconclusive: "nothing is known where it could not be judged",
 }
 NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm", "batch": "BatchNorm"}
-HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do")
+HEAD = "normalisation | optimizer | precision | what was found | what to do"
 
 
 def rows(arms: pd.DataFrame) -> list[VerdictRow]:
@@ -78,15 +78,13 @@ def caveats_that_occur(material: Material) -> Section | None:
         told.append(Text(_momenta(bound)))
     if len(clipped := arms.query("clip_norm.notna()")):
         told.append(Text(_clipping(clipped)))
-    table = [
-        (norm, optimizer, precision, _found(own, material.l4), _advice(own))
-        for (norm, optimizer, precision), own in arms.groupby(["norm", "optimizer", "precision"], sort=False)
-    ]
+    columns = ("norm", "optimizer", "precision", lambda own: _found(own, material.l4), _advice)
     caption = (
         "One row for each combination that was swept. Gradient difference: relative, in double precision, largest over the "
         "steps. Rounding: error over that of the large batch, median; below 1 accumulation is the more accurate."
     )
-    return section("Caveats", *told, Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption))
+    table = table_by(arms, "norm optimizer precision", HEAD, columns, caption, sort=False)
+    return section("Caveats", *told, table)
 
 
 def _whose(caveat: Caveat) -> str:
@@ -154,12 +152,9 @@ def corrected(momentum: float, num: int) -> float:
 
 def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
-    cells: list[ArmCell] = by_cell(rows(arms.query("arm == 'accumulated'")))
-    columns = ("workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause")
-    table = pd.DataFrame(
-        [[getattr(cell, name) for name in (*columns, "gradient_error", "rounding_ratio")] for cell in cells],
-        columns=[*columns, "gradient_error", "rounding_ratio"],
-    )
+    columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
+               "gradient_error", "rounding_ratio"]  # fmt: skip
+    table = pd.DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm == 'accumulated'")))], columns=columns)
     table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
     return table
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pandas as pd
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.resampling import Interval
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 
@@ -55,6 +55,27 @@ class Table:
 def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: bool = False) -> Table:
     """A table from values; `head`: the names of its columns, between bars."""
     return Table(tuple(head.split(" | ")), tuple(tuple(map(cell, row)) for row in rows), caption, folded)
+
+
+def table_by(
+    rows: pd.DataFrame, by: str, head: str, columns: Sequence[object], caption: str, *, folded: bool = False, **grouping: Any
+) -> Table:
+    """A table with a line for each group of `by` (names between blanks; none: for each row), in pandas' order.
+
+    A column of it is "name" (the first value), "name median" (any reduction of pandas, or one of `REDUCTIONS`), either with a
+    function for what it gives, or a function of the group's rows.
+    """
+    groups = rows.groupby(by.split() or np.arange(len(rows)), **grouping)
+    return table(head, ([_told(own, column) for column in columns] for _, own in groups), caption, folded=folded)
+
+
+def _told(own: pd.DataFrame, column: Any) -> object:
+    if isinstance(column, tuple):
+        return column[1](_told(own, column[0]))
+    if callable(column):
+        return column(own)
+    name, _, how = column.partition(" ")
+    return own[name].iloc[0] if not how else REDUCTIONS[how](own[name]) if how in REDUCTIONS else getattr(own[name], how)()
 
 
 def cell(value: Any) -> str:
@@ -168,3 +189,39 @@ def counted(which: pd.Series[bool]) -> str:
 def span(values: pd.Series[float]) -> str:
     """The smallest to the largest."""
     return f"{number(values.min())} to {number(values.max())}"
+
+
+def ends(row: pd.DataFrame) -> str:
+    """From `low` to `high` of a table's row."""
+    return f"{number(row['low'].iloc[0])} to {number(row['high'].iloc[0])}"
+
+
+def median_span(values: pd.Series[float]) -> str:
+    """The median, and of several values the smallest to the largest."""
+    return number(values.median()) + (f" ({span(values)})" if len(values) > 1 else "")
+
+
+def interval(values: Iterable[float]) -> str:
+    """Mean and 95 % Student t interval, in words."""
+    one = statistics.mean_interval([*map(float, values)])
+    if math.isnan(one.low):
+        return number(one.estimate)
+    middle, low, high = (round(value, 3) + 0.0 for value in (one.estimate, one.low, one.high))  # no "-0.000"
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def power(differences: Sequence[float]) -> str:
+    """The smallest difference that these paired differences could have shown, in words."""
+    least = statistics.detectable(differences)
+    return "" if math.isnan(least) else f"A difference of {number(least)} would have been seen with 80% power."
+
+
+def names(values: pd.Series[Any]) -> str:
+    """Those that occur, between commas."""
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted({*values} - {""}))
+
+
+REDUCTIONS: dict[str, Callable[..., object]] = {
+    "n": len, "names": names, "span": span, "counted": counted, "interval": interval, "median_span": median_span,
+    "detectable": statistics.detectable, "ended": lambda inside: "yes" if inside.all() else "no: an end",
+}  # fmt: skip

@@ -52,19 +52,20 @@ def judged(arms: pd.DataFrame) -> pd.DataFrame:
     """
     correct = arms.query("arm == 'accumulated'")
     beside = correct[[*_PAIR, "verdict", "cause", "clipped_share", "short_windows"]]
-    joined = arms[arms["fault"]].merge(beside, on=_PAIR, suffixes=("", "_correct"), validate="many_to_one")
-    causes, own = (joined[name].map(causes_of) for name in ("cause", "cause_correct"))
-    judgements = zip(joined["verdict"], causes, joined["verdict_correct"], own, strict=True)
-    detected = [v in ("different", "degraded") and (v, c) != (vc, cc) for v, c, vc, cc in judgements]
-    wrong = [c - cc - {fault, Cause.unexplained} for fault, c, cc in zip(joined["arm"], causes, own, strict=True)]
-    sure = [Cause.unexplained not in c for c in causes]
-    return joined.assign(
-        detected=pd.Series(detected, dtype=bool),
-        named=pd.Series([d and fault in c for d, fault, c in zip(detected, joined["arm"], causes, strict=True)], dtype=bool),
-        confidently_wrong=pd.Series([d and s and bool(w) for d, s, w in zip(detected, sure, wrong, strict=True)], dtype=bool),
-        wrong=pd.Series(["+".join(sorted(w)) for w in wrong], dtype=object),
-        clipping=joined["clipped_share_correct"].map(clipping),
-        lengths=[lengths(*pair) for pair in zip(joined["ragged"], joined["short_windows_correct"], strict=True)],
+    rows = arms[arms["fault"]].merge(beside, on=_PAIR, suffixes=("", "_correct"), validate="many_to_one")
+    causes, own = (rows[name].map(causes_of) for name in ("cause", "cause_correct"))
+    unknown = frozenset({Cause.unexplained})
+    wrong = [c - cc - {fault} - unknown for fault, c, cc in zip(rows["arm"], causes, own, strict=True)]
+    told = pd.Series([fault in c for fault, c in zip(rows["arm"], causes, strict=True)], rows.index, dtype=bool)
+    sure = pd.Series([bool(w) and not c & unknown for c, w in zip(causes, wrong, strict=True)], rows.index, dtype=bool)
+    detected = rows["verdict"].isin(["different", "degraded"]) & ((rows["verdict"] != rows["verdict_correct"]) | (causes != own))
+    return rows.assign(
+        detected=detected,
+        named=detected & told,
+        confidently_wrong=detected & sure,
+        wrong=pd.Series(["+".join(sorted(w)) for w in wrong], rows.index, dtype=object),
+        clipping=rows["clipped_share_correct"].map(clipping),
+        lengths=[lengths(*pair) for pair in zip(rows["ragged"], rows["short_windows_correct"], strict=True)],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -136,33 +137,10 @@ def _ruled(one: ClaimResult) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A claim as the page shows it."""
-
-    id: str
-    source: str
-    claim: str
-    verdict: str
-    condition: str
-    measured: str
-    threshold: str
-    n: str
-    experiment: str
-    rule: str
-    explanation: str
-    recorded: str
-
-    @property
-    def state(self) -> str:
-        """The colour of its verdict."""
-        return self.verdict if self.verdict in COLOURED else "open"
-
-
-@dataclass(frozen=True)
 class Ledger:
     """The section of the page."""
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Mapping[Hashable, str]]  # the columns of `claims.csv` as text, and `state`, the colour of the verdict
     summary: str
     title: str = "What the articles claim, and what was measured"
     head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment")
@@ -170,22 +148,18 @@ class Ledger:
 
 def ledger(claims: pd.DataFrame) -> Ledger:
     """From the table to the page."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in claims["verdict"].value_counts().items())
+    verdicts = claims["verdict"]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.value_counts().items())
     num_recorded = int(claims[RECORDED].ne("").sum())
     recorded = f" {num_recorded} are recorded, from full grids at the commit that is named." if num_recorded else ""
-    rows = tuple(
-        Row(
-            **{
-                **{name: str(row[name]) for name in (*COLUMNS, RECORDED)},
-                "measured": number(row["measured"]),
-                "n": str(row["n"]) if row["n"] else "-",
-                "experiment": row["experiment"] or "-",
-            }
-        )
-        for row in claims.to_dict("records")
+    rows = claims.assign(
+        state=verdicts.where(verdicts.isin(COLOURED), "open"),
+        measured=claims["measured"].map(number),
+        n=claims["n"].replace(0, "-"),
+        experiment=claims["experiment"].replace("", "-"),
     )
     return Ledger(
-        rows,
+        rows.astype(str).to_dict("records"),
         f"{len(claims)} claims: {counts}. Every verdict that says confirmed, refuted or conditional "
         "is computed from the stored results by the rule of its experiment; right or wrong by arithmetic was calculated, and not "
         f"measured.{recorded}",

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Text, number, section, share, span, table
+from accumulation_harness.analysis.content import (
+    Block,
+    Cell,
+    Matrix,
+    Picture,
+    Section,
+    Text,
+    ends,
+    number,
+    section,
+    share,
+    span,
+    table_by,
+)
 from accumulation_harness.analysis.figures import judged as figures
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
@@ -173,11 +183,9 @@ def batch_norm(material: Material) -> Section | None:
     if accumulated.empty:
         return None
     l4 = material.l4[(material.l4["norm"] == "batch") & (material.l4["measure"] == "held_out_loss")]
-    rows = []
-    for n, group in accumulated.groupby("accumulation_steps"):
-        means = l4.query("arm == 'accumulated' and accumulation_steps == @n")["mean"]
-        errors = (group["gradient_error"].median(), group["oracle_error"].max())
-        rows.append((n, group["micro_batch"].iloc[0], len(group), *errors, span(means)))
+    means = l4.query("arm == 'accumulated'").groupby("accumulation_steps")["mean"].agg(span)
+    columns = ("accumulation_steps", "micro_batch", "arm n", "gradient_error median", "oracle_error max",
+               ("accumulation_steps", lambda n: means.get(n, "- to -")))  # fmt: skip
     text = (
         f"BatchNorm normalises with the statistics of the micro-batch: its {len(accumulated)} arms compute another function. A "
         "full batch that normalises in chunks of b (Ghost BatchNorm) reproduces their gradients and running statistics to "
@@ -197,8 +205,8 @@ def batch_norm(material: Material) -> Section | None:
         "BatchNorm compares the same weights with recalibrated statistics.",
     )
     head = "N | b | arms | gradient difference, median | oracle error, worst | held-out loss - full batch's, means"
-    numbers = table(head, rows, "The same in numbers; means over seeds, from the lowest configuration to the highest.")
-    return section("BatchNorm", text, picture, numbers)
+    caption = "The same in numbers; means over seeds, from the lowest configuration to the highest."
+    return section("BatchNorm", text, picture, table_by(accumulated, "accumulation_steps", head, columns, caption))
 
 
 def convergence(material: Material) -> Section | None:
@@ -207,11 +215,10 @@ def convergence(material: Material) -> Section | None:
     cells = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and n >= 2")
     if cells.empty:
         return None
-    rows = (
-        (*(row[name] for name in ("workload", "norm", "optimizer", "precision")), _arm_name(row),
-         row["measure"].removesuffix("_loss").replace("_", "-"), row["n"], row["mean"],
-         f"{number(row['low'])} to {number(row['high'])}", *(row[name] for name in ("tost_p", "apart", "apart_p", "apart_holm")))
-        for row in l4.head(MAX_FOLDED).to_dict("records")
+    columns = (
+        "workload", "norm", "optimizer", "precision", _arm_name,
+        ("measure", lambda name: name.removesuffix("_loss").replace("_", "-")), "n", "mean", ends, "tost_p", "apart", "apart_p",
+        "apart_holm",
     )  # fmt: skip
     caption = (
         f"Paired differences to the full batch; the first {min(MAX_FOLDED, len(l4))} of {len(l4)} rows. tail: mean loss of the "
@@ -224,7 +231,8 @@ def convergence(material: Material) -> Section | None:
         f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:g} nats, fixed beforehand "
         f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
     )
-    return section("Convergence over seeds", *_l4_text(cells, margin), picture, table(L4_HEAD, rows, caption, folded=True))
+    numbers = table_by(l4.head(MAX_FOLDED), "", L4_HEAD, columns, caption, folded=True)
+    return section("Convergence over seeds", *_l4_text(cells, margin), picture, numbers)
 
 
 def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
@@ -254,18 +262,17 @@ def unjudged(material: Material) -> Section:
     title = "What could not be judged or explained"
     if unclear.empty:
         return section(title, f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause.")
-    rows = (
-        (row["trial"], _arm_name(row), row["verdict"], row["reasons"])
-        for row in tables.in_order(unclear).head(MAX_LISTED).to_dict("records")
-    )
+    listed = tables.in_order(unclear).head(MAX_LISTED)
     more = f" The first {MAX_LISTED} are listed; verdicts.csv has all." if len(unclear) > MAX_LISTED else ""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(unclear).items())
     caption = f"{len(unclear)} of {len(arms)} arms: {counts}.{more}"
-    return section(title, table("trial | arm | verdict | reason", rows, caption))
+    columns = ("trial", _arm_name, "verdict", "reasons")
+    return section(title, table_by(listed, "", "trial | arm | verdict | reason", columns, caption))
 
 
-def _arm_name(row: Mapping[Any, Any]) -> str:
-    return "permuted" if row["arm"] == "permuted" else f"{row['arm']} N={row['accumulation_steps']}"
+def _arm_name(row: pd.DataFrame) -> str:
+    arm, num = row[["arm", "accumulation_steps"]].iloc[0]
+    return "permuted" if arm == "permuted" else f"{arm} N={num}"
 
 
 def vacuity(material: Material) -> Section | None:
@@ -273,15 +280,15 @@ def vacuity(material: Material) -> Section | None:
     found = tables.vacuity(material.arms)
     if found.empty:
         return None
-    rows = (
-        (f"{row['workload']} {row['norm']}", row["n"],
-         *(share(row[name], row["arms"]) for name in ("clipped", "short", "unequal")), row["fewest_steps"], row["floor"])
-        for row in found.to_dict("records")
-    )  # fmt: skip
     head = "model | trials | clipping active | short windows | unequal terms | float64 steps, at least | float64 floor"
     caption = (
         "In how many accumulated arms the float64 test met what reveals faults: a window that was clipped, a window shorter than "
         "B, micro-batches with unequal numbers of loss terms. A zero means that the verdicts say nothing about that case. "
         "Floor: the difference of a permuted full batch, the least that can be told apart."
     )
-    return section("Was the test able to fail?", table(head, rows, caption))
+    columns = (
+        lambda own: " ".join(own[["workload", "norm"]].iloc[0]), "n",
+        *(lambda own, of=of: share(*own[[of, "arms"]].iloc[0]) for of in ("clipped", "short", "unequal")), "fewest_steps",
+        "floor",
+    )  # fmt: skip
+    return section("Was the test able to fail?", table_by(found, "", head, columns, caption))

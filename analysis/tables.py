@@ -83,18 +83,17 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
 
 def matrix(arms: pd.DataFrame) -> pd.DataFrame:
     """One row per cell of the verdict matrix: its worst verdict, how many arms have it (`agreeing`), how many there are (`n`)."""
-    chosen = arms.loc[arms["arm"].isin(["accumulated", "permuted"]), [*CELL, "verdict", "explained", "cause"]].copy()
-    chosen["rank"] = chosen["verdict"].map({verdict: place for place, verdict in enumerate(WORST_FIRST)})
-    cells = chosen.groupby(CELL, as_index=False).agg(rank=("rank", "min"), n=("verdict", "size"))
-    joined = chosen.merge(cells, on=[*CELL, "rank"])
-    agreeing = joined.groupby(CELL, as_index=False).agg(
+    chosen = arms.query("arm in ['accumulated', 'permuted']")
+    chosen = chosen.assign(rank=chosen["verdict"].map(WORST_FIRST.index))
+    groups = chosen.groupby(CELL)
+    worst = chosen[chosen["rank"] == groups["rank"].transform("min")]
+    cells = worst.groupby(CELL, as_index=False).agg(
+        verdict=("verdict", "first"),
         agreeing=("verdict", "size"),
         explained=("explained", "all"),
         cause=("cause", lambda causes: ", ".join(sorted(set(causes)))),
     )
-    cells = cells.merge(agreeing, on=CELL)
-    cells["verdict"] = cells.pop("rank").map(dict(enumerate(WORST_FIRST)))
-    return in_order(cells)
+    return in_order(cells.merge(groups.size().rename("n").reset_index(), on=CELL))
 
 
 def facets(frame: pd.DataFrame) -> list[str]:
@@ -197,6 +196,6 @@ def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
 
 def seconds(trials: pd.DataFrame) -> pd.Series[float]:
     """Sum of trial seconds by phase, then in total."""
-    phases = [name for name in trials if str(name).startswith("seconds_")]
-    sums = {str(name).removeprefix("seconds_"): math.fsum(trials[name].dropna()) for name in phases}
+    phases = trials.filter(regex="^seconds_")
+    sums = {str(name).removeprefix("seconds_"): math.fsum(own.dropna()) for name, own in phases.items()}
     return pd.Series({**sums, "total": math.fsum(trials["seconds"])}, dtype=float)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,6 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 MAX_MARKS = 150  # of one strip: more cannot be told apart, and would make the page heavy
 NULLS = ("null", "ulp")
-_Arm = tuple[str, int, int]  # its name, N and replicate
 
 
 def figure_algebra(arms: pd.DataFrame) -> Figure:
@@ -43,17 +41,17 @@ def figure_algebra(arms: pd.DataFrame) -> Figure:
         axes.axvspan(EXACT / 3, ALGEBRA_GATE, color=BLUE, alpha=0.06, linewidth=0)
         axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED)
         axes.text(ALGEBRA_GATE * 1.6, -0.62, f"gate {power_of_ten(ALGEBRA_GATE)}", va="center", color=INK)
-        passes = arms["algebra_error"] <= ALGEBRA_GATE
-        kinds = {norm: arms["norm"].eq(norm) & arms["arm"].eq("accumulated") for norm in norms}
+        labels: list[str] = []
         for place, norm in enumerate(norms):
-            own = kinds[norm]
-            null = arms["norm"].eq(norm) & arms["arm"].eq("permuted")
-            _strip(axes, arms.loc[own & passes, "algebra_error"], place - 0.06, BLUE, "o", "accumulated, passes")
-            _strip(axes, arms.loc[own & ~passes, "algebra_error"], place - 0.06, VERMILLION, "X", "accumulated, fails")
-            _strip(axes, arms.loc[null, "algebra_error"], place + 0.3, GREY, "|", "permuted full batch")
+            own, null = (arms[arms["norm"].eq(norm) & arms["arm"].eq(name)] for name in ("accumulated", "permuted"))
+            errors, labels = own["algebra_error"], [*labels, f"{norm} (n = {len(own)})"]
+            passes = errors <= ALGEBRA_GATE
+            _strip(axes, errors[passes], place - 0.06, BLUE, "o", "accumulated, passes")
+            _strip(axes, errors[~passes], place - 0.06, VERMILLION, "X", "accumulated, fails")
+            _strip(axes, null["algebra_error"], place + 0.3, GREY, "|", "permuted full batch")
             if norm == "batch":
-                _strip(axes, arms.loc[own, "oracle_error"], place - 0.06, GREEN, "D", "BatchNorm against its oracle")
-        axes.set_yticks(range(len(norms)), [f"{norm} (n = {own.sum()})" for norm, own in kinds.items()])
+                _strip(axes, own["oracle_error"], place - 0.06, GREEN, "D", "BatchNorm against its oracle")
+        axes.set_yticks(range(len(norms)), labels)
         axes.set_ylim(len(norms) - 0.4, -0.85)
         axes.set_xlim(EXACT / 3, 10)
         axes.grid(axis="y", visible=False)
@@ -83,10 +81,10 @@ def figure_gradient_error(arms: pd.DataFrame) -> Figure:
         if own.empty:
             continue
         accumulated, null = (own.query("arm == @name") for name in ("accumulated", "permuted"))
-        ends, full = [own["accumulation_steps"].min(), own["accumulation_steps"].max()], own["full_error"]
+        ends, full = own["accumulation_steps"].agg(["min", "max"]), own["full_error"]
         look = {"color": GREY, "label": "full batch: median, range"}
         drawn.append(Curve(ends, [full.median()] * 2, look, band=([full.min()] * 2, [full.max()] * 2)))
-        for value in (null["arm_error"].min(), null["arm_error"].max()):
+        for value in null["arm_error"].agg(["min", "max"]):
             drawn.append(Curve(ends, [value] * 2, {"color": INK, "linestyle": ":", "label": "permuted full batch: range"}))
         is_different = accumulated["verdict"] == "different"
         for chosen, colour, mark, label in (
@@ -107,10 +105,8 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
         table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="loss")
         full = table["full", 1, 0]
         drawn = above.setdefault(f"{model}\n{own['optimizer'].iloc[0]}, seed {own['seed'].iloc[0]}", [])
-        for key, curve in table.items():
-            arm, n, _ = cast(_Arm, key)
-            if arm == "accumulated":
-                drawn.append(Curve(curve.index, curve, {"color": colours[n], "linewidth": 1, "label": f"N = {n}"}))
+        for n, curve in _accumulated(table):
+            drawn.append(Curve(curve.index, curve, {"color": colours[n], "linewidth": 1, "label": f"N = {n}"}))
         drawn.append(Curve(full.index, full, {"color": INK, "linestyle": DASHED, "label": "full batch"}))
         below[f"{model}: |loss - full batch's|"] = _beside_null(table.sub(full, axis=0).abs(), colours)
     figure = curves({**above, **below}, "optimizer step", "loss", axes=("linear", "linear"), columns=len(models), sharey="row")
@@ -138,15 +134,18 @@ def _precisions(rows: pd.DataFrame) -> list[str]:
 def _beside_null(table: pd.DataFrame, colours: dict[int, str]) -> list[Curve]:
     """Curves by N over the shaded band of the null runs; what is exactly zero is a gap."""
     table = table.where(table > 0)
-    arms = table.columns.get_level_values("arm")
-    null, accumulated = table.loc[:, arms.isin(NULLS)].max(axis=1), table.loc[:, arms == "accumulated"]
-    lowest = min(null.min(), accumulated.min().min()) / 2
+    accumulated = _accumulated(table)
+    null = table.loc[:, table.columns.get_level_values("arm").isin(NULLS)].max(axis=1)
+    lowest = np.nanmin([null.min(), *(curve.min() for _, curve in accumulated)]) / 2
     look = {"color": GREY, "linewidth": 0.6, "label": "band of the null runs"}
     return [Curve(null.index, null, look, band=(lowest, null))] + [
-        Curve(curve.index, curve, {"color": colours[n], "linewidth": 0.9, "label": f"N = {n}"})
-        for key, curve in accumulated.items()
-        for _, n, _ in [cast(_Arm, key)]
+        Curve(curve.index, curve, {"color": colours[n], "linewidth": 0.9, "label": f"N = {n}"}) for n, curve in accumulated
     ]
+
+
+def _accumulated(table: pd.DataFrame) -> list[tuple[int, pd.Series[float]]]:
+    """N and the column of each accumulated arm."""
+    return [(int(key[1]), table[key]) for key in table.columns.to_flat_index() if key[0] == "accumulated"]
 
 
 def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
@@ -177,16 +176,17 @@ def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
 def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
     """L4 of the held-out loss, one row per configuration: mean difference and interval of every arm, with the margin."""
     l4 = l4.query("measure == 'held_out_loss'")
-    rows = list(dict.fromkeys(zip(l4["workload"], l4["norm"], l4["optimizer"], strict=True)))
+    l4 = l4.assign(row=l4[["workload", "norm", "optimizer"]].agg(" ".join, axis=1))
+    rows = list(dict.fromkeys(l4["row"]))
     colours = {0: GREY, **by_steps(l4.query("arm == 'accumulated'")["accumulation_steps"].tolist())}
+    l4 = l4.assign(num=l4["accumulation_steps"].where(l4["arm"] == "accumulated", 0))  # 0: the permuted full batch
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0, label="margin")
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, (n, colour) in enumerate(colours.items()):
-            arm = own.query(f"arm == 'accumulated' and accumulation_steps == {n}" if n else "arm == 'permuted'")
-            keys = zip(arm["workload"], arm["norm"], arm["optimizer"], strict=True)
-            at = [rows.index(key) + 0.8 * ((place + 0.5) / len(colours) - 0.5) for key in keys]
+            arm = own.query("num == @n")
+            at = arm["row"].map(rows.index) + 0.8 * ((place + 0.5) / len(colours) - 0.5)
             mark, label = ("o", f"N = {n}") if n else ("d", "permuted full batch")
             axes.errorbar(
                 arm["mean"], at, xerr=to_the_ends(arm), fmt=mark, markersize=3, linewidth=0.9, color=colour, label=label
@@ -198,7 +198,7 @@ def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
         axes.grid(axis="y", visible=False)
         for below in range(1, len(rows)):
             axes.axhline(below - 0.5, color="#e7eaee", linewidth=0.7)
-        axes.set_yticks(range(len(rows)), [" ".join(row) for row in rows])
+        axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.4, -0.6)
 
     shown = {precision: l4.query("precision == @precision") for precision in _precisions(l4)}

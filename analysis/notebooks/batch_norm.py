@@ -16,7 +16,7 @@ from accumulation_harness.analysis import ledger, load
 from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.analysis.notebook import find_results
 from accumulation_harness.analysis.question import registered
-from accumulation_harness.experiments.batchnorm import figures as batch_norm_figures
+from accumulation_harness.experiments.batchnorm import sections as batch_norm
 from accumulation_harness.experiments.batchnorm.tables import EXACT, exact_rows, expected_momentum
 
 RESULTS = find_results("batchnorm", command="accumulation-harness run +experiment=batchnorm hydra.sweeper.size=quick")
@@ -40,7 +40,7 @@ for name, finding in ledger.findings(registered()["batchnorm"], results).items()
 # %%
 rows = results.study(EXACT)
 rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == 0.1)]
-Shown(batch_norm_figures.figure_gradient_over_b(rows))
+Shown(batch_norm.figure_gradient_over_b(rows))
 
 # %%
 plain = exact_rows(results, "accumulated")
@@ -52,7 +52,7 @@ plain.groupby(["after_steps", "micro_batch"])[["gradient_error", "bias", "spread
 # %%
 every = exact_rows(results, "accumulated", all_momenta=True)
 corrected = exact_rows(results, "corrected_momentum", all_momenta=True)
-Shown(batch_norm_figures.figure_effective_momentum(every, corrected))
+Shown(batch_norm.figure_effective_momentum(every, corrected))
 
 # %%
 every.assign(formula=expected_momentum(every)).groupby(["momentum", "accumulation_steps"])[

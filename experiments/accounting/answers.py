@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, number, section, span, table
+from accumulation_harness.analysis.content import Section, number, section, span, table_by
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -42,8 +42,7 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     table = rows.pivot_table(index="trial", columns="accumulation_steps", values="alive_bytes")
     if table.shape[1] < 3 or 1 not in table:
         return undecided("It takes the bytes alive at N = 1 and at two larger N, at one b.", len(rows))
-    nums = sorted(num for num in rows["accumulation_steps"].unique())
-    few, many = nums[1], nums[-1]
+    few, many = table.columns[[1, -1]]
     first, later = table[few] / table[1] - 1, table[many] / table[few] - 1
     once, keeps_on = (first > RISES).any(), (later > RISES).any()
     return ClaimResult(
@@ -76,11 +75,9 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
     needed = 1.3 * adam[MODEL_STATE].sum(axis=1) / adam["num_parameters"]
     close = (needed / TEXT_D7 - 1).abs() <= CLOSE
     right_pure, right_mixed = bool(close[pure].all()), bool(close[mixed].all())
-    agreed = CONFIRMED if right_pure else REFUTED
-    where = "with weights, gradients and moments all in 16 bits" if right_pure else "with float32 weights"
     return ClaimResult(
-        verdict=agreed if right_pure == right_mixed else CONDITIONAL,
-        condition=where,
+        verdict=CONDITIONAL if right_pure != right_mixed else CONFIRMED if right_pure else REFUTED,
+        condition="with weights, gradients and moments all in 16 bits" if right_pure else "with float32 weights",
         measured=needed[pure].median(),
         threshold="10.4 GB within 2%",
         n=len(adam),
@@ -211,20 +208,12 @@ def byte_table(material: Material) -> Section:
     """Bytes per parameter that stay from one micro-batch to the next."""
     rows = material.results.study("model_bytes")
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
-    grouped = per.groupby(["optimizer", "precision", "kept_in", "accumulation_steps"], as_index=False)[MODEL_STATE].median()
     head = "optimizer | precision | weights kept in | N | parameters | gradients | optimizer state"
-    cells = tuple(
-        (
-            row["optimizer"],
-            row["precision"],
-            row["kept_in"],
-            row["accumulation_steps"],
-            *(f"{row[name]:.4g}" for name in MODEL_STATE),
-        )
-        for row in grouped.to_dict("records")
-    )
+    columns = ("optimizer", "precision", "kept_in", "accumulation_steps",
+               *((f"{name} median", "{:.4g}".format) for name in MODEL_STATE))  # fmt: skip
     caption = "Bytes per parameter that stay from one micro-batch to the next, counted on the live tensors; medians over models."
-    return section("Bytes that accumulation does not save", table(head, cells, caption, folded=True))
+    by = "optimizer precision kept_in accumulation_steps"
+    return section("Bytes that accumulation does not save", table_by(per, by, head, columns, caption, folded=True))
 
 
 EXPERIMENT = Experiment(

@@ -51,14 +51,12 @@ def _row(setting: Setting, num: int) -> Row:
     config = setting.config
     right = accumulated(config, num)
     optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
+    exact = Precision.float64
     arms = {
-        name: setting.arm(recipe, precision=Precision.float64, clip_norm=clip, optimizer=own)
-        for name, recipe, clip, own in (
-            (REFERENCE, full_batch(config), config.clip_norm, config.optimizer),
-            (ACCUMULATED, right, config.clip_norm, config.optimizer),
-            (UNDIVIDED, loss_not_divided(right), config.clip_norm, config.optimizer),
-            (AS_IF, right, clip_norm, optimizer),
-        )
+        REFERENCE: setting.arm(full_batch(config), precision=exact),
+        ACCUMULATED: setting.arm(right, precision=exact),
+        UNDIVIDED: setting.arm(loss_not_divided(right), precision=exact),
+        AS_IF: setting.arm(right, precision=exact, clip_norm=clip_norm, optimizer=optimizer),
     }
     lock = LockStep(arms, config.seed)
     # Full windows alone: in a short one the fault's factor is the number of its own micro-batches.
@@ -68,14 +66,13 @@ def _row(setting: Setting, num: int) -> Row:
         first = first or {f"{name}_first": value for name, value in _differences(lock).items()}
     first_window = setting.exact.batch(next(setting.windows(last=LastWindow.drop)))
     gradient = setting.referee().gradient(snapshot(setting.initial), first_window)
-    clips = {name: lock.arms[name].clipped for name in (REFERENCE, UNDIVIDED)}
+    clips = arms[REFERENCE].clipped
     return {
         "accumulation_steps": num,
         **first,
         **_differences(lock),
         "predicted_first": predicted(config.optimizer, config.clip_norm, gradient, lock.start, num),
-        "clipped_share": _share(clips[REFERENCE]),
-        "clipped_share_undivided": _share(clips[UNDIVIDED]),
+        "clipped_share": float(torch.stack(clips).double().mean()) if clips else 0.0,
         "loss": records[ACCUMULATED].loss,
         "loss_undivided": records[UNDIVIDED].loss / num,  # it reports the sum
     }
@@ -110,7 +107,3 @@ def first_update(optimizer: OptimizerConfig, gradient: Tensor, weights: Tensor) 
             return (1 + optimizer.momentum) * decayed
         case _:
             return decayed
-
-
-def _share(flags: list[Tensor]) -> float:
-    return float(torch.stack(flags).double().mean()) if flags else 0.0

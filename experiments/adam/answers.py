@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, span, table
+from accumulation_harness.analysis.content import Picture, Section, number, section, table_by
+from accumulation_harness.analysis.figures.common import EXACT, WIDTH
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREEN, GREY, ORANGE, SERIES, log_axis, power_of_two
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -17,7 +24,6 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.experiments.momentum.answers import APART, LONG, states_evolve_otherwise
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -105,6 +111,38 @@ def revealed(rows: pd.DataFrame) -> str:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
+def figure_eps(rows: pd.DataFrame) -> Figure:
+    """Error of Adam's displacement without 1/N over eps: after the first step, after all steps, and beside eps/N."""
+    predicted = rows.groupby("eps")["predicted_first"].median()
+    drawn = [Curve(predicted.index, predicted, {"color": BLUE, "linewidth": 1, "label": "first step, closed form"})] + [
+        Curve(rows["eps"], rows[column].clip(lower=EXACT),
+              {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.7, "label": label})
+        for column, colour, mark, label in (
+            ("fault_error_first", BLUE, "o", "first step"), ("fault_error", ORANGE, "s", "all steps"),
+            ("as_if_error", GREEN, "D", "all steps, against the right gradient at eps/N"),
+        )
+    ]  # fmt: skip
+    figure = curves({"": drawn}, "eps", "relative difference of the displacement", axes=("log", "log"), size=(WIDTH, 3.3))
+    for which in "xy":
+        log_axis(figure.axes[0], which, most=10)
+    return figure
+
+
+def figure_second_moment(rows: pd.DataFrame) -> Figure:
+    """Measured over predicted ratio of the two second moments, a colour per N."""
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            set_scale("log", base=2)
+            axis.set_major_formatter(FuncFormatter(power_of_two))
+        axes.axline((1, 1), (2, 2), color=GREY, linewidth=0.9, linestyle=DASHED)
+        for place, (num, own) in enumerate(rows.groupby("accumulation_steps")):
+            axes.plot(own["predicted_without_replacement"], own["ratio"], "o", color=SERIES[place % len(SERIES)], markersize=5,
+                      label=f"N = {num:g}")  # fmt: skip
+
+    return panels({"": rows}, draw, 3.3, x="predicted from per-sample gradients", y="measured", ncols=6)
+
+
 def states(material: Material) -> Section | None:
     """State and weights of every arm over the optimizer steps."""
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
@@ -127,13 +165,6 @@ def missing_division(material: Material) -> Section:
         "optimizer | eps | weight decay | clipping | N | n | first step off by | after 40 steps | "
         "closed form | against the right gradient, rescaled"
     )
-    keys = ["optimizer", "eps", "weight_decay", "clip_norm", "accumulation_steps"]
-    cells = tuple(
-        (own["optimizer"].iloc[0], _eps(own), f"{own['weight_decay'].iloc[0]:g}", _clipping(own),
-         own["accumulation_steps"].iloc[0], len(own), _range(own["fault_error_first"]), _range(own["fault_error"]),
-         own["predicted_first"].median(), own["as_if_error"].max())
-        for _, own in rows.groupby(keys, dropna=False)
-    )  # fmt: skip
     caption = (
         "Relative difference of the displacement from the initial weights, in float64: median (range) over seeds. The last "
         "column is the largest difference to training with the right gradient at eps/N (Adam), weight decay/N (Adam, SGD), rate "
@@ -141,13 +172,18 @@ def missing_division(material: Material) -> Section:
     )
     picture = Picture(
         "eps",
-        figures.figure_eps(chosen),
+        figure_eps(chosen),
         "Relative difference of Adam's path without 1/N over eps: proportional to eps below 1e-6, above 1 at 1e-2; the "
         "difference to the right gradient at eps/N is zero everywhere.",
         "Relative error of Adam's displacement without 1/N, over eps. Each point is a seed; the line is the closed form of the "
         "first step. Differences to the right gradient at eps/N that are exactly zero are drawn at the bottom.",
     )
-    return section("A missing 1/N under Adam", text, picture, table(head, cells, caption))
+    columns = (
+        "optimizer", _eps, ("weight_decay", "{:g}".format), _clipping, "accumulation_steps", "trial n",
+        "fault_error_first median_span", "fault_error median_span", "predicted_first median", "as_if_error max",
+    )  # fmt: skip
+    by = "optimizer eps weight_decay clip_norm accumulation_steps"
+    return section("A missing 1/N under Adam", text, picture, table_by(rows, by, head, columns, caption, dropna=False))
 
 
 def _eps(rows: pd.DataFrame) -> str:
@@ -157,11 +193,6 @@ def _eps(rows: pd.DataFrame) -> str:
 def _clipping(rows: pd.DataFrame) -> str:
     share = rows["clipped_share"].mean()
     return "off" if rows["clip_norm"].isna().all() else f"at {rows['clip_norm'].iloc[0]:g}, active in {share:.0%}"
-
-
-def _range(values: pd.Series[float]) -> str:
-    spread = f" ({span(values)})" if len(values) > 1 else ""
-    return number(values.median()) + spread
 
 
 def second_moment(material: Material) -> Section:
@@ -175,20 +206,19 @@ def second_moment(material: Material) -> Section:
         f"is taken into account ({len(rows)} cells; expected: {MOMENT_MARGIN:.0%})."
     )
     head = "steps before | N | b | B_simple | measured | formula | without replacement | n"
-    cells = tuple(
-        (after, num, own["micro_batch"].iloc[0], own["noise_scale"].median(), _range(own["ratio"]),
-         own["predicted"].median(), own["predicted_without_replacement"].median(), len(own))
-        for (after, num), own in rows.groupby(["after_steps", "accumulation_steps"])
-    )  # fmt: skip
     picture = Picture(
         "second-moment",
-        figures.figure_second_moment(rows),
+        figure_second_moment(rows),
         "Measured against predicted ratio of the second moments: all points lie on the diagonal.",
         "Sum of the second moment from micro-batches over that from windows, against the prediction from per-sample gradients.",
     )
-    return section(
-        "A second moment from micro-batches", text, picture, table(head, cells, "Medians (range) over seeds.", folded=True)
-    )
+    columns = (
+        "after_steps", "accumulation_steps", "micro_batch", "noise_scale median", "ratio median_span", "predicted median",
+        "predicted_without_replacement median", "trial n",
+    )  # fmt: skip
+    by, caption = "after_steps accumulation_steps", "Medians (range) over seeds."
+    cells = table_by(rows, by, head, columns, caption, folded=True)
+    return section("A second moment from micro-batches", text, picture, cells)
 
 
 EXPERIMENT = Experiment(

@@ -32,31 +32,25 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     config = setting.config
     steady = list(setting.windows())
     generator = setting.generator(STREAM)
-    nums = [
-        int(config.accumulation_steps[i])
-        for i in torch.randint(len(config.accumulation_steps), (4 * config.steps,), generator=generator)
-    ]
+    places = torch.randint(len(config.accumulation_steps), (4 * config.steps,), generator=generator)
+    nums = [config.accumulation_steps[i] for i in places.tolist()]
     largest = max(config.accumulation_steps)
     smallest_batch = config.effective_batch // largest
 
-    def by_largest(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-        return [n * largest for n in terms]
-
     varying = cut_windows(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
     whole = [config.effective_batch // num for num in nums]
-    reference, _ = _train(setting, steady, None, window_total, False)
+    reference, _ = _train(setting, steady, None, window_total)
     arms = {
-        "constant_batch": _train(setting, steady, whole, window_total, False),
-        "constant_divisor": _train(setting, steady, whole, by_largest, False),
-        "varying_batch": _train(setting, varying, [smallest_batch] * len(varying), window_total, False),
-        "varying_batch_scaled_rate": _train(setting, varying, [smallest_batch] * len(varying), window_total, True),
+        "constant_batch": _train(setting, steady, whole, window_total),
+        "constant_divisor": _train(setting, steady, whole, lambda terms, _: [n * largest for n in terms]),
+        "varying_batch": _train(setting, varying, [smallest_batch] * len(varying), window_total),
+        "varying_batch_scaled_rate": _train(setting, varying, [smallest_batch] * len(varying), window_total, scaled=True),
     }
     start = flatten(setting.initial.parameters()).to(setting.device)
     way = reference - start
     return [
         {
             "arm": name,
-            "steps_taken": len(varying if name.startswith("varying") else steady),
             "samples": sum(map(len, steady)),
             "distinct_n": len(set(nums[: config.steps])),
             "distance": relative_distance(reached - start, way),
@@ -77,7 +71,7 @@ def cut_windows(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _train(
-    setting: Setting, stream: Sequence[Tensor], sizes: Sequence[int] | None, normalise: Normalise, scaled: bool
+    setting: Setting, stream: Sequence[Tensor], sizes: Sequence[int] | None, normalise: Normalise, *, scaled: bool = False
 ) -> tuple[Tensor, float]:
     """Weights at the end, and the largest gradient error; `sizes`: of each window's micro-batches, None for the full batch."""
     config = setting.config
@@ -87,8 +81,7 @@ def _train(
     for t, ids in enumerate(stream):
         window = setting.exact.batch(ids)
         if sizes is not None:
-            recipe = Recipe(accumulation_steps=-(-len(ids) // sizes[t]), split=Even(sizes[t]), normalise=normalise)
-            arm.recipe = recipe
+            arm.recipe = Recipe(accumulation_steps=-(-len(ids) // sizes[t]), split=Even(sizes[t]), normalise=normalise)
         if scaled:
             arm.optimizer.param_groups[0]["lr"] = rate * len(ids) / config.effective_batch
         right = referee.gradient(snapshot(arm.model), window)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table_by
+from accumulation_harness.analysis.figures.common import EXACT
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import DASHED, INK, SERIES, VERMILLION, log_axis, power_of_ten, steps_axis
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -19,7 +25,7 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.order_of_operations import figures as order_figures
+from accumulation_harness.analysis.tables import NORMS
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.statistics import equivalence_p, mean_interval
 
@@ -73,20 +79,20 @@ def balance(rows: pd.DataFrame) -> pd.DataFrame:
     largest = rows.groupby(keys)["full_norm"].transform("max")
     alive = rows[rows["full_norm"] > ZERO * largest]
     alive = alive.assign(off=(alive["accumulated_norm"] / alive["full_norm"] - 1).abs())
-    groups = alive.groupby(keys)
-    spread = groups[["full_norm", "accumulated_norm"]].max() / groups[["full_norm", "accumulated_norm"]].min()
-    table = pd.DataFrame({"off": groups["off"].max(), "aggravation": spread["accumulated_norm"] / spread["full_norm"] - 1})
+    groups = alive.groupby(keys)[["off", "full_norm", "accumulated_norm"]]
+    spread = groups.max() / groups.min()
+    table = groups.max().assign(aggravation=spread["accumulated_norm"] / spread["full_norm"] - 1)
     return table.reset_index()
 
 
 def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
     """How much more unequal the two towers' gradient norms are under accumulation: mean change of |log ratio|, by trial."""
     towers = rows.assign(tower=rows["tensor"].str.partition(".")[0])
-    squares = towers.assign(full=towers["full_norm"] ** 2, own=towers["accumulated_norm"] ** 2)
-    norms = squares.groupby(["trial", "accumulation_steps", "step", "tower"])[["full", "own"]].sum().unstack("tower")
-    ratios = pd.DataFrame({name: norms[name, "left"] / norms[name, "right"] for name in ("full", "own")})
+    names = ["full_norm", "accumulated_norm"]
+    squares = towers.assign(**towers[names] ** 2).groupby(["trial", "accumulation_steps", "step", "tower"])[names].sum()
+    ratios = squares.xs("left", level="tower") / squares.xs("right", level="tower")
     logs = ratios.map(math.log).abs() / 2
-    change: pd.Series[float] = (logs["own"] - logs["full"]).groupby("trial").mean()
+    change: pd.Series[float] = (logs["accumulated_norm"] - logs["full_norm"]).groupby("trial").mean()
     return change
 
 
@@ -133,27 +139,40 @@ def imbalance(results: Results) -> ClaimResult:
 def ways_to_adapt(material: Material) -> Section:
     """Gradient errors and final distances of each way to change N."""
     rows = material.results.study("adaptive_windows")
-    cells = []
-    for (arm, optimizer), own in rows.groupby(["arm", "optimizer"]):
-        spread = [span(own[column]) for column in ("gradient_error", "distance")]
-        cells.append((ARMS[str(arm)], optimizer, len(own), *spread))
     head = "windows | optimizer | n | worst gradient error | distance of the weights at the end"
     caption = (
         f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: distance to the "
         "mean over the arm's own window. Distance: to the weights trained at constant B, relative to how far these moved. With a "
         "varying B the gradients are right, but those of other windows, which is another training."
     )
-    return section("N that changes from window to window", table(head, cells, caption))
+    columns = (("arm", ARMS.get), "optimizer", "trial n", "gradient_error span", "distance span")
+    return section("N that changes from window to window", table_by(rows, "arm optimizer", head, columns, caption))
+
+
+def figure_tensor_norms(table: pd.DataFrame) -> Figure:
+    """Largest deviation of a tensor's norm over N: a dot per window, coloured by normalisation."""
+    norms = [norm for norm in NORMS if norm in set(table["norm"])]
+
+    def draw(axes: Axes, table: pd.DataFrame) -> None:
+        log_axis(axes, "y", most=9)
+        for place, norm in enumerate(norms):
+            own = table.query("norm == @norm")
+            shifted = own["accumulation_steps"] * 1.1 ** (place - (len(norms) - 1) / 2)
+            colour, mark = (VERMILLION, "X") if norm == "batch" else (SERIES[place], "o")
+            axes.plot(shifted, np.maximum(own["off"], EXACT), mark, color=colour, markersize=4, alpha=0.7, label=f"norm {norm}")
+        axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED, label=f"gate {power_of_ten(ALGEBRA_GATE)}")
+        steps_axis(axes, table["accumulation_steps"].astype(int).tolist())  # among other studies the column has gaps
+
+    return panels({"": table}, draw, 3.2, x="N", y="largest |norm / full batch's - 1|", ncols=len(norms) + 1)
 
 
 def tensor_balance(material: Material) -> Section:
     """Deviations of the tensors' gradient norms over N."""
-    rows = material.results.study("tensor_norms")
-    rows = rows.query("workload != 'pairs'")
+    rows = material.results.study("tensor_norms").query("workload != 'pairs'")
     table = balance(rows)
     picture = Picture(
         "tensor-norms",
-        order_figures.figure_tensor_norms(table),
+        figure_tensor_norms(table),
         "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
         "Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
         f"{rows['trial'].nunique()} trials, {rows['step'].nunique()} points along training. Dashed: the gate.",

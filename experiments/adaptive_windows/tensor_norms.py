@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.lock_step import Setting, Watch
@@ -23,35 +22,25 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     watch, names = Watch(full), [name for name, _ in full.model.named_parameters()]
     rows: list[Row] = []
     for t, ids in enumerate(setting.windows()):
-        window, accumulated = setting.exact.batch(ids), {}
+        window, arms = setting.exact.batch(ids), {}
         if t % config.probe_every == 0:
             for num in config.accumulation_steps:
-                accumulated[num] = _accumulated(setting, full, num, window, t)
-        with setting.randomness(t):
-            take_step(full, window)
-        assert watch.gradient is not None
-        own = _norms(full, watch.gradient)
-        for num, norms in accumulated.items():
-            rows += [
-                {"accumulation_steps": num, "step": t, "tensor": name, "full_norm": a, "accumulated_norm": b}
-                for name, a, b in zip(names, own, norms, strict=True)
-            ]
+                arms[num] = setting.arm(accumulated(config, num), precision=Precision.float64, steps=1)
+                arms[num].model.load_state_dict(full.model.state_dict())
+        norms = {num: _norms(setting, arm, Watch(arm), window, t) for num, arm in arms.items()}
+        own = _norms(setting, full, watch, window, t)
+        rows += [
+            {"accumulation_steps": num, "step": t, "tensor": name, "full_norm": a, "accumulated_norm": b}
+            for num in norms
+            for name, a, b in zip(names, own, norms[num], strict=True)
+        ]
     return rows
 
 
-def _accumulated(setting: Setting, full: Arm, num: int, window: Batch, step: int) -> list[float]:
-    """Norms by tensor of what an arm with `num` micro-batches consumes at the full batch's weights."""
-    config = setting.config
-    recipe = accumulated(config, num)
-    arm = setting.arm(recipe, precision=Precision.float64, steps=1)
-    arm.model.load_state_dict(full.model.state_dict())
-    watch = Watch(arm)
+def _norms(setting: Setting, arm: Arm, watch: Watch, window: Batch, step: int) -> list[float]:
+    """Norms by tensor of what the arm consumes in the window."""
     with setting.randomness(step):
         take_step(arm, window)
     assert watch.gradient is not None
-    return _norms(arm, watch.gradient)
-
-
-def _norms(arm: Arm, gradient: Tensor) -> list[float]:
-    parts = gradient.split([p.numel() for p in arm.model.parameters()])
+    parts = watch.gradient.split([p.numel() for p in arm.model.parameters()])
     return [float(torch.linalg.vector_norm(part)) for part in parts]

@@ -5,16 +5,47 @@ from __future__ import annotations
 import math
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, share, span, table, yes_or_no
+from accumulation_harness.analysis.content import (
+    Picture,
+    Section,
+    interval,
+    number,
+    section,
+    share,
+    span,
+    table_by,
+    yes_or_no,
+)
+from accumulation_harness.analysis.figures.common import EXACT
+from accumulation_harness.analysis.figures.forms import Curve, curves, median_curve
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, VERMILLION
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
-from accumulation_harness.experiments.balance_loss.figures import LABELS, figure_balance
 from accumulation_harness.experiments.convergence.trainings import longest
-from accumulation_harness.experiments.momentum.states import interval
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
+BY = "workload arm accumulation_steps"
+LABELS = {
+    "per_micro_batch": ("per micro-batch", VERMILLION, "X"),
+    "buffered_counts": ("counts buffered within the window", BLUE, "o"),
+    "two_passes": ("two passes", GREEN, "D"),
+}
+
+
+def figure_balance(rows: pd.DataFrame) -> Figure:
+    """Relative error of the router's gradient over N, at the initial weights, by task: every seed, and the median."""
+    panels: dict[str, list[Curve]] = {}
+    for (task, arm), own in rows.query("arm in @LABELS").groupby(["workload", "arm"]):
+        label, colour, mark = LABELS[str(arm)]
+        every = {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.5, "label": label}
+        panels.setdefault(str(task), []).extend((
+            Curve(own["accumulation_steps"], own["gradient_error"].clip(lower=EXACT), every),
+            median_curve(own, "accumulation_steps", "gradient_error", color=colour),
+        ))  # fmt: skip
+    return curves(panels, "N", "router gradient: relative error", size=(5.6 if len(panels) == 1 else 9.4, 3.2), ncols=3)
 
 
 def measured(results: Results) -> pd.DataFrame:
@@ -73,12 +104,6 @@ def losses(material: Material) -> Section:
     rows = measured(material.results)
     chosen = rows.query("arm in @LABELS")
     head = "task | way | N | b | n | loss less the window's | by the formula | router gradient off by"
-    cells = (
-        (task, LABELS[str(arm)][0], num, f"{own['micro_batch'].iloc[0]:g}", len(own), interval(own["loss"] - own["window_loss"]),
-         own["covariance"].mean(), f"{number(off.median())} ({span(off)})")
-        for (task, arm, num), own in chosen.groupby(["workload", "arm", "accumulation_steps"])
-        for off in [own["gradient_error"]]
-    )  # fmt: skip
     picture = Picture(
         "router-gradient",
         figure_balance(chosen),
@@ -87,25 +112,36 @@ def losses(material: Material) -> Section:
         "seeds, and their median.",
     )
     text = f"{finding(chosen)} {advice(chosen)}"
-    return section("One window", text, picture, table(head, cells, "Means with 95% t intervals; medians (range)."))
+    columns = (
+        "workload", ("arm", _label), "accumulation_steps", ("micro_batch", "{:g}".format), "trial n",
+        lambda own: interval(own["loss"] - own["window_loss"]), "covariance mean",
+        lambda own: f"{number(own['gradient_error'].median())} ({span(own['gradient_error'])})",
+    )  # fmt: skip
+    cells = table_by(chosen, BY, head, columns, "Means with 95% t intervals; medians (range).")
+    return section("One window", text, picture, cells)
+
+
+def _label(arm: str) -> str:
+    return LABELS.get(arm, ("window",))[0]
 
 
 def trained(material: Material) -> Section:
     """Where trainings with each end."""
     rows = measured(material.results)
     full = rows.query("arm == 'full'").set_index("trial")
-    measures = ("held_out_loss", "load_entropy", "class_entropy")
+    measures = ["held_out_loss", "load_entropy", "class_entropy"]
+    less = rows[measures] - full.loc[rows["trial"], measures].to_numpy()
     head = "task | way | N | n | held-out loss | less the window's | entropy of the load | less | within a class | less"
-    cells = []
-    for (task, arm, num), own in rows.groupby(["workload", "arm", "accumulation_steps"]):
-        pairs = [(own[name].mean(), interval(own[name] - own["trial"].map(full[name]))) for name in measures]
-        cells.append((task, LABELS.get(str(arm), ("window",))[0], num, len(own), *(cell for pair in pairs for cell in pair)))
+    columns = (
+        "workload", ("arm", _label), "accumulation_steps", "trial n",
+        *(f"{name} {how}" for measure in measures for name, how in ((measure, "mean"), (f"less_{measure}", "interval"))),
+    )  # fmt: skip
     caption = (
         "A router of 8 experts, linear classifiers of which one answers; SGD on cross-entropy and 0.1 times the balance "
         f"loss. Entropies in nats, at most ln 8 = {math.log(8):.2f}. Means and paired 95% t intervals, not corrected; far "
         "smaller than what the loss is for."
     )
-    return section("After a training", table(head, cells, caption))
+    return section("After a training", table_by(rows.join(less.add_prefix("less_")), BY, head, columns, caption))
 
 
 EXPERIMENT = Experiment(

@@ -7,16 +7,17 @@ product of two means, so that its mean over micro-batches is another loss: L_mic
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.workloads import Batch
 
 NUM_EXPERTS, NUM_CLASSES = 8, 10
@@ -42,28 +43,16 @@ def two_pass(shares: Sequence[Tensor]) -> list[Tensor]:
 WAYS: dict[str, Counts] = {"per_micro_batch": own, "buffered_counts": buffered, "two_passes": two_pass}
 
 
-@dataclass(eq=False)
-class Mixture:
-    """Router [E, d] and experts [E, 10, d + 1], each a leaf that gradients are accumulated in."""
+class Mixture(nn.Module):
+    """Router [E, d] and experts [E, 10, d + 1], from the trial's seed; the router starts with scores of about unit size."""
 
-    router: Tensor
-    experts: Tensor
-
-    @classmethod
-    def drawn(cls, setting: Setting, features: int) -> Mixture:
-        """From the trial's seed; the router starts with scores of about unit size."""
+    def __init__(self, setting: Setting, features: int) -> None:
+        super().__init__()
         generator = setting.generator(20)
-
-        def normal(*shape: int) -> Tensor:
-            return (torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(features)).to(setting.device)
-
-        return cls(
-            normal(NUM_EXPERTS, features).requires_grad_(), normal(NUM_EXPERTS, NUM_CLASSES, features + 1).requires_grad_()
+        self.router, self.experts = (
+            nn.Parameter((torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(features)).to(setting.device))
+            for shape in ((NUM_EXPERTS, features), (NUM_EXPERTS, NUM_CLASSES, features + 1))
         )
-
-    def copy(self) -> Mixture:
-        """The same weights as leaves of their own."""
-        return Mixture(self.router.detach().clone().requires_grad_(), self.experts.detach().clone().requires_grad_())
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[n, E] probabilities, and [E] shares of the samples by most likely expert, which carry no gradient."""
@@ -87,13 +76,13 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per way and N: loss and router's gradient of the first window against the window's own, and a training's end."""
     config, workload = setting.config, setting.exact
     features = flat(workload.batch(torch.arange(1))).shape[1]
-    start = Mixture.drawn(setting, features)
+    start = Mixture(setting, features)
     windows = list(setting.windows())
     first = workload.batch(windows[0])
     rows = []
     for num in (1, *config.accumulation_steps):
         for name, way in WAYS.items() if num > 1 else [("full", own)]:
-            trained = start.copy()
+            trained = copy.deepcopy(start)
             for ids in windows:
                 take_step(trained, workload.batch(ids), num, way, config.optimizer.lr)
             rows.append({"arm": name, "accumulation_steps": num, "micro_batch": config.effective_batch // num,
@@ -118,19 +107,16 @@ def window_balance(mixture: Mixture, batch: Batch, num: int, way: Counts) -> tup
 
 def at_once(start: Mixture, batch: Batch, num: int, way: Counts) -> Row:
     """Of one window: `loss`, `window_loss`, what they differ by (`covariance`), and the router gradient's relative error."""
-    mine, whole = start.copy(), start.copy()
-    loss, shares, means = window_balance(mine, batch, num, way)
-    exact, _, _ = window_balance(whole, batch, 1, own)
-    loss.backward()
-    exact.backward()
-    assert mine.router.grad is not None and whole.router.grad is not None
+    loss, shares, means = window_balance(start, batch, num, way)
+    exact, _, _ = window_balance(start, batch, 1, own)
+    (mine,), (whole,) = (torch.autograd.grad(one, [start.router]) for one in (loss, exact))
     f, p = torch.stack(shares), torch.stack(means).detach()
     covariance = NUM_EXPERTS * ((f - f.mean(0)) * (p - p.mean(0))).mean(0).sum()
     return {
         "loss": float(loss.detach()),
         "window_loss": float(exact.detach()),
         "covariance": float(covariance),
-        "gradient_error": float((mine.router.grad - whole.router.grad).norm() / whole.router.grad.norm()),
+        "gradient_error": relative_distance(mine, whole),
     }
 
 
@@ -141,12 +127,11 @@ def take_step(mixture: Mixture, batch: Batch, num: int, way: Counts, lr: float) 
         [mixture.loss(a, b, mixture.route(a)[0]) for a, b in zip(x.chunk(num), labels.chunk(num), strict=True)]
     ).mean()
     total = loss + STRENGTH * window_balance(mixture, batch, num, way)[0]
-    total.backward()
+    weights = [*mixture.parameters()]
+    gradients = torch.autograd.grad(total, weights)
     with torch.no_grad():
-        for weights in (mixture.router, mixture.experts):
-            assert weights.grad is not None
-            weights -= lr * weights.grad
-            weights.grad = None
+        for own_weights, gradient in zip(weights, gradients, strict=True):
+            own_weights.copy_(own_weights - lr * gradient)
 
 
 def ending(mixture: Mixture, held_out: Batch) -> Row:

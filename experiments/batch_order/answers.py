@@ -6,11 +6,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, section, table
+from accumulation_harness.analysis.content import Picture, Section, interval, power, section, table_by
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import REFUTED, ClaimResult, Experiment, Material, claim, over_settings, undecided
-from accumulation_harness.experiments.batch_order.figures import LABELS, figure_orders
 from accumulation_harness.experiments.convergence.trainings import (
     DETECTABLE,
     FEWEST_SEEDS,
@@ -20,11 +23,31 @@ from accumulation_harness.experiments.convergence.trainings import (
     at_tuned_rate,
     longest,
 )
-from accumulation_harness.experiments.momentum.states import interval, power
 from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
+LABELS = {
+    "large": ("large throughout", GREY),
+    "large_then_small": ("large, then small", VERMILLION),
+    "small_then_large": ("small, then large", BLUE),
+    "small": ("small throughout", GREEN),
+}
+
+
+def figure_orders(rows: pd.DataFrame) -> Figure:
+    """Test loss by order, a panel per setting: a mark per seed, and the mean."""
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        for place, (arm, (_, colour)) in enumerate(LABELS.items()):
+            losses = own.loc[own["arm"] == arm, "test_loss"].astype(float)
+            axes.plot([place] * len(losses), losses, "o", color=colour, markersize=4, alpha=0.6)
+            axes.hlines(losses.mean(), place - 0.3, place + 0.3, color=colour)
+        axes.set_xticks(range(len(LABELS)), [label.replace(", ", ",\n") for label, _ in LABELS.values()], fontsize=8)
+
+    groups = {f"{workload}, {optimizer}, N = {num}": own
+              for (workload, optimizer, num), own in rows.groupby(["workload", "optimizer", "accumulation_steps"])}  # fmt: skip
+    return panels(groups, draw, 2.6, y="test loss", columns=2, share=False)
 
 
 @dataclass(frozen=True)
@@ -34,16 +57,6 @@ class Contrast:
     setting: tuple[Hashable, ...]
     differences: list[float]  # paired by seed
     interior: bool  # whether both rates lie inside the grid
-
-    @property
-    def better_p(self) -> float:
-        """Two-sided paired t test."""
-        return statistics.t_test(self.differences)
-
-    @property
-    def excludes_benefit(self) -> bool:
-        """Whether the one-sided 95% interval excludes that large-then-small is better by the margin."""
-        return statistics.mean_interval(self.differences, level=1 - 2 * LEVEL).low > -MARGIN
 
     @property
     def is_usable(self) -> bool:
@@ -95,18 +108,14 @@ def early_large_late_small(results: Results) -> ClaimResult:
     usable = decisive(contrasts(judged(results)))
     if not usable:
         return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.")
-    corrected = statistics.holm([one.better_p for one in usable])
-    better = [
-        p < LEVEL and statistics.mean_interval(one.differences).estimate < 0 for p, one in zip(corrected, usable, strict=True)
-    ]
-    without = [one.excludes_benefit for one in usable]
-    means = [statistics.mean_interval(one.differences).estimate for one in usable]
-    worst = max(zip(means, usable, strict=True), key=lambda pair: pair[0])
-    shown = "; ".join(f"{one.name}: {interval(pd.Series(one.differences))}, n = {len(one.differences)}" for one in usable)
+    corrected = statistics.holm([statistics.t_test(one.differences) for one in usable])
+    ends = [statistics.mean_interval(one.differences, level=1 - 2 * LEVEL) for one in usable]  # one-sided 95 %
+    better = [p < LEVEL and end.estimate < 0 for p, end in zip(corrected, ends, strict=True)]
+    shown = "; ".join(f"{one.name}: {interval(one.differences)}, n = {len(one.differences)}" for one in usable)
     return ClaimResult(
-        verdict=over_settings(better, without),
+        verdict=over_settings(better, [end.low > -MARGIN for end in ends]),
         condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b),
-        measured=worst[0],
+        measured=max(end.estimate for end in ends),
         threshold=f"test loss of large-then-small less small-then-large: below 0 by {MARGIN:g} nats or not",
         n=sum(len(one.differences) for one in usable),
         explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}. "
@@ -123,18 +132,16 @@ def orders(material: Material) -> Section | None:
     head = (
         "setting | order | n | rate | inside the grid | test loss | less small throughout | detectable | validation loss at half"
     )
-    cells = []
-    for key, own in rows.groupby(SETTING):
-        small = own.query("arm == 'small'").set_index("seed")["test_loss"]
-        name = Contrast(key, [], True).name
-        for arm, label in LABELS.items():
-            one = own[own["arm"] == arm]
-            if len(one):
-                difference = one["test_loss"] - small.reindex(one["seed"]).to_numpy()
-                cells.append((name, label[0], len(one), one["lr"].iloc[0],
-                              "yes" if one["interior"].all() else "no: an end", one["test_loss"].mean(),
-                              interval(difference.dropna()), statistics.detectable(difference.dropna().tolist()),
-                              one["switch_loss"].mean()))  # fmt: skip
+    small = rows.query("arm == 'small'").set_index([*SETTING, "seed"])["test_loss"]
+    shown = rows.assign(
+        arm=pd.Categorical(rows["arm"], [*LABELS], ordered=True),
+        less=rows["test_loss"] - small.reindex(pd.MultiIndex.from_frame(rows[[*SETTING, "seed"]])).to_numpy(),
+    )
+    columns = (
+        lambda own: Contrast(tuple(own[SETTING].iloc[0]), [], True).name, ("arm", lambda arm: LABELS[arm][0]), "seed n", "lr",
+        "interior ended", "test_loss mean", lambda own: interval(own["less"].dropna()),
+        lambda own: statistics.detectable(own["less"].dropna()), "switch_loss mean",
+    )  # fmt: skip
     advice = (
         f"{_finding(found)} {_advice(found)} Small batches take the rate over N, under Adam over sqrt(N): "
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
@@ -146,12 +153,9 @@ def orders(material: Material) -> Section | None:
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
     )
-    return section(
-        "Small first or large first",
-        advice,
-        picture,
-        table(head, cells, f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}"),
-    )
+    caption = f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}"
+    cells = table_by(shown, " ".join([*SETTING, "arm"]), head, columns, caption, observed=True)
+    return section("Small first or large first", advice, picture, cells)
 
 
 def _advice(found: list[Contrast]) -> str:
@@ -167,9 +171,10 @@ def _advice(found: list[Contrast]) -> str:
 def _finding(found: list[Contrast]) -> str:
     words = []
     for one in found:
-        low, high = (lambda x: (x.low, x.high))(statistics.mean_interval(one.differences))
-        side = "small first is better" if low > 0 else "large first is better" if high < 0 else "no order is apart from the other"
-        words.append(f"{one.name}: {side} (large first less small first: {interval(pd.Series(one.differences))}, "
+        end = statistics.mean_interval(one.differences)
+        side = "large first is better" if end.high < 0 else "no order is apart from the other"
+        side = "small first is better" if end.low > 0 else side
+        words.append(f"{one.name}: {side} (large first less small first: {interval(one.differences)}, "
                      f"n = {len(one.differences)}).")  # fmt: skip
     return " ".join(words)
 

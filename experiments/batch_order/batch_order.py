@@ -7,21 +7,12 @@ pay early and large ones late. All see the same windows in the same order, and e
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accumulation_harness.config.arm_name import ArmName
-from accumulation_harness.experiments.convergence.learning_curves import (
-    Samples,
-    chosen_arms,
-    evaluation,
-    small_arm,
-    with_small_rate,
-)
-from accumulation_harness.experiments.momentum.optimizer_states import slower
+from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, chosen_arms, evaluation
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import Arm, take_step
 
 LARGE, SMALL = "large", "small"  # a window of B samples, and B / N of them
@@ -37,59 +28,43 @@ ORDERS = {
 class Run:
     """A training in two halves, each at a batch of its own."""
 
-    order: str
-    num: int  # N
+    name: ArmName  # the order, and N
     arm: Arm  # of the present half
     second: Arm  # of the second half, which goes on from where the first has ended
     switch_loss: float = 0.0  # on the validation set, at half the samples
-
-    def switch(self) -> None:
-        """Begin the second half: weights and the optimizer's state are those of the first, the learning rate its own."""
-        continue_from(self.second, self.arm)
-        self.arm = self.second
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per order and N, with the losses in nats per loss term where the training ends."""
     config, chosen = setting.config, Samples.drawn(setting)
-    runs, num_samples = list(_runs(setting)), 0
+    every = [ArmName(order, num) for num in config.accumulation_steps if num > 1 for order in ORDERS]
+    runs = []
+    for one in chosen_arms(config, every):
+        first, second = (arm_at(setting, 1 if size == LARGE else one.accumulation_steps) for size in ORDERS[one.name])
+        runs.append(Run(one, first, second))
+    num_samples, validation = 0, runs[0].arm.workload.batch(chosen.validation)
     for t, ids in enumerate(chosen.windows(setting)):
         if t == config.steps // 2:
             for run in runs:
-                run.switch_loss = evaluation(run.arm, [run.arm.workload.batch(chosen.validation)])[0]
-                run.switch()
+                run.switch_loss = evaluation(run.arm, validation)
+                continue_from(run.second, run.arm)
+                run.arm = run.second
         num_samples += len(ids)
         rows = []
         for run in runs:
             with setting.randomness(t):
                 loss = take_step(run.arm, run.arm.workload.batch(ids))
-            rows.append({"arm": run.order, "accumulation_steps": run.num, "step": t, "replicate": 0, "samples": num_samples,
-                         "loss": loss})  # fmt: skip
+            rows.append({**_label(run), "step": t, "replicate": 0, "samples": num_samples, "loss": loss})
         on_step(t, rows)
     return [
-        {"arm": run.order, "accumulation_steps": run.num, "micro_batch": config.effective_batch // run.num,
-         "samples": num_samples, "switch_loss": run.switch_loss,
-         "validation_loss": evaluation(run.arm, [run.arm.workload.batch(chosen.validation)])[0],
-         "test_loss": evaluation(run.arm, [run.arm.workload.held_out])[0]}
+        {**_label(run), "samples": num_samples, "switch_loss": run.switch_loss,
+         "validation_loss": evaluation(run.arm, validation), "test_loss": evaluation(run.arm, run.arm.workload.held_out)}
         for run in runs
     ]  # fmt: skip
 
 
-def _runs(setting: Setting) -> Iterator[Run]:
-    config = setting.config
-    every = [ArmName(order, num) for num in config.accumulation_steps if num > 1 for order in ORDERS]
-    for name in chosen_arms(config, every):
-        first, second = (_arm(setting, size, name.accumulation_steps) for size in ORDERS[name.name])
-        yield Run(name.name, name.accumulation_steps, first, second)
-
-
-def _arm(setting: Setting, size: str, num: int) -> Arm:
-    """At B, or at B / N with the learning rate over N, under Adam over sqrt(N)."""
-    config = setting.config
-    if size == LARGE:
-        return setting.arm(full_batch(config))
-    optimizer = with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num)
-    return small_arm(setting, num, optimizer)
+def _label(run: Run) -> Row:
+    return {"arm": run.name.name, "accumulation_steps": run.name.accumulation_steps}
 
 
 def continue_from(arm: Arm, before: Arm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from accumulation_harness.analysis.content import names
 from accumulation_harness.analysis.load import Results, Unmeasured
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -53,9 +54,8 @@ def sees_micro_batches(results: Results) -> ClaimResult:
     oracle = rows[["oracle_error", "oracle_statistics_error"]].max().max()
     limits = (CONDITIONING * rows["oracle_floor"]).clip(lower=ALGEBRA_GATE)
     explained = bool((rows["oracle_error"] <= limits).all() and (rows["oracle_statistics_error"] <= ALGEBRA_GATE).all())
-    verdict = CONFIRMED if smallest > APART and explained else REFUTED if largest <= ALGEBRA_GATE else CONDITIONAL
     return ClaimResult(
-        verdict=verdict,
+        verdict=CONFIRMED if smallest > APART and explained else REFUTED if largest <= ALGEBRA_GATE else CONDITIONAL,
         condition="as a fact; the micro-batch's statistics do not explain all of it",
         measured=smallest,
         threshold=f"> {APART:g}, oracle {GATE} or 10 x its floor",
@@ -77,14 +77,12 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
     running = pooled["first_statistics_error"].max()
     left = pooled["gradient_error"].min()
     mended = exact[["gradient_error", "statistics_error"]].max().max()
-    can_be_pooled, stays_off, can_be_exact = running <= ALGEBRA_GATE, left > APART, mended <= ALGEBRA_GATE
-    verdict = (
-        CONDITIONAL if can_be_pooled and stays_off and can_be_exact else REFUTED if can_be_pooled and not stays_off else CONFIRMED
-    )
+    pooled_right, stays_off = running <= ALGEBRA_GATE, left > APART
+    both = pooled_right and stays_off and mended <= ALGEBRA_GATE
     least, most = exact["forwards"].min(), exact["forwards"].max()
     passes = f"{most:.0f}" if least == most else f"{least:.0f} to {most:.0f}"
     return ClaimResult(
-        verdict=verdict,
+        verdict=CONDITIONAL if both else REFUTED if pooled_right and not stays_off else CONFIRMED,
         condition="in one pass: two passes over the window can",
         measured=mended,
         threshold=f"pooled and two-pass {GATE}, one pass > {APART:g}",
@@ -104,10 +102,7 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
 )
 def effective_momentum(results: Results) -> ClaimResult:
     """B5: compares how the buffers forget with 1 - (1 - m)^N and, under the corrected momentum, with m."""
-    plain, corrected = (
-        exact_rows(results, "accumulated", all_momenta=True),
-        exact_rows(results, "corrected_momentum", all_momenta=True),
-    )
+    plain, corrected = (exact_rows(results, arm, all_momenta=True) for arm in ("accumulated", "corrected_momentum"))
     off = (plain["effective_momentum"] - expected_momentum(plain)).abs().max()
     corrected_off = (corrected["effective_momentum"] - corrected["momentum"]).abs().max()
     telling = (expected_momentum(plain) - plain["momentum"]).min()
@@ -140,10 +135,10 @@ def costs_accuracy(results: Results) -> ClaimResult:
     harmed = cells["costs"]
     spared = ~harmed & (cells["tost_p"] < LEVEL)
     left = (~harmed & ~spared).sum()
-    kinds = (harmed.all(), CONFIRMED), (spared.all(), REFUTED), (harmed.any() and spared.any(), CONDITIONAL)
+    mixed = CONDITIONAL if harmed.any() and spared.any() else UNDECIDED
     rest = f" {left} of {len(cells)} cells are settled neither way." if left else ""
     return ClaimResult(
-        verdict=next((ruling for holds, ruling in kinds if holds), UNDECIDED),
+        verdict=CONFIRMED if harmed.all() else REFUTED if spared.all() else mixed,
         condition=_fates(cells, harmed, spared),
         measured=cells["mean"].max(),
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
@@ -156,8 +151,7 @@ def costs_accuracy(results: Results) -> ClaimResult:
 
 def _cells(cells: pd.DataFrame) -> str:
     """Models with their micro-batches, in words."""
-    parts = (f"{model} at b = {', '.join(str(b) for b in sorted(set(own['b'])))}" for model, own in cells.groupby("model"))
-    return " and ".join(parts)
+    return " and ".join(f"{model} at b = {names(own)}" for model, own in cells.groupby("model")["b"])
 
 
 def _fates(cells: pd.DataFrame, harmed: pd.Series[bool], spared: pd.Series[bool]) -> str:

@@ -7,6 +7,7 @@ on the full batch.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.config.arm_name import ACCUMULATED
+from accumulation_harness.measure.banks import count_forwards
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
 from accumulation_harness.measure.trial import full_batch, standard_candidates
 from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.recipes.remedies import REMEDIES, batch_norms
-from accumulation_harness.referee.gradients import compare, flatten, relative_distance
+from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
 from accumulation_harness.workloads import Batch
 
@@ -36,7 +38,6 @@ class WindowStep:
 
     gradient: Tensor  # [P], as the optimizer finds it
     statistics: Tensor  # running means and variances afterwards
-    tracked: float  # num_batches_tracked afterwards
     forwards: float  # samples that went through the model, over the window's
 
 
@@ -53,7 +54,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> list[Row]:
     config, referee, rows = setting.config, setting.referee(), []
-    remedies = {ACCUMULATED: _unchanged} | (REMEDIES if setting.has_batch_norm else {})
+    remedies: dict[str, Callable[[Recipe], Recipe]] = {ACCUMULATED: lambda recipe: recipe}
+    remedies |= REMEDIES if setting.has_batch_norm else {}
     whole = full_batch(config)
     full = _take_window(setting, whole, state, window, MOMENTA[0])
     for right in (candidate.recipe for candidate in standard_candidates(config) if candidate.arm == ACCUMULATED):
@@ -80,11 +82,8 @@ def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> li
 
 def _gradient(own: WindowStep, full: WindowStep, at_one: WindowStep, plain: WindowStep) -> Row:
     """Relative L2 distances in float64: to the full batch's, to the same arm's at N = 1, to the plainly accumulated one."""
-    beside = compare(own.gradient, full.gradient)
     return {
-        "gradient_error": beside.distance,
-        "scale": beside.scale,
-        "cosine": beside.cosine,
+        "gradient_error": relative_distance(own.gradient, full.gradient),
         "split_error": relative_distance(own.gradient, at_one.gradient),
         "change": relative_distance(own.gradient, plain.gradient),
         "forwards": own.forwards,
@@ -103,7 +102,6 @@ def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, o
     return {
         "effective_momentum": 1 - retention,
         "influence": relative_distance(other.gradient, own.gradient),
-        "tracked": own.tracked - _tracked(state),
     }
 
 
@@ -161,30 +159,16 @@ def _arm(setting: Setting, recipe: Recipe) -> Arm:
     return setting.arm(recipe, precision=Precision.float64, clip_norm=None)
 
 
-def _unchanged(recipe: Recipe) -> Recipe:
-    return recipe
-
-
 def _take_window(setting: Setting, recipe: Recipe, state: State, window: Batch, momentum: float) -> WindowStep:
     """A fresh arm at `state` takes the window by the loop under test."""
     held: list[Tensor] = []
-    samples = [0]
 
     def read(arm: Arm) -> None:
         held.append(flatten(p.grad for p in arm.model.parameters() if p.grad is not None))
-
-    def count(_model: object, inputs: tuple[Tensor, ...]) -> None:
-        samples[0] += len(inputs[0])
 
     arm = _arm(setting, dataclasses.replace(recipe, at_boundary=(read, *recipe.at_boundary)))
     arm.model.load_state_dict(state)
     for layer in batch_norms(arm.model):
         layer.momentum = momentum
-    arm.model.register_forward_pre_hook(count)
-    take_step(arm, window)
-    after = snapshot(arm.model)
-    return WindowStep(held[0], running_statistics(after), _tracked(after), samples[0] / len(window))
-
-
-def _tracked(state: State) -> float:
-    return max((float(value) for name, value in state.items() if name.endswith("num_batches_tracked")), default=0.0)
+    forwards = count_forwards(arm.model, lambda: take_step(arm, window))
+    return WindowStep(held[0], running_statistics(snapshot(arm.model)), forwards / len(window))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis import content
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.content import Picture, Section, estimated, number, section, span
+from accumulation_harness.analysis.content import Picture, Section, ends, estimated, number, section, span, table, table_by
+from accumulation_harness.analysis.figures.common import EXACT as LOWEST
+from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, ORANGE, SERIES, VERMILLION, power_of_ten
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.experiments.batchnorm import figures
 from accumulation_harness.experiments.batchnorm.tables import (
     EXACT,
     LEVEL,
@@ -26,6 +30,7 @@ from accumulation_harness.experiments.batchnorm.tables import (
     trained,
 )
 from accumulation_harness.judge import statistics
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.resampling import Interval
 
 WORDS = {
@@ -47,11 +52,70 @@ VERDICTS = {
     "ghost_full_batch": "fixes nothing: the full batch becomes the same other computation as accumulation, exactly",
 }
 
+NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
+CURVES = (
+    ("gradient_error", "accumulated", VERMILLION, "X", "accumulated"),
+    ("bias", "accumulated", ORANGE, "^", "of it: common to all cuts (bias)"),
+    ("oracle_error", "accumulated", GREEN, "D", "accumulated, against Ghost BatchNorm"),
+    ("gradient_error", "two_pass_statistics", BLUE, "o", "two-pass statistics"),
+)
+NORMS = {"batch": (VERMILLION, "X"), "group": (BLUE, "o"), "layer": (GREEN, "D")}
+
+
+def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
+    """Relative gradient error over b, a panel for each model and moment; medians and ranges over trials."""
+    panels = {
+        f"{NAMES.get(str(model), model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} "
+        f"(n = {own['trial'].nunique()})": [
+            median_curve(own.query("arm == @arm"), "micro_batch", column, color=colour, marker=mark, label=label)
+            for column, arm, colour, mark, label in CURVES
+        ]
+        for (model, after), own in rows.groupby(["model", "after_steps"], sort=False)
+    }
+    gate = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
+    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=gate, ylim=(LOWEST / 3, 300), ncols=3)
+
+
+def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> Figure:
+    """Effective momentum of the running statistics over N: measured points on the formula's curves; corrected beside it."""
+    fine = np.geomspace(plain["accumulation_steps"].min(), plain["accumulation_steps"].max(), 60)
+    panels: dict[str, list[Curve]] = {"as it is": [], "momentum 1 - (1 - m)^(1/N)": []}
+    for drawn, rows in zip(panels.values(), (plain, corrected), strict=True):
+        for colour, m in zip(SERIES, sorted(set(plain["momentum"])), strict=False):
+            own = rows.query("momentum == @m")
+            formula = 1 - (1 - m) ** fine if rows is plain else np.full_like(fine, m)
+            look = {"color": colour, "marker": "o", "linestyle": "", "label": f"m = {m:g} (line: formula)"}
+            drawn += [Curve(fine, formula, {"color": colour}), Curve(own["accumulation_steps"], own["effective_momentum"], look)]
+    return curves(panels, "accumulation steps N", "forgotten in one window", axes=("steps", "linear"), ylim=(-0.03, 1.03))
+
+
+def figure_accuracy(panels: Mapping[str, pd.DataFrame]) -> Figure:
+    """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; panels: cells by title."""
+    drawn = {
+        title: [
+            mean_curve(own.sort_values("b"), "b", color=colour, marker=mark, label=f"{norm} norm")
+            for norm, (colour, mark) in NORMS.items()
+            if len(own := cells.query("norm == @norm"))
+        ]
+        for title, cells in panels.items()
+    }
+    return curves(drawn, "micro-batch b", "held-out error, %", axes=("steps", "linear"), sharey=False, ylim=(0, None))
+
+
+def figure_cost_over_values(costs: pd.DataFrame) -> Figure:
+    """Points of held-out error above the full batch's over the values per channel, b H W: a line per model and B."""
+    groups = costs.sort_values("values").groupby(["model", "effective_batch"])
+    drawn = [
+        mean_curve(own, "values", color=colour, marker="o", label=f"{NAMES.get(str(model), model)}, B = {batch}")
+        for ((model, batch), own), colour in zip(groups, SERIES, strict=False)
+    ]
+    x = "values per channel in a micro-batch, b H W"
+    return curves({"": drawn}, x, "points lost", axes=("steps", "linear"), level=(0, "the full batch's"))
+
 
 def gradient_over_b(material: Material) -> Section:
     """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
-    rows = material.results.study(EXACT)
-    rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
+    rows = material.results.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
     influence = plain["influence"].max()
     lines = [_gradient_words(model, own) for model, own in plain.query("after_steps == 0").groupby("model")]
@@ -63,7 +127,7 @@ def gradient_over_b(material: Material) -> Section:
     )
     picture = Picture(
         "gradient-over-b",
-        figures.figure_gradient_over_b(rows),
+        figure_gradient_over_b(rows),
         "Relative gradient error over the micro-batch size at fixed effective batch, with its bias, the error against Ghost "
         "BatchNorm and that of two-pass statistics.",
         f"Same weights, same window of B = {int(rows['effective_batch'].max())}, float64; medians and ranges over trials. "
@@ -76,11 +140,10 @@ def gradient_over_b(material: Material) -> Section:
 
 def _gradient_words(model: object, rows: pd.DataFrame) -> str:
     """Error, bias and scatter of a model at the largest and the smallest b."""
-    table = rows.groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
+    middle = rows.groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
     ends = [
-        f"{number(float(table['gradient_error'][b]))} at b = {b} (bias {number(float(table['bias'][b]))}, scatter "
-        f"{number(float(table['spread'][b]))})"
-        for b in (table.index.max(), table.index.min())
+        f"{number(error)} at b = {b} (bias {number(bias)}, scatter {number(spread)})"
+        for b, error, bias, spread in middle.iloc[[-1, 0]].itertuples()
     ]
     return (
         f"{named(model).capitalize()}, initial weights, B = {int(rows['effective_batch'].max())}: the accumulated gradient is "
@@ -108,7 +171,7 @@ def running_statistics(material: Material) -> Section | None:
     )
     picture = Picture(
         "effective-momentum",
-        figures.figure_effective_momentum(plain, corrected),
+        figure_effective_momentum(plain, corrected),
         "Effective momentum of the running statistics over N for three momenta, measured points on the curves of the formula.",
         "Points: measured on the buffers of the loop under test, in float64. Lines: 1 - (1 - m)^N on the left, m on the right.",
     )
@@ -117,14 +180,13 @@ def running_statistics(material: Material) -> Section | None:
 
 def remedies(material: Material) -> Section:
     """What each remedy does to gradient and running statistics in one window."""
-    rows = material.results.study(EXACT)
-    rows = rows.query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
+    rows = material.results.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
     smallest = rows["micro_batch"].min()
     own = rows.query("micro_batch == @smallest")
     columns = ["gradient_error", "split_error", "statistics_error", "effective_momentum", "forwards"]
-    table = own.groupby("arm")[columns].median()
-    table.loc["frozen_statistics", ["statistics_error", "effective_momentum"]] = float("nan")  # they do not move
-    cells = [(words, *table.loc[arm, columns].astype(float), VERDICTS[arm]) for arm, words in WORDS.items()]
+    middle = own.groupby("arm")[columns].median()
+    middle.loc["frozen_statistics", ["statistics_error", "effective_momentum"]] = np.nan  # they do not move
+    cells = [(words, *middle.loc[arm], VERDICTS[arm]) for arm, words in WORDS.items()]
     head = "remedy | gradient off | depends on N | running statistics off | effective momentum | forwards | what it does"
     caption = (
         f"One window at the initial weights, b = {smallest}, medians over {own['trial'].nunique()} trials. Gradient off: "
@@ -133,12 +195,12 @@ def remedies(material: Material) -> Section:
         "went through the model, over the window's. GroupNorm and LayerNorm have no batch statistics and are exact at every N "
         "(see their experiment); they are other models, with an accuracy of their own."
     )
-    return section("Remedies side by side", content.table(head, cells, caption))
+    return section("Remedies side by side", table(head, cells, caption))
 
 
 def named(model: Any) -> str:
     """A model as the page calls it."""
-    return figures.NAMES.get(str(model), str(model))
+    return NAMES.get(str(model), str(model))
 
 
 def accuracy_over_b(material: Material) -> Section:
@@ -151,7 +213,7 @@ def accuracy_over_b(material: Material) -> Section:
     }
     picture = Picture(
         "accuracy-over-b",
-        figures.figure_accuracy(panels),
+        figure_accuracy(panels),
         "Held-out error of BatchNorm over the micro-batch at fixed effective batch, per model and batch, with intervals.",
         "Held-out error at the end over b; the largest b of each panel is the full batch. Means over seeds and 95% t "
         "intervals, which are wider than those of the paired differences below. Same weights, windows and learning-rate "
@@ -179,20 +241,17 @@ def accuracy_over_b(material: Material) -> Section:
         "model | B | N | b | b H W | n | points lost | 95% interval | in the weights alone | TOST p | t test, Holm | "
         "would have been seen | loss apart, times the null"
     )
-    cells = (
-        (named(row["model"]), *(row[name] for name in ("effective_batch", "accumulation_steps", "b", "values", "n", "mean")),
-         f"{number(row['low'])} to {number(row['high'])}", _mean_and_interval(row["weights"]) if row["weights"] else "-",
-         *(row[name] for name in ("tost_p", "p_holm", "detectable", "apart")))
-        for row in costs.to_dict("records")
+    columns = (
+        ("model", named), "effective_batch", "accumulation_steps", "b", "values", "n", "mean", ends,
+        ("weights", lambda each: _mean_and_interval(each) if each else "-"), "tost_p", "p_holm", "detectable", "apart",
     )  # fmt: skip
-    table = content.table(
-        head,
-        cells,
+    caption = (
         "Held-out error above the full batch's. b H W: "
         "values of a channel in a micro-batch, in the BatchNorm layer that has the fewest. In the weights alone: with statistics "
-        "of the whole training set in both (precise BatchNorm).",
+        "of the whole training set in both (precise BatchNorm)."
     )
-    return section("Accuracy over b", text, picture, *_over_values(costs.query("values.notna()")), table, reach)
+    cells = table_by(costs, "", head, columns, caption)
+    return section("Accuracy over b", text, picture, *_over_values(costs.query("values.notna()")), cells, reach)
 
 
 def _over_values(costs: pd.DataFrame) -> list[Picture]:
@@ -201,7 +260,7 @@ def _over_values(costs: pd.DataFrame) -> list[Picture]:
         return []
     return [Picture(
         "cost-over-values",
-        figures.figure_cost_over_values(costs),
+        figure_cost_over_values(costs),
         "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
         "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer that "
         "has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
@@ -238,7 +297,7 @@ def remedies_trained(material: Material) -> Section:
         "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
         "float32 magnifies at this b: the two rows show by how much."
     )
-    return section("Remedies, trained", text, content.table(head, cells, caption))
+    return section("Remedies, trained", text, table(head, cells, caption))
 
 
 def points(value: float) -> str:
@@ -278,7 +337,7 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
     panels = {f"{named(model)} (n = {int(own['n'].max())})": own for model, own in cells.groupby("model", sort=False)}
     picture = Picture(
         name,
-        figures.figure_accuracy(panels),
+        figure_accuracy(panels),
         "Held-out error of BatchNorm and GroupNorm over the micro-batch, with intervals.",
         "Held-out error over b, means over seeds and 95% t intervals. "
         + (
@@ -291,19 +350,15 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
         "model | b | B | n | BatchNorm, % | GroupNorm, % | GroupNorm gains | 95% interval | would have been seen | "
         "Wu & He: BatchNorm | GroupNorm | gain"
     )
-    table = (
-        (named(row["model"]), *(row[name] for name in ("b", "effective_batch", "n", "batch", "group", "gain")),
-         f"{number(row['low'])} to {number(row['high'])}", row["detectable"],
-         *((str(batch), str(group), f"{batch - group:.1f}") if batch else "---"))
-        for row in gains.to_dict("records")
-        for batch, group in [WU_HE.get(row["b"], (0, 0))]
-    )  # fmt: skip
+    theirs = [(lambda row, of=of: of(*both) if (both := WU_HE.get(row["b"].iloc[0])) else "-") for of in (
+        lambda batch, _: str(batch), lambda _, group: str(group), lambda batch, group: f"{batch - group:.1f}")]  # fmt: skip
+    columns = (("model", named), "b", "effective_batch", "n", "batch", "group", "gain", ends, "detectable", *theirs)
     caption = (
         "Gain: BatchNorm's error minus GroupNorm's, in percentage points, paired by seed. Wu & He 2018: ResNet-50 on ImageNet, "
         "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
     shapes = (_shape(str(model), own) for model, own in gains.groupby("model", sort=False))
-    return section(title, *shapes, picture, content.table(head, table, caption))
+    return section(title, *shapes, picture, table_by(gains, "", head, columns, caption))
 
 
 def _shape(model: str, gains: pd.DataFrame) -> str:
@@ -326,15 +381,13 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
 
 def exact_at_every_n(material: Material) -> Section:
     """The gradient errors of every normalisation, over N."""
-    rows = material.results.study(EXACT)
-    rows = rows.query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
-    cells = (
-        (norm, named(model), f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}", len(own),
-         own["gradient_error"].min(), own["gradient_error"].max())
-        for (norm, model), own in rows.groupby(["norm", "model"])
-    )  # fmt: skip
+    rows = material.results.study(EXACT).query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
     head = "norm | model | N | arms | gradient off, least | most"
     caption = (
         "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."
     )
-    return section("Exact at every N", content.table(head, cells, caption))
+    columns = (
+        "norm", ("model", named), lambda own: f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}",
+        "arm n", "gradient_error min", "gradient_error max",
+    )  # fmt: skip
+    return section("Exact at every N", table_by(rows, "norm model", head, columns, caption))

@@ -49,8 +49,7 @@ def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
 
 def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """The accumulated arms of trials with one N, whose B = N b grows with b."""
-    rest = rows.drop(fixed_batch(rows).index)
-    return rest.query("arm == 'accumulated'")
+    return rows.drop(fixed_batch(rows).index).query("arm == 'accumulated'")
 
 
 def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,10 +119,9 @@ def remedied(results: Results) -> pd.DataFrame:
     "recalibrated" (plain accumulation with the training set's statistics at its weights) and "group_norm" (from
     `study=convergence`, same steps and rate).
     """
-    rows = results.study(REMEDIED)
-    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    rows = results.study(REMEDIED).assign(accuracy=lambda own: 100 * own["held_out_accuracy"])
     plain = rows.query("arm == 'accumulated'")
-    again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
+    again = plain.assign(arm="recalibrated", accuracy=100 * plain[RECALIBRATED])
     parts = [rows.query("arm not in ['full', 'permuted']"), again]
     if results.has(TRAINED):
         other = trained(results, norm="group")
@@ -133,8 +131,7 @@ def remedied(results: Results) -> pd.DataFrame:
 
 def gone_on(results: Results) -> pd.DataFrame:
     """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
-    rows = results.study(GONE_ON)
-    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    rows = results.study(GONE_ON).assign(accuracy=lambda own: 100 * own["held_out_accuracy"])
     return _beside_full(rows.query("arm != 'full'"), rows)
 
 

@@ -44,8 +44,7 @@ STEPS = (2, 4, 8, 16, 32, 64)
 
 def which_remedy(material: Material) -> Section:
     """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
-    rows = remedied(material.results)
-    rows = rows.query("arm in @WORDS")
+    rows = remedied(material.results).query("arm in @WORDS")
     forwards = forwards_of(material.results)
     blocks: list[str | Table] = []
     for (model, size), own in rows.groupby(["model", "effective_batch"]):

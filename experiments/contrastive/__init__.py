@@ -4,26 +4,25 @@ from accumulation_harness.config import Data, Precision
 from accumulation_harness.config.arm_name import arm_of
 from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 
+_PAIRS = Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages")
 QUESTION = Question(
     place=50,
     studies={
         "negatives": Study(
             needs=(
                 Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
-                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+                _PAIRS,
             )
         ),
         "retrieval": Study(
-            needs=(
-                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
-            ),
+            needs=(_PAIRS,),
             loss=lambda row: (arm_of(row), -row["reciprocal_rank"]),
             arm_by_arm=True,
         ),
         "method_memory": Study(
             needs=(
                 EQUAL_SPLIT,
-                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+                _PAIRS,
             )
         ),
     },

@@ -56,24 +56,17 @@ def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results
 @of_one_corpus
 def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
-    rows = results.study(EXACT, ["oracle_error"])
-    rows = rows.query("dropout == 0")
+    rows = results.study(EXACT, ["oracle_error"]).query("dropout == 0")
     plain = rows.query("arm == 'accumulated'")
     if plain.empty:
         return undecided("It takes trials of study=negatives.")
     smallest, oracle = plain["gradient_error"].min(), plain["oracle_error"].max()
     cached = rows.query("arm == 'grad_cache'")["gradient_error"].max()
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
-    explained = oracle <= ALGEBRA_GATE
-    if smallest > APART and explained:
-        verdict = REFUTED
-    elif plain["gradient_error"].max() <= ALGEBRA_GATE:
-        verdict = CONFIRMED
-    else:
-        verdict = CONDITIONAL
+    same = plain["gradient_error"].max() <= ALGEBRA_GATE
     listed = ", ".join(f"{number(value)} at N = {num}" for num, value in over.items())
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if smallest > APART and oracle <= ALGEBRA_GATE else CONFIRMED if same else CONDITIONAL,
         condition="where the negatives outside the micro-batch hardly count",
         measured=smallest,
         threshold=f"> {APART:g}, oracle ≤ {ALGEBRA_GATE:.0e}",
@@ -99,32 +92,30 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     if rows.empty:
         return undecided("It takes trials of study=retrieval, and seeds that choose the learning rate.", len(every))
     found = []
-    for num in sorted(set(rows.query("arm == 'accumulated'")["accumulation_steps"])):
+    for _, bank in rows[rows["arm"].str.startswith("dual_bank@")].groupby(["accumulation_steps", "arm"]):
+        arm, num = bank[["arm", "accumulation_steps"]].iloc[0]
         plain = rows.query("arm == 'accumulated' and accumulation_steps == @num")
-        own = rows.query("arm.str.startswith('dual_bank@') and accumulation_steps == @num")
-        for arm, bank in own.groupby("arm"):
-            if bank["total_bytes"].median() <= EQUAL * plain["total_bytes"].median():
-                apart, n = difference(rows, (str(arm), num), ("accumulated", num))
-                ends = max(one["gain_of_last_quarter"].mean() for one in (bank, plain))
-                found.append((str(arm), num, apart, n, 100 * ends))
+        if bank["total_bytes"].median() <= EQUAL * plain["total_bytes"].median():
+            apart, each = difference(rows, (arm, num), ("accumulated", num))
+            ends = 100 * max(one["gain_of_last_quarter"].mean() for one in (bank, plain))
+            found.append((arm, f"N = {num}, {shown.words(arm)}", apart, len(each), ends))
     if not found:
         return undecided(f"No bank has at most {EQUAL:g} times the bytes of accumulation.", len(rows))
-    n = min(one[3] for one in found)
+    pairs = pd.DataFrame(found, columns=["arm", "name", "apart", "n", "ends"])
+    n = pairs["n"].min()
     if n < FEWEST_SEEDS:
         return undecided(f"It takes {FEWEST_SEEDS} seeds, there are {n}.", n)
-    if max(one[4] for one in found) > PLATEAU:
+    if pairs["ends"].max() > PLATEAU:
         return undecided(f"The last quarter of the training added more than {PLATEAU:g} point: no plateau yet.", n)
-    better, no_better = [one[2].low > 0 for one in found], [one[2].high < MARGIN for one in found]
-    compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
+    better = pairs["apart"].map(lambda one: one.low > 0)
+    compared = rows[rows["arm"].isin(["accumulated", *pairs["arm"]])]
     at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
-    verdict = UNDECIDED if at_end else over_settings(better, no_better)
-    where = "; ".join(f"N = {one[1]}, {shown.words(one[0])}" for one, is_so in zip(found, better, strict=True) if is_so)
-    listed = "; ".join(f"N = {num}, {shown.words(arm)}: {estimated(apart)}" for arm, num, apart, *_ in found)
+    listed = "; ".join(f"{name}: {estimated(apart)}" for name, apart in zip(pairs["name"], pairs["apart"], strict=True))
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(
-        verdict=verdict,
-        condition=f"at {where}",
-        measured=min(one[2].estimate for one in found),
+        verdict=UNDECIDED if at_end else over_settings([*better], [one.high < MARGIN for one in pairs["apart"]]),
+        condition=f"at {'; '.join(pairs['name'][better])}",
+        measured=min(one.estimate for one in pairs["apart"]),
         threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
         n=n,
         explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. "
@@ -140,8 +131,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
 @of_one_corpus
 def banks_hold_gradients(results: Results) -> ClaimResult:
     """F3c: looks at what the banks hold."""
-    rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"])
-    rows = rows.query("bank_entries > 0")
+    rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"]).query("bank_entries > 0")
     if rows.empty:
         return undecided("It takes trials of study=negatives with a bank that is not empty.")
     most = rows["held_with_gradient"].max()
@@ -169,30 +159,23 @@ def memory_for_time(results: Results) -> ClaimResult:
     banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm})
     if not banks:
         return undecided("It takes trials of study=retrieval with dual_bank.")
-    keys = ["trial", "accumulation_steps"]
-    saved, slower, cached, lighter = [], [], [], []
-    full = rows.query("arm == 'full'").set_index("trial")
-    plain, cache = (rows.query("arm == @arm").set_index(keys) for arm in ("accumulated", "grad_cache"))
-    for bank in banks:
-        own = rows[rows["arm"] == bank].set_index(keys)
-        saved += (own["total_bytes"] / own.index.get_level_values("trial").map(full["total_bytes"])).dropna().tolist()
-        slower += (own["seconds"] / plain["seconds"]).dropna().tolist()
-        cached += (own["seconds"] / cache["seconds"]).dropna().tolist()
-        lighter += (own["total_bytes"] / cache["total_bytes"]).dropna().tolist()
-    saves, time = pd.Series(saved), pd.Series(slower)
+    beside, sizes = ["total_bytes", "seconds"], " or ".join(bank.partition("@")[2] for bank in banks)
+    own = rows[rows["arm"].isin(banks)].sort_values("arm", kind="stable").set_index(["trial", "accumulation_steps"])[beside]
+    full = rows.query("arm == 'full'").set_index("trial")["total_bytes"].to_dict()
+    shares = {arm: own / rows.query("arm == @arm").set_index(own.index.names)[beside] for arm in ("accumulated", "grad_cache")}
+    saves = (own["total_bytes"] / own.index.get_level_values("trial").map(full)).dropna()
+    time, cached = (one["seconds"].dropna() for one in shares.values())
     dearer = (saves < 1).all() and (time > 1).mean() > 0.5
-    verdict = REFUTED if (saves >= 1).all() else CONFIRMED if dearer else CONDITIONAL
-    beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if (saves >= 1).all() else CONFIRMED if dearer else CONDITIONAL,
         condition="for some sizes of the bank",
         measured=time.median(),
         threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
         n=len(saves),
         explanation=f"Bytes of a step are {span(saves)} times the full batch's and "
-        f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times as "
-        f"long as accumulation (median, {span(time)}) and {number(beside.median())} times as "
-        f"long as GradCache ({span(beside)}), by the size of the bank ({sizes} pairs).",
+        f"{span(shares['grad_cache']['total_bytes'].dropna())} times GradCache's; a window takes {number(time.median())} times "
+        f"as long as accumulation (median, {span(time)}) and {number(cached.median())} times as "
+        f"long as GradCache ({span(cached)}), by the size of the bank ({sizes} pairs).",
     )
 
 
@@ -207,15 +190,13 @@ def memory_for_time(results: Results) -> ClaimResult:
 def banks_balance(results: Results) -> ClaimResult:
     """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
     rows = results.study(TRAINED)
-    one = rows.query("arm.str.startswith('passage_bank@')")
-    if one.empty:
+    banks = {arm for arm in rows["arm"] if arm.startswith("passage_bank@")}
+    if not banks:
         return undecided("It takes trials of study=retrieval with passage_bank.")
-    keys = ["trial", "accumulation_steps"]
-    bank = one.set_index(keys)
-    two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]
-    none = rows.query("arm == 'grad_cache'").set_index(keys)["norm_ratio"]
-    table = pd.DataFrame({"one": bank["norm_ratio"], "two": two, "none": none}).dropna()
-    of_trial = bank["lr"].reindex(table.index)
+    kinds = {"one": banks, "two": {arm.replace("passage", "dual") for arm in banks}, "none": {"grad_cache"}}
+    chosen = {kind: rows[rows["arm"].isin(arms)].set_index(["trial", "accumulation_steps"]) for kind, arms in kinds.items()}
+    table = pd.DataFrame({kind: own["norm_ratio"] for kind, own in chosen.items()}).dropna()
+    of_trial = chosen["one"]["lr"].reindex(table.index)
     if of_trial.nunique() < 2:
         return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
     far = table.map(lambda ratio: abs(math.log(ratio)))

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow
@@ -22,8 +21,7 @@ from accumulation_harness.measure.trial import Candidate, full_batch, with_fault
 from accumulation_harness.recipes import contrastive
 from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.recipes.sample_masks import masks_of_samples
-from accumulation_harness.referee.gradients import by_tensor, compare, relative_distance
-from accumulation_harness.workloads import Batch
+from accumulation_harness.referee.gradients import by_tensor, compare
 from accumulation_harness.workloads.docstrings import DocstringWorkload
 
 TOWERS = ("query.", "passage.")  # whose parameters these names begin with; the others are a temperature and a bias
@@ -46,37 +44,27 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             held = {} if past is None else _what_is_held(arm)
             if past is not None:
                 past.see(reference.model, window.inputs)
+            if exact is None and past is None:  # a bank has to see every window
+                continue
+            own = taken(setting, arm, reference, window, t)
             if exact is not None:
-                own = taken(setting, arm, reference, window, t)
-                oracle = (
-                    {} if setting.draws else oracle_row(reference.model, one.arm, one.recipe, window, own, past, setting) | held
-                )
-                rows.append(
-                    {"corpus": corpus_of(setting), "after_steps": t, **_row(one, reference.model, own, exact, window), **oracle}
-                )
-            elif past is not None:  # the bank has to see every window
-                taken(setting, arm, reference, window, t)
+                row = {"corpus": corpus_of(setting), "after_steps": t, **_row(one, reference.model, own, exact)}
+                if not setting.draws:
+                    row |= oracle_row(reference.model, one.arm, one.recipe, window, own, past, setting) | held
+                rows.append(row)
         with setting.randomness(t):
             take_step(reference, window)
     return rows
 
 
-def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep, window: Batch) -> Row:
-    where, beside = by_tensor(model), compare(own.gradient, full.gradient)
-    towers = torch.cat([torch.arange(of.start, of.stop) for name, of in where.items() if name.startswith(TOWERS)])
-    slope, right = float(own.gradient[where["log_scale"]]), float(full.gradient[where["log_scale"]])
+def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep) -> Row:
+    beside, scale = compare(own.gradient, full.gradient), by_tensor(model)["log_scale"]
     return {
         "arm": one.arm,
         "accumulation_steps": one.recipe.accumulation_steps,
-        "micro_batch": max(one.recipe.split(len(window))),
         "gradient_error": beside.distance,
-        "scale": beside.scale,
         "cosine": beside.cosine,
-        "towers_error": relative_distance(own.gradient[towers], full.gradient[towers]),
-        "temperature_error": abs(slope - right) / abs(right),
-        "temperature_ratio": slope / right,
-        "norm_ratio": tower_ratio(model, own.gradient),
-        "full_norm_ratio": tower_ratio(model, full.gradient),
+        "temperature_ratio": float(own.gradient[scale] / full.gradient[scale]),
         "loss": own.loss,
         "full_loss": full.loss,
         "forwards": own.forwards,

@@ -41,7 +41,6 @@ class Method:
 
     candidate: Candidate
     arm: Arm
-    losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     cosines: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -68,12 +67,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     looks = {max(1, round(share * config.steps)) for share in LOOKS}
     for t, ids in enumerate(setting.windows()):
         window = methods[0].arm.workload.batch(ids)
+        rows = []
         for method in methods:
-            _take(setting, method, window, t)
+            rows.append({**method.label, "step": t, "replicate": 0, **_take(setting, method, window, t)})
             if t + 1 in looks:
                 method.looks.append(ranked(method.arm))
-        on_step(t, [{**m.label, "step": t, "replicate": 0, "loss": m.losses[-1], "cosine": _at(m, t, config.probe_every)}
-                    for m in methods])  # fmt: skip
+        on_step(t, rows)
     first = next(setting.windows(1))
     return [_row(setting, method, method.arm.workload.batch(first)) for method in methods]
 
@@ -87,10 +86,11 @@ def make_methods(setting: Setting) -> list[Method]:
     whole = [Candidate(FULL, full), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]
     small = [Candidate(SMALL, dataclasses.replace(full, accumulation_steps=num)) for num in config.accumulation_steps]
     trained = chosen_arms(config, [one.name for one in (*whole, *small)])
-    made = [Method(one, setting.arm(watched(one.recipe))) for one in whole if one.name in trained]
-    for one in (one for one in small if one.name in trained):
-        made.append(Method(one, setting.arm(one.recipe, steps=one.recipe.accumulation_steps * config.steps)))
-    return made
+    return [Method(one, setting.arm(watched(one.recipe))) for one in whole if one.name in trained] + [
+        Method(one, setting.arm(one.recipe, steps=one.recipe.accumulation_steps * config.steps))
+        for one in small
+        if one.name in trained
+    ]
 
 
 def watched(recipe: Recipe) -> Recipe:
@@ -111,18 +111,20 @@ def ranked(arm: Arm) -> Row:
     return {**{f"recall_{k}": float((place <= k).double().mean()) for k in CUTS}, "reciprocal_rank": float((1 / place).mean())}
 
 
-def _take(setting: Setting, method: Method, window: Batch, t: int) -> None:
+def _take(setting: Setting, method: Method, window: Batch, t: int) -> Row:
+    """`loss`, and where the window is probed the `cosine` to the full batch's gradient."""
     arm, is_probed = method.arm, t % setting.config.probe_every == 0 and method.candidate.arm != SMALL
     exact = _exact(arm, window) if is_probed else None
     arm.memory["asked"] = is_probed
     with setting.randomness(t):
         started = time.perf_counter()
-        method.losses.append(method.take(window))
+        loss = method.take(window)
         method.seconds.append(time.perf_counter() - started)
     if exact is not None:
         own = arm.memory.pop("consumed")
         method.cosines.append(compare(own, exact).cosine)
         method.ratios.append(tower_ratio(arm.model, own))
+    return {"loss": loss, "cosine": method.cosines[-1] if is_probed else math.nan}
 
 
 def _exact(arm: Arm, window: Batch) -> Tensor:
@@ -133,37 +135,27 @@ def _exact(arm: Arm, window: Batch) -> Tensor:
     return flatten(found)
 
 
-def _at(method: Method, t: int, probe_every: int) -> float:
-    return method.cosines[-1] if t % probe_every == 0 and method.cosines else math.nan
-
-
 def _row(setting: Setting, method: Method, window: Batch) -> Row:
     config, arm, num = setting.config, method.arm, method.candidate.recipe.accumulation_steps
     size = max(split_plan(config, num)(config.effective_batch))
     taken, held = _weighed(method, window.rows(slice(0, size)) if method.candidate.arm == SMALL else window)
     forwards = count_forwards(arm.model, lambda: method.take(window))
     half = len(method.cosines) // 2
-    last = method.looks[-1]
+    *_, before, last = {}, *method.looks
     return {
         "corpus": corpus_of(setting),
         **method.label,
         "micro_batch": size,
         **last,
-        "gain_of_last_quarter": last["reciprocal_rank"] - method.looks[-2]["reciprocal_rank"]
-        if len(method.looks) > 1
-        else math.nan,
-        "final_loss": method.losses[-1],
-        "tail_loss": statistics.fmean(method.losses[-max(1, len(method.losses) // 10) :]),
+        "gain_of_last_quarter": last["reciprocal_rank"] - before["reciprocal_rank"] if before else math.nan,
         "seconds": statistics.median(method.seconds),
         "forwards": forwards / len(window),
         "static_bytes": taken.parameters + taken.gradients + taken.state,
         "activation_bytes": taken.activations,
         "held_bytes": held,
         "total_bytes": taken.total + (held if taken.peak is None else 0),
-        "first_cosine": method.cosines[0] if method.cosines else math.nan,
         "cosine": statistics.fmean(method.cosines[half:]) if method.cosines else math.nan,
         "norm_ratio": statistics.median(method.ratios[half:]) if method.ratios else math.nan,
-        "scale": float(arm.model.get_parameter("log_scale").detach().exp()),
     }
 
 

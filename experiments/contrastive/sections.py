@@ -1,15 +1,20 @@
-"""In-batch negatives: the tables of `experiments/contrastive.py` and its parts of the page."""
+"""In-batch negatives: the tables of `experiments/contrastive.py`, its figures and its parts of the page."""
 
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, estimated, number, section, table
+from accumulation_harness.analysis.content import Picture, Section, counted, estimated, number, section, table, table_by
+from accumulation_harness.analysis.figures.common import EXACT as LOWEST
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.contrastive.figures import figure_bytes, figure_gradients, figure_peaks
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, LONGEST, at_tuned_rate, longest
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -29,6 +34,11 @@ WORDS = {
     "passage_bank": "one bank, of passages",
     "momentum_bank": "two banks, momentum encoder (as MoCo)",
 }
+COLOURS = {"full": INK, "permuted": GREY, "accumulated": VERMILLION, "small": ORANGE, "grad_cache": BLUE, "dual_bank": GREEN,
+           "passage_bank": SERIES[4], "momentum_bank": SERIES[5], "temperature_repeated": GREY}  # fmt: skip
+MARKS = "osD^vP"
+MB, PEAK = 1e6, "bytes at the peak of a step, MB"
+KB = (1e3).__rtruediv__
 # Kim et al. 2024 (arXiv:2406.12356), from worst to best, as read and not measured here; GradCache and the full batch are one.
 PUBLISHED = ("small", "accumulated", "grad_cache", "dual_bank")
 
@@ -57,23 +67,65 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     return at_tuned_rate(rows, ["arm", "accumulation_steps"])
 
 
-def by_seed(rows: pd.DataFrame, arm: str, num: int | None, column: str) -> pd.Series:
-    """A column of one method by seed; `num`: its N, None for the full batch."""
-    own = rows.query("arm == @arm")
-    own = own if num is None else own.query("accumulation_steps == @num")
-    return own.groupby("seed")[column].mean()
+Method = tuple[str, int]  # its arm, and N
 
 
-def difference(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> tuple[Interval, int]:
-    """Mean reciprocal rank of the first method less the second's, in points, paired by seed, and the number of pairs."""
-    apart = differences(rows, first, second)
-    return statistics.mean_interval(apart), len(apart)
+def difference(rows: pd.DataFrame, first: Method, second: Method) -> tuple[Interval, list[float]]:
+    """Mean reciprocal rank of the first method less the second's, in points, with its interval; and the differences by seed."""
+    ranks = rows.pivot_table(index="seed", columns=["arm", "accumulation_steps"], values="reciprocal_rank")
+    a, b = ranks.reindex(columns=[first, second]).to_numpy().T
+    apart = POINTS * (a - b)
+    known: list[float] = apart[np.isfinite(apart)].tolist()
+    return statistics.mean_interval(known), known
 
 
-def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> list[float]:
-    """By seed."""
-    a, b = (by_seed(rows, *one, "reciprocal_rank") for one in (first, second))
-    return [value for value in (POINTS * (a - b)).dropna()]
+def looks(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Each method's colour, whatever the size of its bank, and its sign: neighbours of one colour have different ones."""
+    return {
+        arm: {"color": COLOURS.get(arm.partition("@")[0], GREY), "marker": MARKS[place % len(MARKS)], "label": words(arm)}
+        for place, arm in enumerate(sorted(set(rows["arm"])))
+    }
+
+
+def medians(rows: pd.DataFrame, x: str, y: str, unit: float = 1.0) -> list[Curve]:
+    """A line of medians for each method."""
+    return [
+        Curve(own.index, own.clip(lower=LOWEST) / unit, look)
+        for arm, look in looks(rows).items()
+        for own in [rows[rows["arm"] == arm].groupby(x)[y].median()]
+    ]
+
+
+def figure_gradients(rows: pd.DataFrame) -> Figure:
+    """Distance of the gradient to the full batch's over N, and the reported loss; a line per method."""
+    off, loss = (medians(rows, "accumulation_steps", name) for name in ("gradient_error", "loss"))
+    full = rows[rows["arm"] == rows["arm"].max()].groupby("accumulation_steps")["full_loss"].median()
+    loss.append(Curve(full.index, full, {"color": INK, "linestyle": DASHED, "label": "the full batch's, and the gate"}))
+    panels = {"gradient off the full batch's": off, "reported loss, nats": loss}
+    figure = curves(panels, "accumulation steps N", "", axes=("steps", "linear"), size=(9.4, 4), sharey=False, ncols=2)
+    log_axis(figure.axes[0], "y")
+    figure.axes[0].axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED)
+    return figure
+
+
+def figure_bytes(rows: pd.DataFrame) -> Figure:
+    """Mean reciprocal rank with its interval against bytes of a step and against the time of a window; a row per N."""
+    rows = rows.query("arm != 'permuted'")
+    panels = {
+        f"N = {num}: over the {title}": [
+            Curve([own[column].median() / unit], [rank.estimate], {**look, "linestyle": ""}, [half] if half == half else None)
+            for arm, look in looks(rows).items()
+            if len(own := at[at["arm"] == arm])
+            for rank in [statistics.mean_interval((POINTS * own.groupby("seed")["reciprocal_rank"].mean()).tolist())]
+            for half in [rank.high - rank.estimate]
+        ]
+        for num in sorted(set(rows.query("arm != 'full'")["accumulation_steps"])) or [1]
+        for at in [rows[(rows["arm"] == "full") | (rows["accumulation_steps"] == num)]]
+        for column, unit, title in (("total_bytes", MB, "memory of a step, MB"),
+                                    ("slowness", 1, "time of a window over the full batch's"))
+    }  # fmt: skip
+    y = "mean reciprocal rank, %"
+    return curves(panels, "", y, axes=("linear", "linear"), size=(9.4, 3.2), columns=2, ncols=2, xlim=(0, None))
 
 
 def gradients_section(material: Material) -> Section:
@@ -82,7 +134,7 @@ def gradients_section(material: Material) -> Section:
     plain = rows.query("dropout == 0")
     picture = Picture(
         "contrastive-gradients",
-        figure_gradients(plain.query("contrast == 'symmetric'"), words),
+        figure_gradients(plain.query("contrast == 'symmetric'")),
         "Relative error of the gradient, and the reported loss, over N for each method",
         "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
         "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
@@ -91,17 +143,17 @@ def gradients_section(material: Material) -> Section:
         "method | loss | dropout | N | gradient off, least | most | 1 - cosine, median | temperature's gradient, times | "
         "oracle off, most | forwards"
     )
-    cells = (
-        (words(str(arm)), contrast, f"{dropout:g}", num, own["gradient_error"].min(), own["gradient_error"].max(),
-         (1 - own["cosine"]).median(), own["temperature_ratio"].median(), own["oracle_error"].max(), own["forwards"].median())
-        for (arm, contrast, dropout, num), own in rows.groupby(["arm", "contrast", "dropout", "accumulation_steps"])
-    )  # fmt: skip
     caption = (
         "Probes along a training on the full batch, at its weights. The oracle is one forward of the whole window, with a "
         "table of all scores of which each row may see what the method lets it see; a dash where there is none. The "
         "temperature's gradient over the full batch's: 1 is right."
     )
-    return section("One gradient", picture, table(head, cells, caption, folded=True))
+    columns = (
+        ("arm", words), "contrast", ("dropout", "{:g}".format), "accumulation_steps", "gradient_error min", "gradient_error max",
+        lambda own: (1 - own["cosine"]).median(), "temperature_ratio median", "oracle_error max", "forwards median",
+    )  # fmt: skip
+    by = "arm contrast dropout accumulation_steps"
+    return section("One gradient", picture, table_by(rows, by, head, columns, caption, folded=True))
 
 
 def retrieval_section(material: Material) -> Section | None:
@@ -109,9 +161,10 @@ def retrieval_section(material: Material) -> Section | None:
     rows = decided(material.results.study(TRAINED))
     if rows.empty:
         return None
+    told = _advice(rows)
     picture = Picture(
         "contrastive-bytes",
-        figure_bytes(rows, words),
+        figure_bytes(rows),
         "Mean reciprocal rank against the bytes of a step, and against the time of a window, a point for each method and b",
         "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
         "against the memory of a step (counted), right against the time of a window of B pairs over the full batch's.",
@@ -121,12 +174,12 @@ def retrieval_section(material: Material) -> Section | None:
         "time over the full batch's | forwards | cosine to the full batch | query over passage gradient"
     )
     shares = ["recall_1", "recall_5", "recall_20", "reciprocal_rank", "gain_of_last_quarter"]
-    cells = (
-        (words(str(arm)), num, f"{own['micro_batch'].iloc[0]:.0f}",
-         number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)"), own["seed"].nunique(),
-         *(POINTS * own[shares].mean()), own["total_bytes"].median() / 1e3, own["held_bytes"].median() / 1e3,
-         own["slowness"].median(), own["forwards"].median(), own["cosine"].mean(), own["norm_ratio"].median())
-        for (arm, num), own in rows.groupby(["arm", "accumulation_steps"])
+    columns = (
+        ("arm", words), "accumulation_steps", ("micro_batch", "{:.0f}".format),
+        lambda own: number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)"), "seed nunique",
+        *((f"{name} mean", POINTS.__mul__) for name in shares), ("total_bytes median", KB), ("held_bytes median", KB),
+        "slowness median", "forwards median",
+        "cosine mean", "norm_ratio median",
     )  # fmt: skip
     caption = (
         "Means over seeds. Time: of a window, over the full batch's, the median of the trials that train both. Cosine: of the "
@@ -134,7 +187,7 @@ def retrieval_section(material: Material) -> Section | None:
         "representations, their gradients and banks, beside the graph. An end: the best rate is the smallest or the largest "
         f"that was tried, and another may be better still. {LONGEST}"
     )
-    return section("Recall, bytes, time", _advice(rows), picture, table(head, cells, caption))
+    return section("Recall, bytes, time", told, picture, table_by(rows, "arm accumulation_steps", head, columns, caption))
 
 
 def _advice(rows: pd.DataFrame) -> str:
@@ -142,11 +195,10 @@ def _advice(rows: pd.DataFrame) -> str:
     num = rows["accumulation_steps"].max()
     told = []
     for first, second in (("grad_cache", "accumulated"), ("accumulated", "small")):
-        apart, n = difference(rows, (first, num), (second, num))
-        told.append(f"{words(first)} less {words(second)}: {estimated(apart)} points, n = {n}")
-    cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
-    cost = cached["slowness"].median() / plain["slowness"].median()
-    memory = cached["total_bytes"].median() / plain["total_bytes"].median()
+        apart, each = difference(rows, (first, num), (second, num))
+        told.append(f"{words(first)} less {words(second)}: {estimated(apart)} points, n = {len(each)}")
+    middle = rows.query("accumulation_steps == @num").groupby("arm")[["slowness", "total_bytes"]].median()
+    cost, memory = middle.reindex(["grad_cache"]).iloc[0] / middle.reindex(["accumulated"]).iloc[0]
     return (
         f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "
         f"it takes {number(memory)} times the memory and {number(cost)} times the time. Accumulate plainly where b pairs "
@@ -178,7 +230,7 @@ def memory_section(material: Material) -> Section:
     told = "; ".join(f"{words(arm)} {reach(size)}" for arm, size in sorted(fits.items(), key=lambda one: -one[1]))
     picture = Picture(
         "contrastive-peaks",
-        figure_peaks(rows, words),
+        curves({"": medians(rows, "window", "peak_bytes", MB)}, "window B", PEAK, size=(9.4, 3.8), ncols=2),
         "Bytes that live at the peak of a step over the window B, a line for each method",
         f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
         "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",
@@ -200,17 +252,16 @@ def order_section(material: Material) -> Section | None:
     rows = decided(material.results.study(TRAINED))
     if rows.empty:
         return None
+    kinds = {arm: arm.partition("@")[0] for arm in set(rows["arm"])}
+    ladder = sorted((arm for arm in sorted(kinds) if kinds[arm] in PUBLISHED), key=lambda arm: PUBLISHED.index(kinds[arm]))
     cells = []
     for num in sorted(set(rows.query("arm == 'grad_cache'")["accumulation_steps"])):
-        present = [arm for arm in sorted(set(rows["arm"])) if arm.partition("@")[0] in PUBLISHED]
-        ladder = sorted(present, key=lambda arm: PUBLISHED.index(arm.partition("@")[0]))
-        pairs = [(a, b) for a, b in combinations(ladder, 2) if a.partition("@")[0] != b.partition("@")[0]]
-        for low, high in pairs:
-            apart, n = difference(rows, (high, num), (low, num))
-            least = statistics.detectable(differences(rows, (high, num), (low, num)))
-            verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
-            cells.append((f"{words(low)} < {words(high)}", num, n, apart.estimate,
-                          f"{number(apart.low)} to {number(apart.high)}", least, verdict))  # fmt: skip
+        for low, high in combinations(ladder, 2):
+            if kinds[low] != kinds[high]:
+                apart, each = difference(rows, (high, num), (low, num))
+                verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
+                cells.append((f"{words(low)} < {words(high)}", num, len(each), apart.estimate,
+                              f"{number(apart.low)} to {number(apart.high)}", statistics.detectable(each), verdict))  # fmt: skip
     head = "published order | N | n | points of reciprocal rank apart | 95% interval | detectable | here"
     caption = (
         "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
@@ -225,16 +276,19 @@ def judged_section(material: Material) -> Section | None:
     arms = material.arms
     if arms.empty:
         return None
-    cells = (
-        (words(str(arm)), num, f"{own['verdict'].eq(usual).sum()} of {len(own)} {usual}",
-         ", ".join(sorted(set(own["cause"]) - {""})) or "-", f"{own['explained'].sum()} of {len(own)}",
-         own["gradient_error"].max(), own["rounding_ratio"].median())
-        for (arm, num), own in arms.groupby(["arm", "accumulation_steps"])
-        for usual in own["verdict"].mode()[:1]
-    )  # fmt: skip
     head = "method | N | verdict | cause | explained | gradient off in float64, most | rounding over the full batch's"
     caption = (
         f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
         f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
     )
-    return section("Verdicts of the methods", table(head, cells, caption))
+    columns = (
+        ("arm", words), "accumulation_steps", _usual, lambda own: ", ".join(sorted(set(own["cause"]) - {""})) or "-",
+        "explained counted", "gradient_error max", "rounding_ratio median",
+    )  # fmt: skip
+    return section("Verdicts of the methods", table_by(arms, "arm accumulation_steps", head, columns, caption))
+
+
+def _usual(arms: pd.DataFrame) -> str:
+    """The verdict of most, and of how many."""
+    usual = arms["verdict"].mode()[0]
+    return f"{counted(arms['verdict'] == usual)} {usual}"

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, estimated, number, plain, section, table
+from accumulation_harness.analysis.content import (
+    Block,
+    Picture,
+    Section,
+    Table,
+    estimated,
+    interval,
+    number,
+    plain,
+    section,
+    share,
+    table,
+)
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -22,7 +34,7 @@ from accumulation_harness.analysis.question import (
     undecided,
 )
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.convergence import figures, trainings, wastefulness
+from accumulation_harness.experiments.convergence import figures, wastefulness
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.convergence.trainings import (
     ARM,
@@ -38,7 +50,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     arm_name,
 )
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
-from accumulation_harness.experiments.momentum.states import interval
 from accumulation_harness.judge import statistics
 
 
@@ -72,13 +83,12 @@ def curves(material: Material) -> Section | None:
 
 def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
     head = "arm | target | reached by | samples | optimizer steps | seconds"
-    cells = []
-    for key, own in rows.groupby(list(ARM)):
-        for level in levels:
-            found = {cost: convergence.reaches(own, level, cost) for cost in ("samples", "optimizer_steps", "seconds")}
-            reached = sum(one.reached for one in found["samples"])
-            medians = [_median(found[cost]) for cost in found]
-            cells.append((arm_name(*key), level, f"{reached} of {len(own)}", *medians))
+    cells = (
+        (arm_name(*key), level, share(sum(one.reached for one in found[0]), len(own)), *map(_median, found))
+        for key, own in rows.groupby(list(ARM))
+        for level in levels
+        for found in [[convergence.reaches(own, level, cost) for cost in wastefulness.COSTS]]
+    )
     caption = (
         f"Median cost to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the loss at the start to the "
         "full batch's last on the tuning seeds. Trainings that never arrive are censored (Kaplan and Meier); >: fewer than "
@@ -89,13 +99,9 @@ def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
 
 def _median(found: list[convergence.Reach]) -> str:
     middle = convergence.median_reach(found)
-    return (
-        f"> {number(max(one.value for one in found))}"
-        if math.isnan(middle)
-        else f"{middle:,.0f}"
-        if middle >= 100
-        else number(middle)
-    )
+    if math.isnan(middle):
+        return f"> {number(max(one.value for one in found))}"
+    return f"{middle:,.0f}" if middle >= 100 else number(middle)
 
 
 def endings(material: Material) -> Section | None:
@@ -146,9 +152,14 @@ def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
 def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
     if one is None:
         return ("-",) * 5
-    differences = pd.Series(one.differences, dtype=float)
-    verdict = one.verdict if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
-    return interval(differences), number(statistics.detectable(one.differences)), number(one.margin), verdict, number(one.spread)
+    verdict = one.verdict if len(one.differences) >= FEWEST_SEEDS and is_tuned else "undecided"
+    return (
+        interval(one.differences),
+        number(statistics.detectable(one.differences)),
+        number(one.margin),
+        verdict,
+        number(one.spread),
+    )
 
 
 def waste(material: Material) -> Section | None:
@@ -164,7 +175,7 @@ def waste(material: Material) -> Section | None:
         "accumulating is wasteful"
     )
     cells = tuple(
-        (setting_name(one.setting), one.name, len(one.loss), interval(pd.Series(one.loss)),
+        (setting_name(one.setting), one.name, len(one.loss), interval(one.loss),
          statistics.detectable(one.loss),
          *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
          verdict)
@@ -223,8 +234,8 @@ def smoother_and_better(results: Results) -> ClaimResult:
     pairs, level = _pairs(results)
     if not pairs:
         return _too_few()
-    rough = [statistics.mean_interval(pair.differences(_log_roughness), level=level) for pair in pairs]
-    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
+    rough = [statistics.mean_interval(pair.differences("log_roughness"), level=level) for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(), level=level) for pair in pairs]
     holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
     fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
     told = "; ".join(
@@ -257,11 +268,11 @@ def generalisation(results: Results) -> ClaimResult:
     if not pairs:
         return _too_few()
     settled = [pair.change <= FLAT for pair in pairs]
-    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
-    gap = [statistics.mean_interval(pair.differences(_gap), level=level) for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(), level=level) for pair in pairs]
+    gap = [statistics.mean_interval(pair.differences("gap"), level=level) for pair in pairs]
     better = [flat and one.high < 0 for flat, one in zip(settled, loss, strict=True)]
     overfits = [flat and one.low > 0 and g.low > 0 for flat, one, g in zip(settled, loss, gap, strict=True)]
-    same = [statistics.equivalence_p(pair.differences(_test_loss), MARGIN) < 1 - level for pair in pairs]
+    same = [statistics.equivalence_p(pair.differences(), MARGIN) < 1 - level for pair in pairs]
     neither = [flat and one for flat, one in zip(settled, same, strict=True)]
     said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
     told = "; ".join(
@@ -283,24 +294,12 @@ def generalisation(results: Results) -> ClaimResult:
 def _pairs(results: Results) -> tuple[list[Pair], float]:
     """Those with enough seeds, and the level of their intervals: Bonferroni over settings."""
     found = [pair for pair in convergence.pairs(convergence.judged(convergence.trainings(results)))
-             if len(pair.differences(_test_loss)) >= FEWEST_SEEDS]  # fmt: skip
+             if len(pair.differences()) >= FEWEST_SEEDS]  # fmt: skip
     return found, 1 - LEVEL / max(1, len(found))
 
 
 def _too_few() -> ClaimResult:
     return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.")
-
-
-def _test_loss(rows: pd.DataFrame) -> pd.Series[float]:
-    return rows["test_loss"].astype(float)
-
-
-def _gap(rows: pd.DataFrame) -> pd.Series[float]:
-    return rows["gap"].astype(float)
-
-
-def _log_roughness(rows: pd.DataFrame) -> pd.Series[float]:
-    return rows["curve_probe_loss"].map(lambda curve: math.log(convergence.roughness(curve)))
 
 
 def _beside_small(pair: Pair) -> str:
@@ -312,18 +311,18 @@ def _under(pairs: Sequence[Pair], chosen: Sequence[bool]) -> str:
 
 
 def _num(pairs: Sequence[Pair]) -> int:
-    return sum(len(pair.differences(_test_loss)) for pair in pairs)
+    return sum(len(pair.differences()) for pair in pairs)
 
 
 def _seen(pairs: Sequence[Pair]) -> str:
-    least = max(statistics.detectable(pair.differences(_test_loss)) for pair in pairs)
+    least = max(statistics.detectable(pair.differences()) for pair in pairs)
     return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
 
 
 def is_accumulating_wasteful(results: Results) -> Advice | None:
     """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
-    rows = trainings.trainings(results.of("convergence"))
-    found = wastefulness.instead_of_accumulating(rows, trainings.judged(rows))
+    rows = convergence.trainings(results.of("convergence"))
+    found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
     said = wastefulness.verdicts(found)
     action = wastefulness.advice(found, said)
     told = [

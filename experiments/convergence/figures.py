@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.forms import Curve, curves
 from accumulation_harness.analysis.figures.panels import panels, rate_axis
 from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, VERMILLION
 from accumulation_harness.experiments.convergence.trainings import ARM, NAMES, arm_name
@@ -47,17 +49,18 @@ def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
     return panels(TITLES, draw, 3.4, y="loss on the probe set, nats")
 
 
-def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[str, int], float]) -> Figure:
+def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[Any, Any], float]) -> Figure:
     """Validation loss over the learning rate on the tuning seeds, a line per arm; the tuned rate is marked."""
-
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        for (arm, num), own in rows.groupby(list(ARM)):
-            means = own.groupby("lr")["validation_loss"].mean().replace(np.inf, np.nan).dropna()
-            best, colour = chosen.get((str(arm), int(str(num)))), COLOURS.get(str(arm), GREEN)
-            if best is not None:
-                axes.plot(means.index, means, marker="o", markersize=3.5, color=colour, label=NAMES.get(str(arm), str(arm)))
-                marked = means[means.index == best]
-                axes.plot(marked.index, marked, "o", markersize=9, color=colour, fillstyle="none")
-        rate_axis(axes, rows)
-
-    return panels({"": rows}, draw, 3.0, x="learning rate of the trial", y="validation loss, nats", width=WIDTH * 0.6)
+    drawn = []
+    for (arm, num), own in rows.groupby(list(ARM)):
+        means = own.groupby("lr")["validation_loss"].mean().replace(np.inf, np.nan).dropna()
+        if (best := chosen.get((arm, num))) is not None:
+            look, marked = {"color": COLOURS.get(str(arm), GREEN), "marker": "o"}, means[means.index == best]
+            drawn += [
+                Curve(means.index, means, {**look, "markersize": 3.5, "label": NAMES.get(str(arm), arm)}),
+                Curve(marked.index, marked, {**look, "linestyle": "", "markersize": 9, "fillstyle": "none"}),
+            ]
+    size, x, y = (WIDTH * 0.6, 3), "learning rate of the trial", "validation loss, nats"
+    figure = curves({"": drawn}, x, y, axes=("linear", "linear"), size=size, ncols=3)
+    rate_axis(figure.axes[0], rows)
+    return figure

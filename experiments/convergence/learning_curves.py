@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +72,7 @@ class Course:
     steps_every_micro_batch: bool
     seconds: float = 0.0  # inside its optimizer steps; the evaluations are not counted
     optimizer_steps: int = 0
-    curve: dict[str, list[float]] = field(default_factory=dict)
+    curve: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, window: Batch) -> float:
         """One window, timed; its loss."""
@@ -85,7 +86,7 @@ class Course:
         """Put a point on the curve."""
         point = {"samples": samples, "optimizer_steps": self.optimizer_steps, "seconds": self.seconds, **losses}
         for name, value in point.items():
-            self.curve.setdefault(f"curve_{name}", []).append(value)
+            self.curve[f"curve_{name}"].append(value)
         return losses
 
 
@@ -102,8 +103,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     points = {round(config.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)}
     parts = {f"{name}_loss": courses[0].arm.workload.batch(ids)
              for name, ids in (("probe", chosen.probe), ("validation", chosen.validation))}  # fmt: skip
+
+    def look(course: Course, samples: int) -> Row:
+        return course.look(samples, **{name: evaluation(course.arm, batch) for name, batch in parts.items()})
+
     for course in courses:
-        course.look(0, **{name: evaluation(course.arm, [batch])[0] for name, batch in parts.items()})
+        look(course, 0)
     num_samples = 0
     for t, ids in enumerate(chosen.windows(setting)):
         window = courses[0].arm.workload.batch(ids)
@@ -112,10 +117,9 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for course in courses[t % len(courses) :] + courses[: t % len(courses)]:  # none is always first, and so the coldest
             with setting.randomness(t):
                 loss = course.take(window)
-            seen = {name: evaluation(course.arm, [batch])[0] for name, batch in parts.items()} if t in points else {}
             rows.append({
                 "arm": course.name, "accumulation_steps": course.num, "step": t, "replicate": 0, "samples": num_samples,
-                "loss": loss, **(course.look(num_samples, **seen) if seen else {}),
+                "loss": loss, **(look(course, num_samples) if t in points else {}),
             })  # fmt: skip
         on_step(t, sorted(rows, key=lambda row: (row["arm"] != FULL, row["arm"], row["accumulation_steps"])))
     return [_row(setting, course, num_samples, chosen) for course in courses]
@@ -160,23 +164,28 @@ def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> Optimize
     return dataclasses.replace(optimizer, lr=lr / num**0.5) if state_of(optimizer.name) == State.moments else optimizer
 
 
-def evaluation(arm: Arm, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Mean loss and accuracy per loss term, with the model as it is evaluated."""
-    loss, correct, terms = 0.0, 0.0, 0
+def evaluation(arm: Arm, whole: Batch) -> float:
+    """Mean loss per loss term, with the model as it is evaluated."""
+    loss, terms = 0.0, 0
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
-        for whole in batches:
-            for start in range(0, len(whole), HELD_OUT_BATCH):
-                batch = whole.rows(slice(start, start + HELD_OUT_BATCH))
-                outputs = arm.workload.forward(arm.model, batch)
-                loss += float(arm.workload.losses(outputs, batch).double().sum())
-                correct += float(arm.workload.correct(outputs, batch).sum())
-                terms += int(arm.workload.num_terms(batch).sum())
-    return loss / terms, correct / terms
+        for start in range(0, len(whole), HELD_OUT_BATCH):
+            batch = whole.rows(slice(start, start + HELD_OUT_BATCH))
+            loss += float(arm.workload.losses(arm.workload.forward(arm.model, batch), batch).double().sum())
+            terms += int(arm.workload.num_terms(batch).sum())
+    return loss / terms
+
+
+def arm_at(setting: Setting, num: int) -> Arm:
+    """An arm that steps after B / N samples; its learning rate is lr / N, under Adam lr / sqrt(N)."""
+    config = setting.config
+    if num == 1:
+        return setting.arm(full_batch(config))
+    return small_arm(setting, num, with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num))
 
 
 def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row:
     config, arm = setting.config, course.arm
-    test_loss, test_accuracy = evaluation(arm, [arm.workload.held_out])
+    test_loss = evaluation(arm, arm.workload.held_out)
     row = {
         "arm": course.name,
         "accumulation_steps": course.num,
@@ -185,14 +194,11 @@ def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row
         else config.effective_batch,
         "rate": course.optimizer.lr,
         "samples": samples,
-        "data_sha256": getattr(arm.workload, "fingerprint", None),
         "test_loss": test_loss,
-        "test_accuracy": test_accuracy,
         "gap": test_loss - course.curve["curve_probe_loss"][-1],
         **course.curve,
     }
     if has_batch_norm(arm.model):
         calibrate(arm, chosen.training[-CALIBRATION:])
-        loss, accuracy = evaluation(arm, [arm.workload.held_out])
-        row |= {"recalibrated_test_loss": loss, "recalibrated_test_accuracy": accuracy}
+        row["recalibrated_test_loss"] = evaluation(arm, arm.workload.held_out)
     return row

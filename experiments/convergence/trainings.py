@@ -6,9 +6,10 @@ Seeds from 100 on choose the learning rates, by validation loss; the others judg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +38,7 @@ NAMES = {
 OWN_RATE = ("small_batch", "small_batch_memory")  # the others compute what the full batch does, and have its rate
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(NamedTuple):
     """What it took to come to a target, or how far the training went without."""
 
     value: float
@@ -58,8 +58,7 @@ def trainings(results: Results) -> pd.DataFrame:
     """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
     rows = longest(results.study("learning_curves", ["recalibrated_test_loss"]), SETTING)
     rows = rows.drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # trained alone, and beside others
-    ends = [last(curve) for curve in rows["curve_validation_loss"]]
-    return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
+    return rows.assign(validation_loss=rows["curve_validation_loss"].str[-1].astype(float).fillna(math.inf))
 
 
 def arm_name(arm: object, num: object) -> str:
@@ -67,23 +66,17 @@ def arm_name(arm: object, num: object) -> str:
     return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
 
 
-def last(curve: Sequence[float]) -> float:
-    """The last value of a curve."""
-    return curve[-1]
-
-
 # Of one curve ------------------------------------------------------------------------------------------------------------------
 
 
 def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> Reach:
     """The cost at which the loss first is `target` or less, linear between points; the last cost, censored, where it never is."""
-    for i, value in enumerate(loss):
-        if value <= target:
-            if i == 0 or not math.isfinite(loss[i - 1]):
-                return Reach(cost[i], True)
-            share = (loss[i - 1] - target) / (loss[i - 1] - value)
-            return Reach((cost[i - 1] + share * (cost[i] - cost[i - 1])), True)
-    return Reach(cost[-1], False)
+    i = next((i for i, value in enumerate(loss) if value <= target), None)
+    if i is None:
+        return Reach(cost[-1], False)
+    before = loss[i - 1] if i else math.inf
+    share = (before - target) / (before - loss[i]) if math.isfinite(before) else 1.0
+    return Reach(cost[i - 1] + share * (cost[i] - cost[i - 1]) if share < 1 else cost[i], True)
 
 
 def area(samples: Sequence[float], loss: Sequence[float]) -> float:
@@ -139,9 +132,12 @@ def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:
 def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """The rows of the judging seeds, each kind (`by`) at its `best_rate` over the tuning seeds, with `interior` of that rate."""
     tuning = rows.query(f"seed >= {TUNING_SEEDS}")
-    found = [(*key, *best_rate(own)) for key, own in tuning.groupby([*by])]
-    chosen = pd.DataFrame(found, columns=[*by, "lr", "interior"])
-    return rows.query(f"seed < {TUNING_SEEDS}").merge(chosen, on=[*by, "lr"], how="inner")
+    return rows.query(f"seed < {TUNING_SEEDS}").merge(best_rates(tuning, by), on=[*by, "lr"])
+
+
+def best_rates(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """`lr`, the `best_rate` of each kind (`by`), and whether it is `interior`."""
+    return pd.DataFrame([(*key, *best_rate(own)) for key, own in rows.groupby([*by])], columns=[*by, "lr", "interior"])
 
 
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,9 +145,7 @@ def tuned(rows: pd.DataFrame) -> pd.DataFrame:
 
     A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others.
     """
-    choosing = rows[(rows["seed"] >= TUNING_SEEDS) & rows["arm"].isin(("full", *OWN_RATE))]
-    found = [(*key, *best_rate(own)) for key, own in choosing.groupby([*SETTING, *ARM])]
-    return pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior"])
+    return best_rates(rows.query(f"seed >= {TUNING_SEEDS} and (arm == 'full' or arm in @OWN_RATE)"), [*SETTING, *ARM])
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
@@ -159,11 +153,9 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     best = tuned(rows)
     of_full = best.query("arm == 'full'").drop(columns=list(ARM))
     own = rows.query(f"seed < {TUNING_SEEDS}")
-    chooses = own["arm"].isin(OWN_RATE)
-    merged = pd.concat([
-        own[chooses].merge(best, on=[*SETTING, *ARM, "lr"]), own[~chooses].merge(of_full, on=[*SETTING, "lr"])
-    ])  # fmt: skip
-    return merged.sort_values([*SETTING, *ARM, "seed"]).reset_index(drop=True)
+    chooses, at = own["arm"].isin(OWN_RATE), [*SETTING, "lr"]
+    merged = pd.concat([own[chooses].merge(best, on=[*at, *ARM]), own[~chooses].merge(of_full, on=at)])
+    return merged.sort_values([*SETTING, *ARM, "seed"], ignore_index=True)
 
 
 def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
@@ -172,8 +164,7 @@ def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     full = best.query("arm == 'full'").merge(rows.query(f"seed >= {TUNING_SEEDS}"), on=[*SETTING, *ARM, "lr"])
     found = {}
     for key, own in full.groupby(list(SETTING)):
-        start = np.mean([curve[0] for curve in own["curve_probe_loss"]])
-        end = np.mean([last(curve) for curve in own["curve_probe_loss"]])
+        start, end = (np.mean([curve[at] for curve in own["curve_probe_loss"]]) for at in (0, -1))
         found[tuple(key)] = tuple(start - fraction * (start - end) for fraction in FRACTIONS)
     return found
 
@@ -206,27 +197,26 @@ class Beside:
 
 def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
     """Every arm beside the full batch of its setting, on judging seeds, from `judged`."""
-    from scipy import stats
-
     found = []
     for key, own in rows.groupby(list(SETTING)):
         full = own.query("arm == 'full'").set_index("seed")[measure].astype(float)
         null = _differences(own.query("arm == 'permuted'"), full, measure)
+        band = np.std(null, ddof=1) if len(null) > 1 else 0.0
         margin = 0.5 * full.std(ddof=1) if len(full) > 1 else math.nan
         for arm, arms in own.query("arm != 'full'").groupby(list(ARM)):
             differences = _differences(arms, full, measure)
-            enough = len(differences) > 1 and np.ptp(differences) > 0
+            varied = len(differences) > 1 and np.ptp(differences) > 0
             found.append(Beside(
                 key=(*key, *arm),
                 differences=tuple(differences),
                 margin=margin,
-                difference_p=stats.ttest_1samp(differences, 0).pvalue if enough else math.nan,
-                same_p=statistics.equivalence_p(differences, margin) if len(differences) > 1 else math.nan,
-                spread=_ratio(differences, null),
+                difference_p=statistics.t_test(differences) if varied else math.nan,
+                same_p=statistics.equivalence_p(differences, margin),
+                spread=float(np.std(differences, ddof=1) / band) if len(differences) > 1 and band > 0 else math.nan,
             ))  # fmt: skip
     tested = [one for one in found if not math.isnan(one.difference_p)]
-    corrected = dict(zip((one.key for one in tested), statistics.holm([one.difference_p for one in tested]), strict=True))
-    return [Beside(**{**vars(one), "difference_p": corrected.get(one.key, math.nan)}) for one in found]
+    corrected = iter(statistics.holm([one.difference_p for one in tested]))
+    return [replace(one, difference_p=next(corrected)) if one in tested else one for one in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +228,9 @@ class Pair:
     full: pd.DataFrame  # by seed
     small: pd.DataFrame
 
-    def differences(self, of: Callable[[pd.DataFrame], pd.Series[float]]) -> list[float]:
+    def differences(self, of: str = "test_loss") -> list[float]:
         """Of the full batch less the small batch, paired by seed."""
-        return [one for one in (of(self.full) - of(self.small)).dropna()]
+        return (self.full[of] - self.small[of]).astype(float).dropna().tolist()
 
     @property
     def change(self) -> float:
@@ -251,21 +241,16 @@ class Pair:
 def pairs(rows: pd.DataFrame) -> list[Pair]:
     """One of each setting whose two rates lie inside the grid; of rows from `judged`."""
     found = []
-    for key, own in rows[rows["interior"].astype(bool)].groupby(list(SETTING)):
+    rows = rows[rows["interior"].astype(bool)].set_index("seed")
+    rows = rows.assign(log_roughness=rows["curve_probe_loss"].map(roughness).map(math.log))
+    for key, own in rows.groupby(list(SETTING)):
         full, small = (own.query("arm == @arm") for arm in ("full", "small_batch"))
         small = small[small["accumulation_steps"] == small["accumulation_steps"].max()]
         if len(full) and len(small):
-            found.append(Pair(key=key, batch=small["step_samples"].iloc[0], full=full.set_index("seed"),
-                              small=small.set_index("seed")))  # fmt: skip
+            found.append(Pair(key=key, batch=small["step_samples"].iloc[0], full=full, small=small))
     return found
 
 
 def _differences(arm: pd.DataFrame, full: pd.Series[float], measure: str) -> list[float]:
     own = arm.set_index("seed")[measure].astype(float)
-    return [(own[seed] - full[seed]) for seed in own.index if seed in full.index]
-
-
-def _ratio(differences: Sequence[float], null: Sequence[float]) -> float:
-    if len(differences) < 2 or len(null) < 2 or np.std(null) == 0:
-        return math.nan
-    return float(np.std(differences, ddof=1) / np.std(null, ddof=1))
+    return (own - full)[own.index.intersection(full.index)].tolist()

@@ -127,6 +127,6 @@ def times(logs: Sequence[float]) -> str:
 
 
 def _logs(arm: pd.DataFrame, plain: pd.DataFrame, level: float, cost: str) -> tuple[float, ...]:
-    both = [seed for seed in arm.index if seed in plain.index]
+    both = arm.index.intersection(plain.index)
     pairs = zip(*(reaches(rows.loc[both], level, cost) for rows in (arm, plain)), strict=True)
     return tuple(math.log(a.value / b.value) for a, b in pairs if a.reached and b.reached and a.value and b.value)

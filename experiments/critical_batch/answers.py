@@ -8,8 +8,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, table
+from accumulation_harness.analysis.content import Picture, Section, interval, number, section, table_by
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import BLUE
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.config import TUNING_SEEDS
@@ -21,8 +25,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     LONGEST,
     longest,
 )
-from accumulation_harness.experiments.critical_batch.figures import figure_critical
-from accumulation_harness.experiments.momentum.states import interval
 from accumulation_harness.judge import statistics
 
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch
@@ -30,7 +32,23 @@ SAME = 0.5  # octaves within which a change is none
 SETTING = ["workload", "norm", "optimizer", "effective_batch"]
 
 
-def critical_batch(losses: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> float:
+def figure_critical(table: pd.DataFrame) -> Figure:
+    """Critical batch over samples, a panel per setting: a line per seed, triangles where it is a lower bound."""
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        for _, one in own.sort_values("point").groupby("seed"):
+            axes.plot(one["samples"], one["critical"], "-", color=BLUE, alpha=0.5)
+        for bounded, part in own.groupby("censored"):
+            axes.plot(part["samples"], part["critical"], "^" if bounded else "o", color=BLUE, markersize=4, alpha=0.6)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+
+    groups = {f"{workload} ({norm}), {optimizer}": own
+              for (workload, norm, optimizer), own in table.groupby(["workload", "norm", "optimizer"])}  # fmt: skip
+    return panels(groups, draw, 2.6, x="samples before the branch", y="critical batch", columns=2, share=False)
+
+
+def critical_batch(losses: Sequence[Sequence[float]], tolerance: float = TOLERANCE) -> float:
     """The batch up to which every branch ends within `tolerance` of the smallest batch's loss, relative.
 
     `losses`: (batch, loss) by batch. Between the last branch within and the first outside, interpolated over log2 of the batch;
@@ -60,7 +78,7 @@ def critical_batches(results: Results) -> pd.DataFrame:
             interior = min(trunks.index) < lr < max(trunks.index)
             for (seed, point), one in own.query("lr == @lr").groupby(["seed", "point"]):
                 losses = one.sort_values("batch")[["batch", "validation_loss"]].to_numpy(dtype=float).tolist()
-                critical = critical_batch([(batch, loss) for batch, loss in losses])
+                critical = critical_batch(losses)
                 found.append((*key, lr, interior, seed, point, one["samples"].iloc[0], one["start_loss"].iloc[0], critical,
                               critical >= losses[-1][0]))  # fmt: skip
     return pd.DataFrame(
@@ -124,7 +142,7 @@ def along(material: Material) -> Section | None:
         return None
     found = growths(rows)
     words = " ".join(
-        f"{one.name}: {one.verdict} ({interval(pd.Series(one.octaves, dtype=float))} octaves, n = {len(one.octaves)}; "
+        f"{one.name}: {one.verdict} ({interval(one.octaves)} octaves, n = {len(one.octaves)}; "
         f"detectable {number(statistics.detectable(one.octaves))})."
         for one in found
     )
@@ -132,13 +150,10 @@ def along(material: Material) -> Section | None:
         "setting | samples before | loss there | n | critical batch (median) | at the largest batch tried | "
         "rate | inside the grid"
     )
-    cells = [
-        (Growth(key[:4], [], True, False).name, own["samples"].iloc[0], own["start_loss"].mean(),
-         len(own),
-         own["critical"].median(), counted(own['censored']), own["lr"].iloc[0],
-         "yes" if own["interior"].all() else "no: an end")
-        for key, own in rows.groupby([*SETTING, "point"])
-    ]  # fmt: skip
+    columns = (
+        lambda own: Growth(tuple(own[SETTING].iloc[0]), [], True, False).name, "samples", "start_loss mean", "seed n",
+        "critical median", "censored counted", "lr", "interior ended",
+    )  # fmt: skip
     text = (
         f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another "
         "rule gives another critical batch. These tasks are small; arXiv 2505.23971 measures language models."
@@ -150,12 +165,8 @@ def along(material: Material) -> Section | None:
         f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
         "triangle is a lower bound.",
     )
-    return section(
-        "Along a training",
-        text,
-        picture,
-        table(head, cells, f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}"),
-    )
+    caption = f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}"
+    return section("Along a training", text, picture, table_by(rows, " ".join([*SETTING, "point"]), head, columns, caption))
 
 
 def advice(found: Sequence[Growth]) -> str:

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.batch_order.batch_order import continue_from
-from accumulation_harness.experiments.convergence.learning_curves import Samples, evaluation, small_arm, with_small_rate
-from accumulation_harness.experiments.momentum.optimizer_states import slower
+from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, evaluation
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import Arm, take_step
 
 PARTS = 8  # a branch is an eighth of the training
@@ -37,7 +35,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     validation = trunk.workload.batch(chosen.validation)
     for t in range(length * PARTS):
         if t % length == 0 and t // length in starts:
-            begun = evaluation(trunk, [validation])[0]
+            begun = evaluation(trunk, validation)
             for num in numbers:
                 branch = arm_at(setting, num)
                 continue_from(branch, trunk)
@@ -46,12 +44,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
                 rows.append({
                     "arm": "branch", "accumulation_steps": num, "batch": config.effective_batch // num,
                     "point": STARTS.index(t // length), "samples": sum(map(len, stream[:t])),
-                    "branch_samples": sum(map(len, stream[t : t + length])), "start_loss": begun,
-                    "validation_loss": evaluation(branch, [validation])[0],
+                    "start_loss": begun,
+                    "validation_loss": evaluation(branch, validation),
                 })  # fmt: skip
         loss = advance(setting, trunk, stream, t)
         on_step(t, [{"arm": "trunk", "accumulation_steps": numbers[0], "step": t, "replicate": 0, "loss": loss}])
-    end = evaluation(trunk, [validation])[0]
+    end = evaluation(trunk, validation)
     return [{**row, "trunk_end": end} for row in rows or [{"arm": "trunk", "accumulation_steps": numbers[0]}]]
 
 
@@ -59,12 +57,3 @@ def advance(setting: Setting, arm: Arm, stream: Sequence[Tensor], t: int) -> flo
     """Train on the samples of window `t`, with that window's random draws; the mean loss."""
     with setting.randomness(t):
         return float(take_step(arm, arm.workload.batch(stream[t])))
-
-
-def arm_at(setting: Setting, num: int) -> Arm:
-    """An arm that steps after B / N samples; its learning rate is lr / N, under Adam lr / sqrt(N)."""
-    config = setting.config
-    if num == 1:
-        return setting.arm(full_batch(config))
-    optimizer = with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num)
-    return small_arm(setting, num, optimizer)

@@ -22,7 +22,6 @@ from accumulation_harness.analysis.question import (
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
-BATCH_NORM = "batch"
 UNDIVIDED = Cause.loss_not_divided
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
 LEAST_SEEDS = 5  # of A6
@@ -31,8 +30,8 @@ LEAST_SEEDS = 5  # of A6
 def answer(arms: pd.DataFrame) -> Answer:
     """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
     accumulated = arms.query("arm == 'accumulated'")
-    sees_chunks = (accumulated["norm"] == BATCH_NORM) & (accumulated["micro_batch"] < accumulated["effective_batch"])
-    free, bound = accumulated[~sees_chunks], accumulated[sees_chunks]
+    bound = accumulated.query("norm == 'batch' and micro_batch < effective_batch")
+    free = accumulated.drop(bound.index)
     null = arms.query("arm == 'permuted'")
     sentences = tuple(filter(None, (_without(free), _with(bound), _null(null))))
     by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)
@@ -80,14 +79,13 @@ def _others(arms: pd.DataFrame, usual: str) -> str:
 
 
 def _accumulated(results: Results, *, batch_norm: bool) -> pd.DataFrame:
-    arms = results.arms[results.arms["arm"] == "accumulated"]
-    return arms[(arms["norm"] == BATCH_NORM) == batch_norm]
+    return results.arms.query(f"arm == 'accumulated' and norm {'==' if batch_norm else '!='} 'batch'")
 
 
 def _own_algebra(arms: pd.DataFrame) -> pd.DataFrame:
     """The arms whose float64 algebra was run for them: a trial in 16 bits repeats that of its float32 twin."""
-    wide = arms["precision"].isin(["float64", "float32"])
-    return arms[wide] if wide.any() else arms
+    wide = arms.query("precision in ['float64', 'float32']")
+    return wide if len(wide) else arms
 
 
 @claim(
@@ -165,31 +163,26 @@ def no_relation(results: Results) -> ClaimResult:
 )
 def eight_and_two(results: Results) -> ClaimResult:
     """A6: tests B = 8 as 4 x 2 under SGD, with the loss divided and undivided, without BatchNorm and with it."""
-    arms = results.arms[results.arms["arm"].isin(["accumulated", UNDIVIDED]) & results.arms["norm"].isin(["none", "batch"])]
-    arms = arms.query("effective_batch == 8 and accumulation_steps == 4 and optimizer == 'sgd'")
+    arms = results.arms.query(
+        "arm in ['accumulated', @UNDIVIDED] and norm in ['none', 'batch'] and effective_batch == 8 and accumulation_steps == 4 "
+        "and optimizer == 'sgd'"
+    )
     cells = {(arm, norm): own["verdict"] for (arm, norm), own in arms.groupby(["arm", "norm"])}
     if len(cells) < 4 or min(map(len, cells.values())) < LEAST_SEEDS:
         return undecided(f"It takes 8 as 4 x 2, divided and not, with BatchNorm and not, over {LEAST_SEEDS} seeds.", len(arms))
-    same = {cell: bool(verdicts.eq("equivalent").all()) for cell, verdicts in cells.items()}
-    apart = {cell: bool(verdicts.eq("different").all()) for cell, verdicts in cells.items()}
+    same, apart = ({cell: own.eq(verdict).all() for cell, own in cells.items()} for verdict in ("equivalent", "different"))
     right = ("accumulated", "none")
     rest_apart = all(apart[cell] for cell in cells if cell != right)
-    if all(same.values()):
-        verdict = CONFIRMED
-    elif same[right] and rest_apart:
-        verdict = CONDITIONAL
-    elif all(apart.values()):
-        verdict = REFUTED
-    else:
+    if not (all(same.values()) or (rest_apart and (same[right] or apart[right]))):
         return undecided("A cell has arms that are equivalent and others that are not.", len(arms))
     words = ", ".join(
         f"{'divided' if arm == 'accumulated' else 'undivided'}, norm {norm}: {counted(own.eq('equivalent'))}"
         for (arm, norm), own in cells.items()
     )
     return ClaimResult(
-        verdict=verdict,
+        verdict=CONFIRMED if all(same.values()) else CONDITIONAL if same[right] else REFUTED,
         condition="with the mean loss divided by N, and without BatchNorm",
-        measured=arms.loc[(arms["arm"] == right[0]) & (arms["norm"] == right[1]), "algebra_error"].max(),
+        measured=arms.query("arm == 'accumulated' and norm == 'none'")["algebra_error"].max(),
         threshold=GATE,
         n=len(arms),
         explanation=f"S2 writes the update as a plain sum, which is the undivided one. Equivalent under SGD: {words} arms.",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, section, share, table
+from accumulation_harness.analysis.content import Picture, Section, counted, section, share, table, table_by
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, new_figure, style
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
-from accumulation_harness.experiments.fault_matrix import figures as fault_figures
 from accumulation_harness.experiments.fault_matrix.watched import random_settings
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
@@ -23,6 +26,8 @@ IN_TRIALS = 0.10  # share of trials with a failure that has to be excluded where
 ENOUGH = 36  # trials: with fewer, the interval of none failed reaches beyond (0.025 ** (1 / 35) < 0.90)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
+SHADES = LinearSegmentedColormap.from_list("shares", ["#f1f5f9", "#9ec9e6", BLUE])
+HEAD = 100  # points between the cells and the titles, for the slanted names of the columns
 
 
 def active(arms: pd.DataFrame) -> pd.DataFrame:
@@ -69,12 +74,9 @@ def _arms(one: Rate) -> str:
 
 def _at_rest(arms: pd.DataFrame) -> list[str]:
     """Faults that change nothing in their trial have to be judged as its correct arm."""
-    rest = faults.catalogue(arms)
-    rest = rest.query("not changes")
+    rest = faults.catalogue(arms).query("not changes")
     same = (rest["verdict"] == rest["verdict_correct"]) & (rest["cause"] == rest["cause_correct"])
-    return [f"Where a fault changes nothing, {share(int(same.sum()), len(rest))} arms are judged as the correct arm is."] * bool(
-        len(rest)
-    )
+    return [f"Where a fault changes nothing, {counted(same)} arms are judged as the correct arm is."] * bool(len(rest))
 
 
 def matrix(material: Material) -> Section | None:
@@ -91,7 +93,7 @@ def matrix(material: Material) -> Section | None:
     loss_curve = [("loss curve: steps until it shows", *curves(known, order))] if len(known) else []
     picture = Picture(
         "matrix",
-        fault_figures.figure_matrix(
+        figure_matrix(
             [
                 ("verdict", outcome, _percents(outcome)),
                 ("which check rejects it", checks, _percents(checks)),
@@ -107,6 +109,30 @@ def matrix(material: Material) -> Section | None:
         f"{rows['steps'].max()} steps; missing where no step rows can be read.",
     )
     return section("Who sees which fault", _hiding(known), picture)
+
+
+def figure_matrix(panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]]) -> Figure:
+    """Panels that share their rows (faults): title, shares as shades (NaN: not run), and what is written into the cells."""
+    first = panels[0][1]
+    widths = [shares.shape[1] for _, shares, _ in panels]
+    with style():
+        figure = new_figure(WIDTH, 2.0 + 0.265 * len(first))
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
+        for axes, (title, shares, words) in zip(grid, panels, strict=True):
+            values = shares.to_numpy(dtype=float)
+            axes.pcolormesh(np.ma.masked_invalid(values), cmap=SHADES, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
+            for (row, column), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    ink, text = "white" if value > 0.7 else GREY if value == 0 else INK, words.iat[row, column]
+                    axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=ink, fontsize=7.5)
+            axes.set_xticks(np.arange(values.shape[1]) + 0.5, list(map(str, shares.columns)), rotation=55, ha="left")
+            axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+            axes.set_frame_on(False)
+            axes.grid(visible=False)
+            axes.annotate(title, (0, 1), xycoords="axes fraction", xytext=(0, HEAD), textcoords="offset points", fontsize=9.5)
+        grid[0].set_yticks(np.arange(len(first)) + 0.5, list(map(str, first.index)))
+        grid[0].set_ylim(len(first), 0)
+    return figure
 
 
 def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -175,24 +201,23 @@ def settings(material: Material) -> Section | None:
     rows = active(material.arms)
     if rows.empty:
         return None
-    listed = []
-    for names, own in tables.in_order(rows).groupby(SETTING, sort=False):
-        found = own[own["detected"]]
-        detected, named, wrong = rate(own["detected"]), rate(found["named"]), found["confidently_wrong"].sum()
-        low = percent(of_trials(own["detected"], own["trial"]).low)
-        seen = percent(rate(faults.shown(own)).share)
-        listed.append((*names, own["trial"].nunique(), _together(detected), low, _together(named), wrong, seen))
     head = f"{' | '.join(SETTING)} | trials | detected | of trials, at least (95%) | named | wrong name | shown by the loss"
     caption = (
         "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of trials in which "
         "every fault is detected."
     )
-    return section("By setting", table(head, listed, caption))
+    columns = (
+        *SETTING, "trial nunique", lambda own: _together(own["detected"]),
+        lambda own: percent(of_trials(own["detected"], own["trial"]).low), lambda own: _together(own[own["detected"]]["named"]),
+        lambda own: own["confidently_wrong"].sum(), lambda own: percent(rate(faults.shown(own)).share),
+    )  # fmt: skip
+    cells = table_by(tables.in_order(rows), " ".join(SETTING), head, columns, caption, sort=False)
+    return section("By setting", cells)
 
 
-def _together(one: Rate) -> str:
+def _together(flags: pd.Series[bool]) -> str:
     """In one line, also in a narrow column."""
-    return share(one.k, one.n).replace(" ", "\u00a0")
+    return counted(flags).replace(" ", "\u00a0")
 
 
 def elsewhere(_material: Material) -> Section:
@@ -213,8 +238,8 @@ def is_my_trainer_right(results: Results) -> Advice | None:
     return Advice(
         "Is my trainer right?",
         "Audit it: one function call",
-        f"{share(int(wrong['detected'].sum()), len(wrong))} planted faults that change the computation were found, in "
-        f"{share(int(trials.sum()), len(trials))} trials all of them",
+        f"{counted(wrong['detected'])} planted faults that change the computation were found, in {counted(trials)} trials all of "
+        "them",
         "accumulation-harness audit FILE.py:FUNCTION names the cause and the fix; docs/audit.md has the recipe for Hugging Face.",
         "fault_matrix",
     )

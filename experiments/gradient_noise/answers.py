@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table
+from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table, table_by
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONFIRMED,
@@ -19,7 +23,6 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.gradient_noise import figures as noise_figures
 from accumulation_harness.experiments.gradient_noise import fits as noise
 from accumulation_harness.judge.resampling import Interval
 from accumulation_harness.judge.statistics import mean_interval
@@ -29,6 +32,8 @@ FEWEST_DRAWS = 200  # batches of every size, as the claim itself asks
 QUARTER = 0.25  # of a training
 STRETCHES = 8  # parts of a training, for the estimates from its micro-batches
 AT = ["trial", "step", "replacement"]
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))  # one for each seed
+KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "s")}
 
 
 def scales(rows: pd.DataFrame) -> pd.DataFrame:
@@ -84,12 +89,11 @@ def _written(one: Interval) -> str:
 
 def quarters(rows: pd.DataFrame) -> pd.DataFrame:
     """B_simple of each trial in the `first` and the `last` quarter of its training: the ratio of the means over the points."""
-    found = {}
-    for trial, own in scales(rows).groupby("trial"):
-        end = own["step"].max()
-        parts = {"first": own.query(f"step <= {QUARTER * end}"), "last": own.query(f"step >= {(1 - QUARTER) * end}")}
-        found[trial] = {name: part["noise_trace"].sum() / part["gradient_square"].sum() for name, part in parts.items()}
-    return pd.DataFrame.from_dict(found, orient="index", columns=["first", "last"])
+    rows = scales(rows)
+    end = rows.groupby("trial")["step"].transform("max")
+    parts = {"first": rows["step"] <= QUARTER * end, "last": rows["step"] >= (1 - QUARTER) * end}
+    sums = {name: rows[part].groupby("trial")[["noise_trace", "gradient_square"]].sum() for name, part in parts.items()}
+    return pd.DataFrame({name: own["noise_trace"] / own["gradient_square"] for name, own in sums.items()})
 
 
 def growth(rows: pd.DataFrame) -> str:
@@ -109,10 +113,43 @@ def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
     about = rows.groupby("trial")[["optimizer", "norm"]].first()
     setting = about["optimizer"] + ", norm=" + about["norm"]
     ranges = ratio.groupby(setting).agg(["min", "max", "size"]).sort_values("min")
-    return [
-        f"{name}: {low:.2g} to {high:.2g} (n = {n:.0f})"
-        for name, (low, high, n) in zip(ranges.index, ranges.to_numpy(), strict=True)
-    ]
+    return [f"{name}: {low:.2g} to {high:.2g} (n = {n})" for name, low, high, n in ranges.itertuples()]
+
+
+def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
+    """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
+    panels: dict[str, list[Curve]] = {f"step {step}": [] for step in moments}
+    for (step, replacement), own in rows.query("step in @moments").sort_values("batch").groupby(["step", "replacement"]):
+        label, colour, mark = KINDS[bool(replacement)]
+        look = {"color": colour, "marker": mark, "markerfacecolor": "none", "linestyle": "", "label": label}
+        panels[f"step {step}"] += [
+            Curve(own["batch"], own["expected"], {"color": colour}),
+            Curve(own["batch"], own["variance"], look),
+        ]
+    return curves(panels, "batch B", "variance of the gradient")
+
+
+def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.DataFrame]]]) -> Figure:
+    """B_simple over the training, a panel per title; for every seed the exact values (lines) and the stretches' (bars)."""
+    drawn: dict[str, list[Curve]] = {title: [] for title in panels}
+    for title, seeds in panels.items():
+        for place, (exact, estimated) in enumerate(seeds):
+            look = {"color": INK, "alpha": 0.8, "linestyle": DASHES[place % len(DASHES)], "label": "from every sample's gradient"}
+            shown = estimated.query("estimate > 0")
+            open_end = ~np.isfinite(shown["high"])
+            closed, without = shown[~open_end], shown[open_end]
+            bars = np.clip([closed["estimate"] - closed["low"].clip(lower=1.0), closed["high"] - closed["estimate"]], 0, None)
+            orange = {"color": ORANGE, "marker": "o", "linestyle": "", "label": "from the micro-batches alone, 95%"}
+            grey = {"color": GREY, "marker": "^", "linestyle": "", "label": "the same, without an upper end"}
+            drawn[title] += [
+                Curve(exact["step"], exact["noise_trace"] / exact["gradient_square"], look),
+                Curve(closed["step"], closed["estimate"], orange, bars),
+                Curve(without["step"], without["estimate"], grey),
+            ]
+    figure = curves(drawn, "optimizer step", "noise scale, samples", axes=("linear", "log"), columns=3)
+    lowest, highest = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(max(lowest, 1.0), min(highest, 1e5))
+    return figure
 
 
 def variance_section(material: Material) -> Section:
@@ -121,14 +158,10 @@ def variance_section(material: Material) -> Section:
     own = rows[rows["trial"] == min(rows["trial"])]
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
-    per_size = rows.assign(off=rows["variance"] / rows["expected"]).groupby(["replacement", "batch"])["off"]
-    cells = (
-        ("with" if replacement else "without", batch, len(off), off.mean(), off.min(), off.max())
-        for (replacement, batch), off in per_size
-    )
+    columns = (("replacement", {True: "with", False: "without"}.get), "batch", "off n", "off mean", "off min", "off max")
     picture = Picture(
         "variance",
-        noise_figures.figure_variance(own, chosen),
+        figure_variance(own, chosen),
         "Variance of the batch gradient over the batch size at three moments of a training, with the lines of both formulas.",
         f"Variance of the gradient (trace of its covariance) over B at three moments of one training ({own['trial'].iloc[0]}), "
         f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
@@ -139,7 +172,9 @@ def variance_section(material: Material) -> Section:
         "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
         "depend on one another."
     )
-    return section("The variance falls as 1/B", picture, table(head, cells, caption, folded=True))
+    rows = rows.assign(off=rows["variance"] / rows["expected"])
+    cells = table_by(rows, "replacement batch", head, columns, caption, folded=True)
+    return section("The variance falls as 1/B", picture, cells)
 
 
 def noise_section(material: Material) -> Section:
@@ -161,7 +196,7 @@ def noise_section(material: Material) -> Section:
     )
     picture = Picture(
         "noise-scale",
-        noise_figures.figure_noise_scale(panels),
+        figure_noise_scale(panels),
         "The gradient noise scale over the training, exact and estimated from micro-batches.",
         f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: the ratio of means over an {STRETCHES}th of the "
         "training, from its own micro-batches while the weights move; bars: Fieller's 95% interval; grey triangles: intervals "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.resampling import Interval
 
@@ -32,22 +33,15 @@ def noise_scale(estimates: pd.DataFrame) -> Interval:
 
 
 def stretches(estimates: pd.DataFrame, num: int) -> pd.DataFrame:
-    """`noise_scale` of `num` equal parts of a training: `step` (the middle of the part), `estimate`, `low`, `high`, `n`."""
+    """`noise_scale` of `num` equal parts of a training: `step` (the middle of the part), `estimate`, `low`, `high`."""
     steps = estimates["step"]
     width = (steps.max() + 1 - steps.min()) / num
     place = ((steps - steps.min()) // width).astype(int)
-    found = []
-    for k, own in estimates.groupby(place):
-        scale = noise_scale(own)
-        middle = steps.min() + (k + 0.5) * width
-        found.append({"step": middle, "estimate": scale.estimate, "low": scale.low, "high": scale.high, "n": len(own)})
+    found = [{"step": steps.min() + (k + 0.5) * width, **vars(noise_scale(own))} for k, own in estimates.groupby(place)]
     return pd.DataFrame(found)
 
 
 def slopes(rows: pd.DataFrame, value: str, by: list[str]) -> pd.DataFrame:
     """Least-squares slope of log `value` over log `batch` in each group of `by`, in a column `slope`."""
-    found = []
-    for key, own in rows.groupby(by):
-        slope = np.polyfit(np.log(own["batch"].astype(float)), np.log(own[value].astype(float)), 1)[0]
-        found.append({**dict(zip(by, key, strict=True)), "slope": slope})
-    return pd.DataFrame(found)
+    logs = rows[["batch", value]].astype(float).apply(np.log).join(rows[by])
+    return tables.cells(logs, by, lambda own: {"slope": np.polyfit(own["batch"], own[value], 1)[0]})

@@ -96,7 +96,7 @@ def moments(each: Tensor) -> Row:
 
 
 def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
-    """mean |g_B - G|^2 over `draws` batches, what it should be, and how well such a gradient points along G.
+    """mean |g_B - G|^2 over `draws` batches, and what it should be.
 
     tr Sigma / B with replacement, times (D - B) / (D - 1) without.
     """
@@ -111,7 +111,6 @@ def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generat
     return {
         "variance": float((batches - mean).square().sum(1).mean()),
         "expected": moments(each)["noise_trace"] / size * factor,
-        "cosine": float(torch.nn.functional.cosine_similarity(batches, mean.unsqueeze(0)).mean()),
     }
 
 

@@ -54,14 +54,10 @@ def better_choice(results: Results) -> ClaimResult:
     better, worse = gains[told & (gains["gain"] > 0)], gains[told & (gains["gain"] < 0)]
     same = gains[~told & (gains["tost_p"] < LEVEL)]
     settled = len(better) + len(worse) + len(same) == len(gains)
-    if worst > ALGEBRA_GATE or (settled and better.empty):
-        verdict = REFUTED
-    elif len(better) == len(gains):
-        verdict = CONFIRMED
-    else:
-        verdict = CONDITIONAL if len(better) and (len(worse) or len(same)) else UNDECIDED
+    refuted = worst > ALGEBRA_GATE or (settled and better.empty)
+    mixed = CONDITIONAL if len(better) and (len(worse) or len(same)) else UNDECIDED
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if refuted else CONFIRMED if len(better) == len(gains) else mixed,
         condition=f"for {_cells(better)}; not for {_cells(pd.concat([worse, same]))}",
         measured=gains["gain"].max(),
         threshold=f"gradient ≤ {ALGEBRA_GATE:.0e}; gain above 0 (Holm) in every cell: confirmed",
@@ -74,12 +70,8 @@ def better_choice(results: Results) -> ClaimResult:
 
 def _cells(cells: pd.DataFrame) -> str:
     """Models with their micro-batches, in words."""
-    parts = [f"{model} at b = {_sizes(own['b'])}" for model, own in cells.groupby("model")]
-    return " and ".join(parts)
-
-
-def _sizes(values: pd.Series[int]) -> str:
-    return ", ".join(str(b) for b in sorted(set(values), reverse=True))
+    sizes = cells.sort_values("b", ascending=False).groupby("model")["b"].unique()
+    return " and ".join(f"{model} at b = {', '.join(map(str, own))}" for model, own in sizes.items())
 
 
 def _gain(row: Mapping[Hashable, Any]) -> str:

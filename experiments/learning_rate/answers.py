@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, estimated, number, section, span, table
+from accumulation_harness.analysis.content import Picture, Section, Table, estimated, number, section, span, table_by
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -66,9 +66,8 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
     )
     raised = any(low > 1 for low, _ in ranges.values()) if ranges else max(ratios.values()) > 1
     lower = all(high <= 1 for _, high in ranges.values()) if ranges else max(ratios.values()) <= 1
-    verdict = CONFIRMED if worst > TRAJECTORY_GATE else CONDITIONAL if raised else REFUTED if lower else UNDECIDED
     return ClaimResult(
-        verdict=verdict,
+        verdict=CONFIRMED if worst > TRAJECTORY_GATE else CONDITIONAL if raised else REFUTED if lower else UNDECIDED,
         condition="against training with the small batch, never against the true batch",
         measured=worst,
         threshold=f"≤ {TRAJECTORY_GATE:.0e} at the unchanged rate; must differ by ≥ {APART:g} at others",
@@ -76,7 +75,7 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
         explanation=f"Never against the true batch: at its rate accumulation ends at its loss, to {number(worst)}; sqrt N and N "
         f"times the rate are off by {number(other['difference'].min())} or more "
         f"({', '.join(sorted(set(same['optimizer'])))}; all learned). Against the small batch (B/b = "
-        f"{learning_rates.batch_ratio(rows):g}, equal samples) the best rate is higher by a factor of {words}.",
+        f"{rows['batch'].max() / rows['batch'].min():g}, equal samples) the best rate is higher by a factor of {words}.",
     )
 
 
@@ -102,19 +101,14 @@ def linear_scaling_is_stable(results: Results) -> ClaimResult:
     closed = ~linear["on_edge"].to_numpy()
     stable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.high <= STABLE]
     unstable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.low > STABLE]
-    if len(stable) == len(cells):
-        verdict = CONFIRMED
-    elif len(unstable) == len(cells):
-        verdict = REFUTED
-    else:
-        verdict = CONDITIONAL if stable and unstable else UNDECIDED
+    settled = CONDITIONAL if stable and unstable else UNDECIDED
     words = "; ".join(
         f"{name}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
         f"{' (best rate on the edge of the grid)' if row['on_edge'] else f' (linear: {number(one.low)} to {number(one.high)})'}"
         for name, row, one in zip(cells, linear.to_dict("records"), each, strict=True)
     )
     return ClaimResult(
-        verdict=verdict,
+        verdict=CONFIRMED if len(stable) == len(cells) else REFUTED if len(unstable) == len(cells) else settled,
         condition=f"for {', '.join(stable)}; not for {', '.join(unstable)}",
         measured=max(one.estimate for one in each),
         threshold=f"training loss above the best rate's: ≤ {STABLE:g} nats ({level:.1%} intervals)",
@@ -131,7 +125,7 @@ def _excess_interval(differences: list[float], level: float) -> Interval:
 
 
 def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> str:
-    own = table[(table["optimizer"] == row["optimizer"]) & (table["batch"] == row["batch"]) & (table["rule"] == rule)]
+    own = table[(table[["optimizer", "batch"]] == [row["optimizer"], row["batch"]]).all(axis=1) & (table["rule"] == rule)]
     return number(own["excess"].iloc[0]) if len(own) else "beyond the grid"
 
 
@@ -176,13 +170,13 @@ def true_batch(material: Material) -> Section | None:
     if pairs.empty:
         return None
     head = "optimizer | rate of the true batch | factor | seeds | held-out loss off by, relative"
-    cells = tuple(
-        (optimizer, own["lr_full"].iloc[0], f"{factor:g}", len(own),
-         f"{number(own['difference'].median())} ({span(own['difference'])})")
-        for (optimizer, factor), own in pairs.assign(factor=pairs["factor"].round(6)).groupby(["optimizer", "factor"])
-    )  # fmt: skip
     caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
-    return section("Against the true batch: the same rate", table(head, cells, caption))
+    columns = (
+        "optimizer", "lr_full", ("factor", "{:g}".format), "seed n",
+        lambda own: f"{number(own['difference'].median())} ({span(own['difference'])})",
+    )  # fmt: skip
+    cells = table_by(pairs.assign(factor=pairs["factor"].round(6)), "optimizer factor", head, columns, caption)
+    return section("Against the true batch: the same rate", cells)
 
 
 def over_rates(material: Material) -> Section | None:
@@ -207,16 +201,9 @@ def over_rates(material: Material) -> Section | None:
 
 def _rule_table(results: Results) -> Table:
     head = "optimizer | batch | scaling from the smallest batch | rate | training loss | at its best rate | excess"
-    cells = tuple(
-        (
-            row["optimizer"],
-            f"{row['batch']:.0f}",
-            row["rule"],
-            *(row[name] for name in ("lr", "loss", "tuned", "excess")),
-        )
-        for row in learning_rates.scaled(results).to_dict("records")
-    )  # fmt: skip
-    return table(head, cells, "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN.")
+    columns = ("optimizer", ("batch", "{:.0f}".format), "rule", "lr", "loss", "tuned", "excess")
+    caption = "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN."
+    return table_by(learning_rates.scaled(results), "", head, columns, caption)
 
 
 EXPERIMENT = Experiment(

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from accumulation_harness.experiments.convergence.learning_curves import evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row, outcome
 from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes import precision
-from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
-from accumulation_harness.workloads import Batch
+from accumulation_harness.recipes.recipe import Arm, take_step
 
 
 @dataclass
@@ -32,13 +31,13 @@ class Training:
     enough: int  # optimizer steps that the window of B takes in all
     steps: int = 0
     window_losses: list[float] = field(default_factory=list)  # their mean over each window
-    early: Row = field(default_factory=dict)  # `outcome` after as many steps as the window of B takes in all
+    early: float = math.nan  # held-out loss after as many steps as the window of B takes in all
 
     def count(self, arm: Arm) -> None:
         """Count an optimizer step; after the last that the window of B takes, evaluate."""
         self.steps += 1
         if self.steps == self.enough:
-            self.early = vars(outcome(arm, [math.nan]))
+            self.early = outcome(arm, [math.nan]).held_out_loss
 
     def note(self, contributions: Sequence[Tensor]) -> Tensor:
         """Keep the mean losses of a window's batches; the window's loss is their mean."""
@@ -80,29 +79,19 @@ def _training(setting: Setting, num: int) -> Training:
 
 
 def _row(one: Training, samples: int, effective_batch: int) -> Row:
-    """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term."""
+    """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term.
+
+    The held-out samples have two halves: one to choose a learning rate by, the other to judge what was chosen.
+    """
+    held = one.arm.workload.held_out
+    middle = len(held) // 2
     return {
         "accumulation_steps": one.num,
         "batch": max(one.arm.recipe.split(effective_batch)),
         "samples": samples,
         "optimizer_steps": one.steps,
         **vars(outcome(one.arm, one.window_losses)),
-        "early_held_out_loss": one.early["held_out_loss"],
-        "early_held_out_accuracy": one.early["held_out_accuracy"],
-        **halves(one.arm),
+        "early_held_out_loss": one.early,
+        "tuning_loss": evaluation(one.arm, held.rows(slice(0, middle))),
+        "judged_loss": evaluation(one.arm, held.rows(slice(middle, None))),
     }
-
-
-def mean_loss(arm: Arm, batch: Batch) -> float:
-    """Sum of the losses over the number of terms, as the arm's model stands."""
-    losses = arm.workload.losses(arm.workload.forward(arm.model, batch), batch)
-    return float(losses.double().sum() / arm.workload.num_terms(batch).sum())
-
-
-def halves(arm: Arm) -> Row:
-    """Loss on two halves of the held-out samples: one to choose a learning rate by, the other to judge what was chosen."""
-    held = arm.workload.held_out
-    middle = len(held) // 2
-    with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
-        parts = (held.rows(slice(0, middle)), held.rows(slice(middle, None)))
-        return {f"{name}_loss": mean_loss(arm, part) for name, part in zip(("tuning", "judged"), parts, strict=True)}

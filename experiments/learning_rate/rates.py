@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pandas as pd
 
@@ -31,26 +32,22 @@ def scaled(results: Results) -> pd.DataFrame:
     trained has no row.
     """
     rows = trained(results)
-    means = rows.groupby(["optimizer", "batch", "lr"])["tail_loss"].mean()
-    seeds = rows.set_index(["optimizer", "batch", "lr", "seed"])["tail_loss"].sort_index()
     found = []
-    for optimizer, own in means.groupby(level="optimizer"):
-        losses = own.droplevel("optimizer")
-        smallest = min(losses.index.get_level_values("batch"))
-        base = losses[smallest].idxmin()
-        for batch in sorted(set(losses.index.get_level_values("batch")) - {smallest}):
-            rates = losses[batch]
-            for rule, exponent in RULES.items():
-                lr = base * (batch / smallest) ** exponent
-                near = [rate for rate in rates.index if math.isclose(rate, lr, rel_tol=1e-6)]
-                if near:
-                    loss, tuned, best_rate = rates[near[0]], rates.min(), rates.idxmin()
-                    apart = seeds[optimizer, batch, near[0]] - seeds[optimizer, batch, best_rate]
-                    edge = best_rate in (rates.index.min(), rates.index.max())
-                    found.append((optimizer, rule, batch, lr, loss, tuned, loss - tuned, apart.tolist(), edge))
-    return pd.DataFrame(
-        found, columns=["optimizer", "rule", "batch", "lr", "loss", "tuned", "excess", "excess_by_seed", "on_edge"]
-    )
+    for optimizer, own in rows.groupby("optimizer"):
+        seeds = own.pivot_table(index="seed", columns=["batch", "lr"], values="tail_loss")
+        means = seeds.mean()
+        smallest, *larger = sorted({*own["batch"]})
+        base = means[smallest].idxmin()
+        for batch, (rule, exponent) in product(larger, RULES.items()):
+            rates, lr = means[batch], base * (batch / smallest) ** exponent
+            for near in (rate for rate in rates.index if math.isclose(rate, lr, rel_tol=1e-6)):
+                tuned = rates.idxmin()
+                found.append({
+                    "optimizer": optimizer, "rule": rule, "batch": batch, "lr": lr, "loss": rates[near], "tuned": rates[tuned],
+                    "excess": rates[near] - rates[tuned], "on_edge": tuned in (rates.index.min(), rates.index.max()),
+                    "excess_by_seed": (seeds[batch][near] - seeds[batch][tuned]).tolist(),
+                })  # fmt: skip
+    return pd.DataFrame(found)
 
 
 def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -58,14 +55,13 @@ def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
 
     A seed that chose its own rate would flatter the batch sizes whose results vary most.
     """
-    chosen = []
-    for (_, _, seed), own in rows.groupby(["optimizer", "batch", "seed"]):
-        first = own.iloc[0]
-        same = rows[(rows["optimizer"] == first["optimizer"]) & (rows["batch"] == first["batch"]) & (rows["seed"] != seed)]
-        means = same.groupby("lr")[measure].mean()
-        if len(means) and math.isfinite(means.min()):
-            chosen.append(own[own["lr"] == means.idxmin()])
-    return pd.concat(chosen, ignore_index=True) if chosen else rows.iloc[:0]
+    chosen = [rows.iloc[:0]]
+    for _, same in rows.groupby(["optimizer", "batch"]):
+        for seed, own in same.groupby("seed"):
+            means = same[same["seed"] != seed].groupby("lr")[measure].mean()
+            if len(means) and math.isfinite(means.min()):
+                chosen.append(own[own["lr"] == means.idxmin()])
+    return pd.concat(chosen, ignore_index=True)
 
 
 def against_true_batch(results: Results) -> pd.DataFrame:
@@ -89,10 +85,10 @@ def best_rate_ratios(rows: pd.DataFrame) -> dict[str, float]:
 
 def raised_in_every_subset(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
-    found = (
-        [best_rate_ratios(rows.query("seed != @seed")) for seed in rows["seed"].unique()] if rows["seed"].nunique() > 1 else []
-    )
-    return {name: (min(one[name] for one in found), max(one[name] for one in found)) for name in (found[0] if found else {})}
+    if rows["seed"].nunique() < 2:
+        return {}
+    found = pd.DataFrame([best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()])
+    return {str(name): (own.min(), own.max()) for name, own in found.items()}
 
 
 def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
@@ -103,15 +99,10 @@ def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[i
     found = {}
     for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):
         wide = own.pivot_table(index="seed", columns="batch", values="judged_loss")
-        sizes = sorted(batch for batch in own["batch"].unique())
+        sizes = sorted(own["batch"].unique())
         inside = [batch for batch in sizes if low <= batch <= high]
         outside = {batch: wide[batch].mean() for batch in sizes if batch not in inside}
         if inside and outside:
             winner = min(outside, key=outside.__getitem__)
-            found[str(name)] = (winner, [[float(one) for one in (wide[b] - wide[winner]).dropna()] for b in inside])
+            found[str(name)] = (winner, [(wide[b] - wide[winner]).dropna().tolist() for b in inside])
     return found
-
-
-def batch_ratio(rows: pd.DataFrame) -> float:
-    """The largest batch over the smallest."""
-    return float(rows["batch"].max() / rows["batch"].min())

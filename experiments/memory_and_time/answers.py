@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, share, table
+from accumulation_harness.analysis.content import Picture, Section, counted, section, share, table_by
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.style import BLUE, INK, ORANGE
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -18,7 +21,6 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.memory_and_time.figures import figure_cost_of_memory
 from accumulation_harness.results.cells import spread
 
 CLOSE = 0.02  # relative tolerance around the factor that a text gives
@@ -26,6 +28,8 @@ NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost
 SLIGHTLY = 1.25  # times as long, that still counts as slightly slower
 N_TIMES = 0.1  # relative tolerance around a factor of N in time
 LARGER = 4.0  # times: S0 says 4 to 8
+COLOURS = {"sgd": BLUE, "adam": ORANGE}
+KB, MB = 1e3, 1e6
 TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
 
 
@@ -50,7 +54,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
     verdict = CONFIRMED if whole.all() else CONDITIONAL if part.all() or whole.any() else REFUTED
     where = (
-        f"in {share(int(whole.sum()), len(whole))} trials"
+        f"in {counted(whole)} trials"
         if whole.any()
         else "of activations alone, as S0's bracket says; memory as a whole falls less"
     )
@@ -131,15 +135,14 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
         return undecided("It takes what is alive at once, at three N or more.", len(rows))
     ends = rows.groupby("trial")["alive_bytes"].agg(["min", "max"])
     helped, floor = (ends["min"] < ends["max"]), ends["min"] / ends["max"]
-    verdict = REFUTED if not helped.any() else CONDITIONAL
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if not helped.any() else CONDITIONAL,
         condition="while the static part and the smallest micro-batch's activations fit",
         measured=floor.median(),
         threshold="memory at the smallest b over that at b = B: below 1 (helps); 0 would remove every such error",
         n=len(ends),
         explanation=f"Choosing b to fit keeps a run alive down to {floor.min():.2f} to {floor.max():.2f} of the full batch's "
-        f"memory (median {floor.median():.2f}), in {share(int(helped.sum()), len(ends))} trials; below that no b fits, because "
+        f"memory (median {floor.median():.2f}), in {counted(helped)} trials; below that no b fits, because "
         "parameters, gradients and state do not shrink. Incident rates of a service, and what its own search does, are not "
         "tested.",
     )
@@ -153,10 +156,8 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
 def activations_fall(results: Results) -> ClaimResult:
     """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
     rows = results.study("memory_and_time")
-    worst = 0.0
-    for num in sorted(set(rows["accumulation_steps"]) - {1}):
-        factors = against_full(rows, "activation_bytes", num) / num
-        worst = max(worst, (factors - 1).abs().max())
+    nums = {*rows["accumulation_steps"]} - {1}
+    worst = max((against_full(rows, "activation_bytes", num) / num - 1).abs().max() for num in nums)
     return ClaimResult(
         verdict=CONFIRMED if worst <= CLOSE else REFUTED,
         measured=worst,
@@ -228,14 +229,33 @@ def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(groups, ignore_index=True)
 
 
+def figure_cost_of_memory(rows: pd.DataFrame) -> Figure:
+    """Time of a window over the full batch's against its memory; a point per b, a line per optimizer, a panel per model.
+
+    A budget is a place on the x axis: the first point to its left is the largest b measured that fits, and its height is what
+    that costs.
+    """
+    drawn: dict[str, list[Curve]] = {}
+    for (workload, model, optimizer), own in rows.sort_values("micro_batch").groupby(["workload", "model", "optimizer"]):
+        look = {"color": COLOURS.get(str(optimizer), INK), "marker": "o", "label": optimizer}
+        drawn.setdefault(f"{workload} {model}", []).append(Curve(own["total_bytes"] / MB, own["slowdown"], look))
+    x, y = "memory of a step, MB (dotted: its static part)", "time of a window over the full batch's"
+    level = (1, "the full batch's")
+    figure = curves(drawn, x, y, axes=("linear", "linear"), sharey=False, level=level, xlim=(0, None), ylim=(0, None))
+    for axes, (_, own) in zip(figure.axes, rows.groupby(["workload", "model"]), strict=True):
+        for row in own.to_dict("records"):
+            axes.axvline(row["static_bytes"] / MB, color=COLOURS.get(row["optimizer"], INK), linewidth=1, linestyle=":")
+            place = (row["total_bytes"] / MB, row["slowdown"])
+            axes.annotate(f"{row['micro_batch']:.0f}", place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    return figure
+
+
 def budget_figure(material: Material) -> Section:
     """The largest b for a budget of memory, and what it costs in time."""
     rows = material.results.study("memory_and_time")
-    cost = time_against_memory(rows)
-    panels = {f"{workload} {model}": own for (workload, model), own in cost.groupby(["workload", "model"])}
     picture = Picture(
         "memory_and_time",
-        figure_cost_of_memory(panels),
+        figure_cost_of_memory(time_against_memory(rows)),
         "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
         "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
         "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
@@ -248,22 +268,21 @@ def memory_table(material: Material) -> Section:
     """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
     rows = material.results.study("memory_and_time")
     head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
-    columns = ["workload", "model", "optimizer", "accumulation_steps"]
-    middle = rows.groupby(columns, as_index=False)[[*TOTAL, "micro_batch", "total_bytes", "samples_per_second"]].median()
-    cells = (
-        (f"{row['workload']} {row['model']}", row["optimizer"], row["accumulation_steps"], row["micro_batch"],
-         *(row[name] / 1e3 for name in (*TOTAL, "total_bytes")), row["samples_per_second"])
-        for row in middle.to_dict("records")
+    middle = rows.assign(model=rows["workload"] + " " + rows["model"].astype(str), **rows[[*TOTAL, "total_bytes"]] / KB)
+    columns = (
+        "model", "optimizer", "accumulation_steps", "micro_batch median", *(f"{name} median" for name in (*TOTAL, "total_bytes")),
+        "samples_per_second median",
     )  # fmt: skip
     fits = (
-        (" ".join(map(str, key)), *(number(size / 1e3) for size in fitted(own)))
-        for key, own in rows.groupby(["workload", "model", "optimizer"])
+        lambda own: " ".join(map(str, own[["workload", "model", "optimizer"]].iloc[0])),
+        *(lambda own, place=place: fitted(own)[place] / KB for place in (0, 1)),
     )
     parts = "kB of each part (exact on a CPU), and samples per second; medians over trials."
+    static = "model | static part, kB | kB per sample"
     return section(
         "Memory and time over the micro-batch",
-        table("model | static part, kB | kB per sample", fits, "M = M_s + a·b, by least squares over b."),
-        table(head, cells, parts, folded=True),
+        table_by(rows, "workload model optimizer", static, fits, "M = M_s + a·b, by least squares over b."),
+        table_by(middle, "model optimizer accumulation_steps", head, columns, parts, folded=True),
     )
 
 

@@ -57,7 +57,6 @@ def _row(arm: Arm, taken: memory.Memory, seconds: list[float], samples: int) -> 
         "activation_bytes": taken.activations,
         "total_bytes": taken.total,
         "alive_bytes": taken.parameters + taken.state + taken.alive if taken.peak is None else taken.peak,
-        "is_allocator_peak": taken.peak is not None,
         "seconds": middle,
         "samples_per_second": samples / middle,
     }

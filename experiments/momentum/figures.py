@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
+from accumulation_harness.analysis.figures.common import EXACT
 from accumulation_harness.analysis.figures.panels import by_optimizer, mean_line, panels, rate_axis
 from accumulation_harness.analysis.figures.style import (
     BLUE,
@@ -20,7 +20,6 @@ from accumulation_harness.analysis.figures.style import (
     SERIES,
     VERMILLION,
     log_axis,
-    power_of_two,
 )
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -39,7 +38,6 @@ COLOURS = {"permuted": GREY, "accumulated": BLUE, "reordered": GREEN, Cause.opti
            "small_steps": ORANGE, "small_steps_rate": VERMILLION, "small_steps_memory": BLUE}  # fmt: skip
 STATES = ("permuted", "accumulated", "reordered", Cause.optimizer_state_per_micro_batch, "small_steps")
 PATHS = ("small_steps", "small_steps_rate", "small_steps_memory")
-ZERO = 1e-17  # where a difference of exactly zero is drawn
 
 
 def figure_states(steps: pd.DataFrame) -> Figure:
@@ -52,7 +50,7 @@ def figure_states(steps: pd.DataFrame) -> Figure:
             if not stateless or arm != Cause.optimizer_state_per_micro_batch:  # without state that fault is none
                 _lines(axes, rows, "parameter_error" if stateless else "state_error", arm)
         axes.axhline(ALGEBRA_GATE, color=INK, linewidth=0.9, linestyle=DASHED, label=f"gate {ALGEBRA_GATE:g}")
-        axes.set_ylim(ZERO / 2, 1e3)
+        axes.set_ylim(EXACT / 2, 1e3)
 
     return panels(by_optimizer(steps), draw, 3.2, x="optimizer step", y="relative difference")
 
@@ -99,38 +97,7 @@ def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], mea
     return panels({titles[measure]: measure for measure in measures}, draw, 3.2, x="learning rate", share=False, ncols=6)
 
 
-def figure_eps(rows: pd.DataFrame) -> Figure:
-    """Error of Adam's displacement without 1/N over eps: after the first step, after all steps, and beside eps/N."""
-    series = (("fault_error_first", BLUE, "o", "first step"), ("fault_error", ORANGE, "s", "all steps"),
-              ("as_if_error", GREEN, "D", "all steps, against the right gradient at eps/N"))  # fmt: skip
-
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        log_axis(axes, "x", most=10)
-        log_axis(axes, "y", most=10)
-        predicted = rows.groupby("eps")["predicted_first"].median()
-        axes.plot(predicted.index, predicted, color=BLUE, linewidth=1, label="first step, closed form")
-        for column, colour, mark, label in series:
-            axes.plot(rows["eps"], rows[column].clip(lower=ZERO), mark, color=colour, markersize=4.5, alpha=0.7, label=label)
-
-    return panels({"": rows}, draw, 3.3, x="eps", y="relative difference of the displacement", ncols=4)
-
-
-def figure_second_moment(rows: pd.DataFrame) -> Figure:
-    """Measured over predicted ratio of the two second moments, a colour per N."""
-
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-            set_scale("log", base=2)
-            axis.set_major_formatter(FuncFormatter(power_of_two))
-        axes.axline((1, 1), (2, 2), color=GREY, linewidth=0.9, linestyle=DASHED)
-        for place, (num, own) in enumerate(rows.groupby("accumulation_steps")):
-            axes.plot(own["predicted_without_replacement"], own["ratio"], "o", color=SERIES[place % len(SERIES)], markersize=5,
-                      label=f"N = {num:g}")  # fmt: skip
-
-    return panels({"": rows}, draw, 3.3, x="predicted from per-sample gradients", y="measured", ncols=6)
-
-
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str, arm: str) -> None:
     """Draw one line per N; a difference of exactly zero is drawn at the bottom of the panel."""
     for _, own in rows.query("arm == @arm").sort_values("step").groupby("accumulation_steps"):
-        axes.plot(own["step"] + 1, own[measure].clip(lower=ZERO), color=COLOURS[arm], linewidth=1, label=LABELS[arm])
+        axes.plot(own["step"] + 1, own[measure].clip(lower=EXACT), color=COLOURS[arm], linewidth=1, label=LABELS[arm])

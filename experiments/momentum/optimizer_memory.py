@@ -7,7 +7,7 @@ squares of what each step consumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 
 import torch
@@ -52,36 +52,24 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
         window, own = setting.exact.batch(ids), recipe.split(len(ids))
         take_step(arm, window)
         parts = referee.parts(start, window, own)
-        consumed.append(parts.shares if name == ACCUMULATED else list(parts.parts))
+        consumed.append([*(parts.shares if name == ACCUMULATED else parts.parts)])
         sizes += own
-    num, ages = len(consumed[0]), _ages(sizes)
+    num = len(consumed[0])
     for entry, state in optimizer_state(arm.optimizer, arm.model.parameters()).items():
-        columns, each = _columns(consumed, squared=entry == SQUARED, together=name == ACCUMULATED)
+        columns = [part for window in consumed for part in window]
+        if entry == SQUARED:  # a window's step squares the sum of its micro-batches
+            together = [torch.stack(window).sum(0) for window in consumed] if name == ACCUMULATED else columns
+            columns = [part.square() for part in together]
         found = decompose(state, columns)
-        weight = torch.tensor(found.weights, dtype=torch.float64).repeat_interleave(each)
-        for k, age in enumerate(ages):
+        weight = torch.tensor(found.weights, dtype=torch.float64).repeat_interleave(len(sizes) // len(columns))
+        for k, seen in enumerate(accumulate(sizes)):
             yield {
                 "arm": name,
                 "accumulation_steps": recipe.accumulation_steps,
                 "entry": entry,
                 "window": k // num,
                 "position": k % num,
-                "age": age,
+                "age": sum(sizes) - seen,
                 "weight": float(weight[k] / weight[-1]),
                 "residual": found.residual,
-                "condition": found.condition,
             }
-
-
-def _columns(consumed: Sequence[Sequence[Tensor]], *, squared: bool, together: bool) -> tuple[list[Tensor], int]:
-    """What the state is made of, and how many micro-batches stand in one column: a window's step squares their sum."""
-    if not squared:
-        return [one for window in consumed for one in window], 1
-    if together:
-        return [torch.stack(list(window)).sum(0).square() for window in consumed], len(consumed[0])
-    return [one.square() for window in consumed for one in window], 1
-
-
-def _ages(sizes: Sequence[int]) -> list[int]:
-    """Samples that came after each micro-batch."""
-    return [sum(sizes) - seen for seen in accumulate(sizes)]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from accumulation_harness.config import OptimizerConfig, Precision, State, TrialConfig, state_of
 from accumulation_harness.config.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
@@ -23,8 +22,8 @@ from accumulation_harness.measure.training import OnStep, Row
 from accumulation_harness.measure.trial import Candidate, accumulated, full_batch, permuted
 from accumulation_harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from accumulation_harness.recipes.micro_batch import SplitPlan, hash_seed
-from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.recipes.recipe import Recipe
+from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import running_statistics
 from accumulation_harness.workloads import Batch
 
@@ -93,9 +92,9 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
             rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
             if t in (*CHECKPOINTS, config.steps):
-                row = {**own, "against": one.against.name, "after_steps": t, **largest[label]}
-                row |= {f"{name}_now": value for name, value in now.items()}
-                found.append(row | {"loss": records[label].loss, "loss_against": records[str(one.against)].loss})
+                losses = {"loss": records[label].loss, "loss_against": records[str(one.against)].loss}
+                own |= {"after_steps": t, **largest[label], **losses}
+                found.append(own | {f"{name}_now": value for name, value in now.items()})
         on_step(t - 1, rows)
     return found
 
@@ -145,27 +144,13 @@ def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
 
     `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was skipped.
     """
-    arm, other = lock.arms[label], lock.arms[against]
-    return {
-        "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
-        "state_error": _state_error(arm_state(arm), arm_state(other)),
-        "parameter_error": _parameter_error(arm, other, lock.start),
-        "buffer_error": relative_distance(
-            running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
-        ),
-    }
-
-
-def _distance(a: Tensor | None, g: Tensor | None) -> float:
-    return math.nan if a is None or g is None else relative_distance(a, g)
-
-
-def _state_error(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    arms = [lock.arms[name] for name in (label, against)]
+    a, g = (lock.watches[name].gradient for name in (label, against))
+    state, other = map(arm_state, arms)
     assert state.keys() == other.keys()
-    return max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan)
-
-
-def _parameter_error(arm: Arm, other: Arm, start: Tensor) -> float:
-    """||theta - theta'|| / ||theta' - theta_0||."""
-    own, theirs = (torch.nn.utils.parameters_to_vector(one.model.parameters()).detach() for one in (arm, other))
-    return relative_distance(own - start, theirs - start)
+    return {
+        "gradient_error": math.nan if a is None or g is None else relative_distance(a, g),
+        "state_error": max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan),
+        "parameter_error": relative_distance(*(flatten(arm.model.parameters()) - lock.start for arm in arms)),
+        "buffer_error": relative_distance(*(running_statistics(arm.model.state_dict()) for arm in arms)),
+    }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Picture, Section, Table, names, number, section, table, table_by
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.analysis.tables import place_of
 from accumulation_harness.experiments.momentum import figures
-from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
 
 ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
@@ -38,25 +38,20 @@ def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
     `half_life`: measured, from the newest micro-batches of the first and the last window; `predicted`: samples per step x ln 2 /
     -ln beta, with the beta of that step (beta^(1/N) under matched memory).
     """
-    rows = []
-    for (trial, arm, _, entry), own in memory.groupby(["trial", "arm", "accumulation_steps", "entry"]):
-        num = own["accumulation_steps"].iloc[0]
+
+    def lives(own: pd.DataFrame) -> dict[str, Any]:
         ends = own[own["position"] == own["position"].max()].sort_values("age")
         newest, oldest = ends.iloc[0], ends.iloc[-1]
-        beta, batch = float(newest[BETAS[str(entry)]]), float(newest["effective_batch"])
-        samples = batch / num if arm == "small_steps" else batch  # matched memory is the window's
-        rows.append(
-            {
-                "trial": trial,
-                "optimizer": newest["optimizer"],
-                "arm": arm,
-                "accumulation_steps": num,
-                "entry": entry,
-                "half_life": (oldest["age"] - newest["age"]) * math.log(2) / math.log(newest["weight"] / oldest["weight"]),
-                "predicted": samples * math.log(2) / -math.log(beta),
-            }
-        )
-    return pd.DataFrame(rows)
+        beta, batch = float(newest[BETAS[newest["entry"]]]), float(newest["effective_batch"])
+        # Matched memory is the window's.
+        samples = batch / newest["accumulation_steps"] if newest["arm"] == "small_steps" else batch
+        return {
+            "optimizer": newest["optimizer"],
+            "half_life": (oldest["age"] - newest["age"]) * math.log(2) / math.log(newest["weight"] / oldest["weight"]),
+            "predicted": samples * math.log(2) / -math.log(beta),
+        }
+
+    return tables.cells(memory, ["trial", "arm", "accumulation_steps", "entry"], lives)
 
 
 def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
@@ -66,13 +61,9 @@ def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
     memory.
     """
     arms = {"small_steps": "same", "small_steps_rate": "rate", "small_steps_memory": "memory"}
-    chosen = states[
-        (states["after_steps"] == after_steps)
-        & states["arm"].isin(list(arms))
-        & states["optimizer"].isin(["momentum", "nesterov"])
-        & (states["norm"] != "batch")
-        & (states["dropout"] == 0)
-    ]
+    chosen = states[uncoupled(states)].query(
+        "after_steps == @after_steps and arm in @arms and optimizer in ['momentum', 'nesterov']"
+    )
     wide = chosen.pivot_table(index=["trial", "optimizer", "accumulation_steps"], columns="arm", values="parameter_error_now")
     wide = wide.reindex(columns=list(arms)).rename(columns=arms).reset_index()
     return wide.assign(ratio=wide["rate"] / wide["memory"]).sort_values("accumulation_steps", ascending=False, kind="stable")
@@ -86,8 +77,7 @@ def long_runs(results: Results, fewest_steps: int) -> pd.DataFrame:
 
 def orders(results: Results, after_steps: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
-    rows = states(results)
-    rows = rows.query("after_steps == @after_steps")
+    rows = states(results).query("after_steps == @after_steps")
     return rows.query("arm == 'reordered'"), rows.query("arm == 'small_steps_reordered'")
 
 
@@ -110,8 +100,7 @@ def smallest_difference(rows: pd.DataFrame) -> float:
 
 def beta2_trials(results: Results) -> pd.DataFrame:
     """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
-    rows = results.study("batch_sizes")
-    return rows.query("optimizer == 'adam' and accumulation_steps > 1")
+    return results.study("batch_sizes").query("optimizer == 'adam' and accumulation_steps > 1")
 
 
 def beta2_differences(rows: pd.DataFrame) -> pd.DataFrame:
@@ -155,15 +144,14 @@ def state_table(rows: pd.DataFrame) -> Table:
     )
     cells = []
     models = rows["workload"] + " " + rows["norm"]
-    for (model, optimizer), own in sorted(
-        rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], place_of(pair[0][1]))
-    ):
-        by_arm = {arm: group for arm, group in own.groupby("arm")}
+    groups = sorted(rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], place_of(pair[0][1])))
+    for (model, optimizer), own in groups:
+        by_arm = dict(iter(own.groupby("arm")))
         right = by_arm["accumulated"]
         stateless = right["state_error"].isna().all()
         small = "parameter_error_now" if stateless else "state_error_now"
         cells.append((
-            model, optimizer, ", ".join(map(str, sorted(set(right["accumulation_steps"])))),
+            model, optimizer, names(right["accumulation_steps"]),
             right["trial"].nunique(), right["state_error"].max(), right["parameter_error"].max(),
             by_arm["reordered"]["state_error"].max(),
             by_arm["permuted"]["parameter_error" if stateless else "state_error"].max(),
@@ -191,43 +179,22 @@ def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out
     return rows.merge(keys, on=[*by, "lr"])
 
 
-def power(differences: Sequence[float]) -> str:
-    """The smallest difference that these paired differences could have shown, in words."""
-    least = statistics.detectable(differences)
-    return "" if math.isnan(least) else f"A difference of {number(least)} would have been seen with 80% power."
-
-
 def equal_table(results: Results) -> Table | None:
     """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
-    rows = results.study("batch_sizes")
-    rows = rows.query("optimizer == 'momentum'")
+    rows = results.study("batch_sizes").query("optimizer == 'momentum'")
     if rows.empty:
         return None
     head = (
         "batch | learning rate | momentum | samples | steps | held-out loss | accuracy | "
         "after as many steps as the window | seeds"
     )
-    cells = []
-    for (batch, _, _), own in rows.groupby(["batch", "lr", "momentum"]):
-        cells.append((
-            batch, own["lr"].iloc[0], own["momentum"].iloc[0],
-            f"{own['samples'].iloc[0]:.0f}", f"{own['optimizer_steps'].iloc[0]:.0f}",
-            interval(own["held_out_loss"]), f"{own['held_out_accuracy'].mean():.1%}", interval(own["early_held_out_loss"]),
-            len(own),
-        ))  # fmt: skip
+    columns = (
+        "batch", "lr", "momentum", ("samples", "{:.0f}".format), ("optimizer_steps", "{:.0f}".format), "held_out_loss interval",
+        ("held_out_accuracy mean", "{:.1%}".format), "early_held_out_loss interval", "seed n",
+    )  # fmt: skip
     caption = (
         "Held-out loss in nats per sample, mean and 95% t interval over seeds. The column of the held-out loss compares at equal "
         "samples, the last but one at equal steps, where the small batch has seen 1/N of the samples. Holds for this model and "
         "length."
     )
-    return table(head, cells, caption)
-
-
-def interval(values: pd.Series[float]) -> str:
-    """Mean and 95 % Student t interval, in words."""
-    finite = np.asarray(values, dtype=float)
-    one = statistics.mean_interval(list(finite))
-    if math.isnan(one.low):
-        return number(one.estimate)
-    middle, low, high = (round(value, 3) + 0.0 for value in (one.estimate, one.low, one.high))  # no "-0.000"
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+    return table_by(rows, "batch lr momentum", head, columns, caption)

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, span, table, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, number, section, share, span, table_by, yes_or_no
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE
-from accumulation_harness.experiments.momentum.states import interval
-from accumulation_harness.experiments.muon.figures import LABELS, figure_muon
-from accumulation_harness.judge.statistics import detectable, ratio_of_means
+from accumulation_harness.judge.statistics import ratio_of_means
 
 RATIO = 2.0  # of rounding, as in L1
 ANOTHER = 0.1  # relative error of the update that makes another update: some thirty roundings of bfloat16
 LIFT = 10.0  # from the gradient's relative error to the update's
+LABELS = {
+    "permuted": ("full batch, rows permuted (null)", GREY, "s"),
+    "accumulated": ("accumulated", BLUE, "o"),
+    "bfloat16_sum": ("accumulated in bfloat16", GREEN, "D"),
+    "per_micro_batch": ("orthogonalised per micro-batch", VERMILLION, "X"),
+}
+
+
+def figure_muon(rows: pd.DataFrame) -> Figure:
+    """Relative error of the update over that of the gradient, both root mean squares over windows; a mark per trial and N."""
+    drawn = [
+        Curve(own["gradient_error"], own["update_error"],
+              {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.6, "label": label})
+        for arm, (label, colour, mark) in LABELS.items()
+        for own in [rows.query("arm == @arm and update_error > 0 and gradient_error > 0")]
+    ]  # fmt: skip
+    x, y = "gradient: relative error", "Muon's update: relative error"
+    return curves({"": drawn}, x, y, axes=("log", "log"), size=(5.6, 3.2), ncols=2)
 
 
 def measured(results: Results, quantity: str) -> pd.DataFrame:
     """The study's rows of one quantity; `lift` is the update's error over the gradient's."""
-    rows = results.study("muon")
-    rows = rows.query("quantity == @quantity")
+    rows = results.study("muon").query("quantity == @quantity")
     return rows.assign(lift=rows["update_error"].astype(float) / rows["gradient_error"].astype(float))
 
 
 def finding(rows: pd.DataFrame) -> str:
     """What the updates say of the prediction, clause by clause."""
-    of = {arm: own for arm, own in rows.groupby("arm")}
-    double = of["accumulated"][of["accumulated"]["precision"] == "float64"]
+    of = dict(iter(rows.groupby("arm")))
+    double = of["accumulated"].query("precision == 'float64'")
     words = []
     if len(double):
-        windows = int(double["windows"].sum())
-        words.append(
-            f"In float64 the update is the full batch's to the bit in {int(double['same'].sum())} of {windows} windows. "
-        )
+        same = share(int(double["same"].sum()), int(double["windows"].sum()))
+        words.append(f"In float64 the update is the full batch's to the bit in {same} windows. ")
     single = rows.query("precision == 'float32'")
     if len(single):
         by_trial = single.groupby(["trial", "arm"])["update_error"].mean().unstack()
@@ -62,12 +78,6 @@ def updates(material: Material) -> Section:
         "way | N | format | trained | trials | orthogonalisations | same to the bit | gradient error | update error | cosine | "
         "length"
     )
-    cells = (
-        (LABELS[str(arm)][0], num, precision, f"{after} steps", len(own), own["orthogonalisations"].mean(),
-         f"{own['same'].sum():.0f} of {own['windows'].sum():.0f}", own["gradient_error"].median(), own["update_error"].median(),
-         own["cosine"].mean(), own["length"].mean())
-        for (arm, num, precision, after), own in chosen.groupby(["arm", "accumulation_steps", "precision", "after_steps"])
-    )  # fmt: skip
     advice = (
         f"{finding(chosen)} Advice: accumulate as ever, and let Muon see the window's whole gradient, once. A trainer that "
         "orthogonalises each micro-batch's gradient (as it is reduced, say) takes a shorter step in another direction, at N "
@@ -83,7 +93,18 @@ def updates(material: Material) -> Section:
         "none does are left out.",
     )
     caption = "Errors: median over trials of the root mean square over windows. Muon computes in bfloat16 whatever the format."
-    return section("One window", advice, picture, table(head, cells, caption))
+    columns = (
+        ("arm", _label), "accumulation_steps", "precision", ("after_steps", "{} steps".format), "trial n",
+        "orthogonalisations mean",
+        lambda own: f"{own['same'].sum():.0f} of {own['windows'].sum():.0f}", "gradient_error median", "update_error median",
+        "cosine mean", "length mean",
+    )  # fmt: skip
+    by = "arm accumulation_steps precision after_steps"
+    return section("One window", advice, picture, table_by(chosen, by, head, columns, caption))
+
+
+def _label(arm: str) -> str:
+    return LABELS.get(arm, ("full batch",))[0]
 
 
 def trained(material: Material) -> Section:
@@ -92,16 +113,14 @@ def trained(material: Material) -> Section:
     full = rows.query("arm == 'full'").set_index("trial")["held_out_loss"]
     rows = rows.assign(more=rows["held_out_loss"] - rows["trial"].map(full))
     head = "workload | way | N | format | n | held-out loss | less the full batch's | detectable"
-    cells = (
-        (workload, LABELS.get(str(arm), ("full batch",))[0], num, precision, len(own), own["held_out_loss"].mean(),
-         interval(own["more"]), detectable(own["more"].tolist()))
-        for (workload, arm, num, precision), own in rows.groupby(["workload", "arm", "accumulation_steps", "precision"])
-    )  # fmt: skip
     caption = (
         "At one learning rate and number of windows: a shorter step might catch up at a larger one, which is not measured. Means "
         f"and paired 95% t intervals over seeds, not corrected. {DETECTABLE}"
     )
-    return section("After a training", table(head, cells, caption))
+    columns = ("workload", ("arm", _label), "accumulation_steps", "precision", "trial n", "held_out_loss mean", "more interval",
+               "more detectable")  # fmt: skip
+    by = "workload arm accumulation_steps precision"
+    return section("After a training", table_by(rows, by, head, columns, caption))
 
 
 EXPERIMENT = Experiment(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -23,7 +22,7 @@ from accumulation_harness.measure.trial import accumulated, full_batch, permuted
 from accumulation_harness.recipes.faults import low_precision_accumulator
 from accumulation_harness.recipes.muon import held, matrices, orthogonalised_per_micro_batch
 from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
-from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.gradients import compare, flatten, relative_distance
 
 PER_MICRO_BATCH, BFLOAT16_SUM = "per_micro_batch", "bfloat16_sum"
 STREAM = 21  # of the trial's seed, for the windows that are looked at
@@ -39,41 +38,39 @@ class Look:
     update: Tensor = field(default_factory=lambda: torch.zeros(0))  # [P] float64, of the matrices, in the last window
     gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # [P] float64, of the matrices, summed over the window
     orthogonalisations: int = 0  # of each matrix, in all windows
-    update_errors: list[float] = field(default_factory=list)
-    gradient_errors: list[float] = field(default_factory=list)
-    cosines: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
+    apart: list[Row] = field(default_factory=list)  # of each window, beside the full batch's
 
     @classmethod
     def of(cls, setting: Setting, recipe: Recipe) -> Look:
         """With a unit learning rate, at which the rounding of the weights is small beside the update."""
         look = cls(setting.arm(recipe, optimizer=dataclasses.replace(setting.config.optimizer, lr=1.0)))
-        held(look.arm).register_step_pre_hook(lambda *_: look._count())
         stages = look.arm.recipe.at_boundary
         at = stages.index(clear)
         look.arm.recipe = dataclasses.replace(look.arm.recipe, at_boundary=(*stages[:at], look._keep, *stages[at:]))
+        held(look.arm).register_step_pre_hook(look._count)
         return look
 
-    def _count(self) -> None:
+    def _count(self, *_: object) -> None:
         self.orthogonalisations += all(p.grad is not None for p in matrices(self.arm))
 
     def _keep(self, arm: Arm) -> None:
-        self.gradient = flatten([p.grad for p in matrices(arm) if p.grad is not None]).double()
+        self.gradient = flatten(p.grad for p in matrices(arm) if p.grad is not None)
 
     def take(self, state: State, ids: Tensor) -> None:
         """The step of one window from the weights `state`, with an optimizer that has no memory yet."""
         self.arm.model.load_state_dict(state)
         held(self.arm).state.clear()
-        before = flatten(p.detach() for p in matrices(self.arm)).double()
+        before = flatten(matrices(self.arm))
         take_step(self.arm, self.arm.workload.batch(ids))
-        self.update = before - flatten(p.detach() for p in matrices(self.arm)).double()
+        self.update = before - flatten(matrices(self.arm))
 
     def compare(self, full: Look) -> None:
         """Note this window's update and gradient beside the full batch's."""
-        self.update_errors.append(relative_distance(self.update, full.update))
-        self.gradient_errors.append(relative_distance(self.gradient, full.gradient))
-        self.cosines.append(float(torch.nn.functional.cosine_similarity(self.update, full.update, dim=0)))
-        self.lengths.append(float(self.update.norm() / full.update.norm()))
+        beside = compare(self.update, full.update)
+        self.apart.append({
+            "update_error": relative_distance(self.update, full.update), "cosine": beside.cosine, "length": beside.scale,
+            "gradient_error": relative_distance(self.gradient, full.gradient),
+        })  # fmt: skip
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -128,12 +125,13 @@ def _updates(setting: Setting, recipes: dict[tuple[str, int], Recipe], state: St
     return [
         {"quantity": "update", "arm": name, "accumulation_steps": num, "after_steps": after, "windows": config.permutations,
          "orthogonalisations": look.orthogonalisations / config.permutations,
-         "same": sum(error == 0 for error in look.update_errors), "update_error": rms(look.update_errors),
-         "gradient_error": rms(look.gradient_errors), "cosine": fmean(look.cosines), "length": fmean(look.lengths)}
+         "same": sum(error == 0 for error in of["update_error"]), "update_error": rms(of["update_error"]),
+         "gradient_error": rms(of["gradient_error"]), "cosine": fmean(of["cosine"]), "length": fmean(of["length"])}
         for (name, num), look in looks.items()
+        for of in [{what: [row[what] for row in look.apart] for what in look.apart[0]}]
     ]  # fmt: skip
 
 
-def rms(values: Sequence[float]) -> float:
+def rms(values: list[float]) -> float:
     """sqrt(mean of squares)."""
     return math.sqrt(fmean(value * value for value in values))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table_by
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.panels import by_optimizer
+from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREY, VERMILLION
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -18,7 +23,6 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.normalisation_of_loss import figures as normalisation_figures
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.results.cells import spread
@@ -54,17 +58,11 @@ def sum_of_gradients(results: Results) -> ClaimResult:
         return undecided("It takes sums of summed losses, and of mean losses over equal micro-batches.", len(summed) + len(means))
     exact = summed["gradient_error"] <= ALGEBRA_GATE
     off = (means["scale"] / means["accumulation_steps"] - 1).abs()
-    times_n, as_it_is = bool((off <= SCALE_TOLERANCE).all()), bool((means["gradient_error"] <= ALGEBRA_GATE).all())
-    if exact.all() and as_it_is:
-        verdict = CONFIRMED
-    elif exact.all() and times_n:
-        verdict = CONDITIONAL
-    elif not exact.any():
-        verdict = REFUTED
-    else:
+    times_n, as_it_is = (off <= SCALE_TOLERANCE).all(), (means["gradient_error"] <= ALGEBRA_GATE).all()
+    if exact.any() and not (exact.all() and (as_it_is or times_n)):
         return undecided("Some sums are the full batch's gradient and others are not.", len(summed) + len(means))
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if not exact.any() else CONFIRMED if as_it_is else CONDITIONAL,
         condition="for losses summed over the window's terms; of mean losses the sum is N times it",
         measured=summed["gradient_error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e}; of mean losses |scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
@@ -92,10 +90,9 @@ def undivided_loop(results: Results) -> ClaimResult:
     few = wrong[wrong["accumulation_steps"] == wrong["accumulation_steps"].min()]
     hidden = few.groupby("optimizer")["final_distance"].median()
     moved = ", ".join(f"{number(hidden[name])} under {name}" for name in sorted(hidden.index, key=tables.place_of))
-    refuted = parted.all() and off <= SCALE_TOLERANCE
     return ClaimResult(
-        verdict=REFUTED if refuted else CONFIRMED if same.all() else CONDITIONAL,
-        condition="" if refuted or same.all() else f"different for another cause in {counted(~parted)} arms",
+        verdict=REFUTED if parted.all() and off <= SCALE_TOLERANCE else CONFIRMED if same.all() else CONDITIONAL,
+        condition=f"different for another cause in {counted(~parted)} arms",
         measured=off,
         threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
         n=len(wrong),
@@ -174,21 +171,25 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
 def update_over_n(results: Results) -> ClaimResult:
     """A16: compares updates over N at a fixed micro-batch, divided and undivided: the first, and the mean of the first steps."""
     rows = results.study("update_size")
-    keys = ["trial", "optimizer", "accumulation_steps", "arm"]
-    first, mean = (rows.set_index(keys)[name].unstack().reset_index() for name in ("first_update", "mean_update"))
-    one = {name: frame.query("accumulation_steps == 1").set_index("trial")["accumulated"] for name, frame in _named(first, mean)}
-    first, mean = first.query("accumulation_steps > 1"), mean.query("accumulation_steps > 1")
-    plain, adam = first["optimizer"].isin(["sgd", "momentum"]), first["optimizer"] == "adam"
-    if not (plain.any() and adam.any()):
+    keys, updates = ["trial", "optimizer", "accumulation_steps", "arm"], ["first_update", "mean_update"]
+    wide = (
+        rows.set_index(keys)[updates].unstack().stack(0).rename_axis([*keys[:3], "of"]).reset_index()
+    )  # a row for either update
+    one = wide.query("accumulation_steps == 1").set_index(["trial", "of"])["accumulated"]
+    wide = wide.query("accumulation_steps > 1")
+    wide = wide.assign(
+        divided=wide["accumulated"] / one.loc[pd.MultiIndex.from_frame(wide[["trial", "of"]])].to_numpy(),
+        undivided=wide[UNDIVIDED] / wide["accumulated"],
+    )
+    first = wide.query("of == 'first_update'")
+    plain, adam = wide.query("optimizer in ['sgd', 'momentum']"), first.query("optimizer == 'adam'")
+    if plain.empty or adam.empty:
         return undecided("It takes SGD and Adam.", len(first))
-    divided = pd.concat([frame["accumulated"] / frame["trial"].map(one[name]) for name, frame in _named(first, mean)])
-    undivided = pd.concat([frame.loc[plain, UNDIVIDED] / frame.loc[plain, "accumulated"] for _, frame in _named(first, mean)])
-    times_n = (first[UNDIVIDED] / first["accumulated"])[plain] / first.loc[plain, "accumulation_steps"] - 1
-    steady, hidden = (divided <= GROWTH).all(), (first[UNDIVIDED] / first["accumulated"])[adam] - 1
-    grows = bool((times_n.abs() <= EXACT).all())
+    divided, undivided, hidden = wide["divided"], plain["undivided"], adam["undivided"] - 1
+    times_n = (plain["undivided"] / plain["accumulation_steps"] - 1)[plain["of"] == "first_update"]
     most = first["accumulation_steps"].max()
     return ClaimResult(
-        verdict=CONFIRMED if not steady else CONDITIONAL if grows else REFUTED,
+        verdict=CONFIRMED if (divided > GROWTH).any() else CONDITIONAL if (times_n.abs() <= EXACT).all() else REFUTED,
         condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)",
         measured=divided.max(),
         threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {most}",
@@ -200,27 +201,24 @@ def update_over_n(results: Results) -> ClaimResult:
     )
 
 
-def _named(first: pd.DataFrame, mean: pd.DataFrame) -> tuple[tuple[str, pd.DataFrame], ...]:
-    return ("first", first), ("mean", mean)
-
-
 def when_n_is_right(material: Material) -> Section | None:
     """The verdicts of each way to divide, by loss and kind of window."""
     arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
     if arms.empty:
         return None
-    rows = []
-    for (workload, short, arm), own in arms.groupby(["workload", arms["short_windows"] > 0, "arm"], sort=True):
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items())
-        errors = span(own["gradient_error"])
-        name = FAULTS.get(str(arm), "divided by the window's weights")
-        rows.append((_words(str(workload)), "with a short one" if short else "all full", name, len(own), verdicts, errors))
     head = "loss | windows | the loss is divided | arms | verdicts | gradient error in float64"
     caption = (
         "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
         "equal the division by the window's weights. Arms differ in optimizer, N and seed."
     )
-    return section("When is 1/N the right divisor?", table(head, rows, caption))
+    arms = arms.assign(short=arms["short_windows"] > 0)
+    columns = (
+        ("workload", _words), ("short", {True: "with a short one", False: "all full"}.get),
+        ("arm", lambda arm: FAULTS.get(arm, "divided by the window's weights")), "trial n",
+        lambda own: ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items()),
+        "gradient_error span",
+    )  # fmt: skip
+    return section("When is 1/N the right divisor?", table_by(arms, "workload short arm", head, columns, caption))
 
 
 def _words(workload: str) -> str:
@@ -237,20 +235,43 @@ def end_of_an_epoch(material: Material) -> Section:
         "stepped": "steps at the last micro-batch, divides by N",
         "complete": "steps at the last micro-batch, divides by the window",
     }
-    values = ["steps", "windows", "leaked_samples", "unused_samples", "gradient_error"]
-    medians = rows.groupby(["effective_batch", "tail_samples", "arm"])[values].median().reset_index()
-    cells = [
-        (row["effective_batch"], row["tail_samples"], names[row["arm"]], f"{row['steps']:.0f} of {row['windows']:.0f}",
-         f"{row['leaked_samples']:.0f}", f"{row['unused_samples']:.0f}", row["gradient_error"])
-        for row in medians.to_dict("records")
-    ]  # fmt: skip
     head = "B | remainder | loop | steps taken | leaked into the next epoch | never used | worst gradient error"
     caption = (
         f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is compared with the "
         "mean over the samples of its own window. Where B divides the epoch the four loops are the same: a divisible data set "
         "hides all of this. Clearing at the epoch's start makes every step right, but leaves samples out in every epoch."
     )
-    return section("What becomes of the remainder", table(head, cells, caption))
+    columns = (
+        "effective_batch", "tail_samples", ("arm", names.get),
+        lambda own: share(int(own["steps"].median()), int(own["windows"].median())), ("leaked_samples median", "{:.0f}".format),
+        ("unused_samples median", "{:.0f}".format), "gradient_error median",
+    )  # fmt: skip
+    by = "effective_batch tail_samples arm"
+    return section("What becomes of the remainder", table_by(rows, by, head, columns, caption))
+
+
+def figure_update_size(rows: pd.DataFrame) -> Figure:
+    """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial; a panel per optimizer, a line per trial."""
+    start = rows.query("accumulation_steps == 1 and arm == 'accumulated'").set_index("trial")["first_update"]
+    rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start)).sort_values("accumulation_steps")
+    numbers = sorted(set(rows["accumulation_steps"].astype(int)))  # among other studies the column has gaps
+    n_times = Curve(numbers, numbers, {"color": GREY, "linestyle": DASHED, "linewidth": 1, "label": "N times"})
+    looks = {"accumulated": (BLUE, "o", "divided by N"), UNDIVIDED: (VERMILLION, "X", "undivided")}
+    shown = {
+        name: [n_times] + [
+            Curve(line["accumulation_steps"], line["relative"], {"color": colour, "marker": mark, "alpha": 0.8, "label": label})
+            for arm, (colour, mark, label) in looks.items()
+            for _, line in own[own["arm"] == arm].groupby("trial")
+        ]
+        for name, own in by_optimizer(rows).items()
+    }  # fmt: skip
+    figure = curves(
+        shown, "N, micro-batches of one size", "first update / that of N = 1", size=(WIDTH, 3), axes=("steps", "linear")
+    )
+    for axes in figure.axes:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+    return figure
 
 
 def update_size(material: Material) -> Section:
@@ -258,7 +279,7 @@ def update_size(material: Material) -> Section:
     rows = material.results.study("update_size")
     picture = Picture(
         "update-size",
-        normalisation_figures.figure_update_size(rows),
+        figure_update_size(rows),
         "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
         f"Micro-batches of {rows['micro_batch'].iloc[0]:.0f} samples, so that B = N·b grows with N; from the same weights, "
         f"{rows['trial'].nunique()} trials. A divided update of SGD shrinks, as the noise of its gradient averages out. An "

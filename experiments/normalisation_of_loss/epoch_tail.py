@@ -77,9 +77,7 @@ def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
         for i, ids in enumerate(epoch):
             batch, first = data.batch(ids), i - i % num
             window = torch.cat(epoch[first : first + num])
-            terms = data.num_terms(batch).sum() * num
-            if loop.divides_by_window:
-                terms = data.num_terms(data.batch(window)).sum()
+            terms = data.num_terms(data.batch(window)).sum() if loop.divides_by_window else data.num_terms(batch).sum() * num
             (data.losses(data.forward(arm.model, batch), batch).sum() / terms).backward()
             pending.append(ids)
             if (i + 1) % num == 0 or (loop.steps and i + 1 == per_epoch):
@@ -90,8 +88,6 @@ def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
                 arm.optimizer.zero_grad()
                 steps, leaked, carried, pending = steps + 1, leaked + carried, 0, []
     return {
-        "micro_batch": size,
-        "epochs": EPOCHS,
         "tail_samples": data.num_samples % (size * num),
         "steps": steps,
         "windows": EPOCHS * -(-per_epoch // num),

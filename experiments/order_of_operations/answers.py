@@ -6,9 +6,13 @@ import dataclasses
 from functools import partial
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table_by
+from accumulation_harness.analysis.figures.panels import by_optimizer, panels
+from accumulation_harness.analysis.figures.style import DASHED, INK, SERIES, log_axis
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -21,7 +25,6 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.order_of_operations import figures as order_figures
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
@@ -42,6 +45,7 @@ AT_REST = 1e-5  # relative difference of a float32 loss: a few times its roundin
 ADJUSTED = 1e-2  # relative difference: a threshold that matters changes the clipped gradient by tens of per cent
 # Relative: PyTorch adds 1e-6 to the norm by which it divides, and that is not scaled with a sum; norms here are above 0.01.
 SMALL_PRINT = 1e-3
+BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
 
 
 def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
@@ -51,10 +55,6 @@ def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) ->
     right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
     if wrong.empty:
         return undecided(f"It takes arms with {' or '.join(names)}.")
-    return _judged(wrong, right, meaning)
-
-
-def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResult:
     if right.empty or right["verdict"].ne("equivalent").any():
         return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(wrong))
     parted = wrong["verdict"].eq("different")
@@ -118,10 +118,9 @@ def clip_afterwards(results: Results) -> ClaimResult:
         return undecided(
             f"It takes {FEWEST_ARMS} arms in which clipping is active to say that all of them end off, or none.", len(wrong)
         )
-    verdict = CONFIRMED if matters.all() else CONDITIONAL if matters.any() else REFUTED
     return dataclasses.replace(
         found,
-        verdict=verdict,
+        verdict=CONFIRMED if matters.all() else CONDITIONAL if matters.any() else REFUTED,
         condition=_where_it_matters(wrong["algebra_error"], matters),
         measured=ends.min(),
         threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the distance travelled in every other arm",
@@ -149,24 +148,21 @@ def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> 
 def threshold(results: Results) -> ClaimResult:
     """A14: tests which threshold clips averaged, and summed, gradients as the full batch's is clipped."""
     rows = results.study("clipping_threshold")
-    same, times_n = rows["factor"] == 1, rows["factor"] == rows["accumulation_steps"]
-    averaged, summed = rows["arm"] == "averaged", rows["arm"] == "summed"
-    unchanged = (rows.loc[averaged & same, "error"] <= ALGEBRA_GATE).all()
-    moved = (rows.loc[averaged & ~same & (rows["threshold"] == "clipped"), "error"] > ADJUSTED).all()
-    needs_n = (rows.loc[summed & times_n, "error_of_nth"] <= SMALL_PRINT).all()
-    least = rows.loc[summed & same, ["error", "error_of_nth"]].min(axis=1)
+    same = rows.query("arm == 'averaged' and factor == 1")["error"]
+    moved = rows.query("arm == 'averaged' and factor != 1 and threshold == 'clipped'")["error"]
+    times_n = rows.query("arm == 'summed' and factor == accumulation_steps")["error_of_nth"]
     # Where it clips, a sum under the old threshold equals the full batch's clipped gradient; elsewhere it is neither that nor N
     # times it.
-    breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
-    bound = moved and needs_n and breaks
+    neither = rows.query("arm == 'summed' and factor == 1 and threshold == 'not_clipped'")[["error", "error_of_nth"]].min(axis=1)
+    bound = (moved > ADJUSTED).all() and (times_n <= SMALL_PRINT).all() and (neither > ADJUSTED).all()
     return ClaimResult(
-        verdict=CONFIRMED if not unchanged else CONDITIONAL if bound else REFUTED,
+        verdict=CONFIRMED if (same > ALGEBRA_GATE).any() else CONDITIONAL if bound else REFUTED,
         condition="where mean losses are summed, and not averaged",
-        measured=rows.loc[averaged & same, "error"].max(),
+        measured=same.max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
         n=len(rows),
         explanation="Averaged gradients are clipped as the full batch's with the threshold unchanged, and not with c·N or c/N "
-        f"(off by {number(rows.loc[averaged & ~same & (rows['threshold'] == 'clipped'), 'error'].min())} at least). Only "
+        f"(off by {number(moved.min())} at least). Only "
         "sums of mean losses need c·N, and then have to be divided by N after all.",
     )
 
@@ -183,9 +179,8 @@ def checkpoints(results: Results) -> ClaimResult:
     same = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]}
     if len(same) < 4:
         return undecided("It takes checkpoints at the boundary and inside a window.", len(rows))
-    never = not any(same["in_window"])
-    saved = all(same["in_window_with_gradients"]) and all(same["in_window_replayed"])
-    belong = never and all(same["at_boundary"])
+    saved = all(same["in_window_with_gradients"] + same["in_window_replayed"])
+    belong = all(same["at_boundary"]) and not any(same["in_window"])
     lost = rows.query("arm == 'in_window'")["distance"]
     counts = {name: share(sum(own), len(own)) for name, own in same.items()}
     return ClaimResult(
@@ -221,19 +216,33 @@ def who_differs(material: Material) -> Section | None:
     arms = material.arms[material.arms["arm"].isin(WRONG)]
     if arms.empty:
         return None
-    rows = []
-    for (arm, optimizer), own in arms.groupby(["arm", "optimizer"]):
-        parted = own["verdict"].eq("different")
-        gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
-        causes = ", ".join(sorted(set(own["cause"])))
-        cells = (counted(parted), span(gap), causes)
-        rows.append((WRONG[Cause(str(arm))], optimizer, *cells))
     caption = (
         f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
         "two differences is shown. The correct arms of the same trials are equivalent."
     )
     head = "done otherwise | optimizer | different | by | called"
-    return section("What happens when it is done otherwise", table(head, rows, caption))
+    arms = arms.assign(different=arms["verdict"].eq("different"), gap=arms[["algebra_error", "trajectory_error"]].max(axis=1))
+    columns = (("arm", lambda arm: WRONG[Cause(arm)]), "optimizer", "different counted", "gap span", "cause names")
+    return section("What happens when it is done otherwise", table_by(arms, "arm optimizer", head, columns, caption))
+
+
+def figure_losses(steps: pd.DataFrame) -> Figure:
+    """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
+    wrong = sorted(set(steps["arm"]) - CORRECT)
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        curves = rows.pivot_table(index="step", columns="arm", values="loss")
+        for place, arm in enumerate(wrong):
+            if arm in curves:
+                apart = (curves[arm] / curves["accumulated"] - 1).abs().clip(lower=BOTTOM)
+                dash = "--" if place // len(SERIES) % 2 else "-"
+                axes.plot(curves.index, apart, dash, color=SERIES[place % len(SERIES)], linewidth=1.1, label=arm)
+        label = f"visible in the loss ({faults.VISIBLE:.0%} of it)"
+        axes.axhline(faults.VISIBLE, color=INK, linewidth=1, linestyle=DASHED, label=label)
+        log_axis(axes, "y")
+
+    y = "|loss / correct loss - 1|"
+    return panels(by_optimizer(steps), draw, 4.2, x="optimizer step", y=y)
 
 
 def in_the_loss(material: Material) -> Section:
@@ -243,18 +252,18 @@ def in_the_loss(material: Material) -> Section:
     steps = material.read_steps(list(trials.index))
     steps = steps.assign(optimizer=steps["trial"].map(trials))
     steps = steps[~_at_rest(steps)]
-    curves = {str(name): faults.visibility(own) for name, own in steps.groupby("optimizer")}
-    seen = {name: own.loc[faults.shown(own), "arm"].tolist() for name, own in curves.items()}
-    wrong = {str(name): sorted(set(own["arm"]) - CORRECT) for name, own in steps.groupby("optimizer")}
-    hidden = {name: [arm for arm in wrong[name] if arm not in found] for name, found in seen.items()}
-    text = " ".join(
-        f"Under {name} the loss shows {share(len(wrong[name]) - len(unseen), len(wrong[name]))}"
-        + (f", and hides {', '.join(unseen)}." if unseen else ".")
-        for name, unseen in hidden.items()
-    )
+    words = []
+    for name, own in steps.groupby("optimizer"):
+        curves, wrong = faults.visibility(own), {*own["arm"]} - CORRECT
+        unseen = sorted(wrong - {*curves.loc[faults.shown(curves), "arm"]})
+        words.append(
+            f"Under {name} the loss shows {share(len(wrong) - len(unseen), len(wrong))}"
+            + (f", and hides {', '.join(unseen)}." if unseen else ".")
+        )
+    text = " ".join(words)
     picture = Picture(
         "loss",
-        order_figures.figure_losses(steps),
+        figure_losses(steps),
         "Relative difference of each faulty arm's loss to the correct arm's over the optimizer steps, per optimizer.",
         "One trial per optimizer, digits, N = 4, three epochs of 25 windows; every arm sees the same samples. An undivided loss "
         "is also reported undivided: its curve starts N times too high. Arms that change nothing in their trial are left out. A "
@@ -277,17 +286,16 @@ def thresholds(material: Material) -> Section:
     """What the optimizer consumes under each clipping threshold."""
     rows = material.results.study("clipping_threshold")
     name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
-    cells = []
-    for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
-        ranges = [span(own[column]) for column in ("error", "error_of_nth")]
-        cells.append((arm, factor, "below the norm" if kind == "clipped" else "above it", *ranges))
+    columns = ("arm", "name", ("threshold", {"clipped": "below the norm", "not_clipped": "above it"}.get), "error span",
+               "error_of_nth span")  # fmt: skip
     head = "mean losses | threshold | c is | error | error of the N-th part"
     caption = (
         "Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
         f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
         "unchanged threshold happens to be right: active clipping hides a missing division."
     )
-    return section("Which threshold", table(head, cells, caption, folded=True))
+    cells = table_by(rows.assign(name=name), "arm name threshold", head, columns, caption, folded=True)
+    return section("Which threshold", cells)
 
 
 def resumed(material: Material) -> Section:
@@ -299,16 +307,13 @@ def resumed(material: Material) -> Section:
         "in_window_with_gradients": "inside a window, with the gradients",
         "in_window_replayed": "inside a window, which is begun again",
     }
-    cells = []
-    for (arm, precision), own in rows.groupby(["arm", "precision"]):
-        spread = span(own["distance"])
-        cells.append((names[str(arm)], precision, counted(own["identical"]), spread))
+    columns = (("arm", names.get), "precision", "identical counted", "distance span")
     head = "checkpoint | precision | bit-identical | distance of the weights"
     caption = (
         "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "
         "compared with the same training without interruption. Without dropout, whose generator would have to be saved too."
     )
-    return section("Checkpoints", table(head, cells, caption))
+    return section("Checkpoints", table_by(rows, "arm precision", head, columns, caption))
 
 
 EXPERIMENT = Experiment(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from accumulation_harness.config import Precision
@@ -28,20 +30,17 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     full = referee.gradient(snapshot(referee.model), window)
     norm = float(torch.linalg.vector_norm(full))
     rows: list[Row] = []
-    for num in config.accumulation_steps:
-        averaged = accumulated(config, num)
-        summed = faults.loss_not_divided(averaged)
-        for kind, share in THRESHOLDS.items():
-            for name, recipe in (("averaged", averaged), ("summed", summed)):
-                for factor in (1 / num, 1.0, float(num)):
-                    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
-                    watch = Watch(arm)
-                    take_step(arm, window)
-                    assert watch.gradient is not None
-                    right = clipped(full, share * norm)
-                    errors = (relative_distance(watch.gradient, right), relative_distance(watch.gradient / num, right))
-                    rows.append(
-                        {"arm": name, "accumulation_steps": num, "threshold": kind, "factor": factor,
-                         "error": errors[0], "error_of_nth": errors[1]}
-                    )  # fmt: skip
+    for num, (kind, share) in itertools.product(config.accumulation_steps, THRESHOLDS.items()):
+        averaged, right = accumulated(config, num), clipped(full, share * norm)
+        for name, recipe in (("averaged", averaged), ("summed", faults.loss_not_divided(averaged))):
+            for factor in (1 / num, 1.0, float(num)):
+                arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
+                watch = Watch(arm)
+                take_step(arm, window)
+                assert watch.gradient is not None
+                rows.append({
+                    "arm": name, "accumulation_steps": num, "threshold": kind, "factor": factor,
+                    "error": relative_distance(watch.gradient, right),
+                    "error_of_nth": relative_distance(watch.gradient / num, right),
+                })  # fmt: skip
     return rows

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.optimizer_state import optimizer_state
@@ -118,13 +117,7 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
 
 def identical(a: Arm, b: Arm) -> bool:
     """Whether weights, optimizer state and learning rate of two arms are the same, bit by bit."""
-    return _same(_everything(a), _everything(b))
-
-
-def _everything(arm: Arm) -> dict[str, Tensor]:
-    rate = torch.tensor([float(arm.optimizer.param_groups[0]["lr"])], dtype=torch.float64)
-    return {"weights": flatten(arm.model.parameters()), "rate": rate, **optimizer_state(arm.optimizer, arm.model.parameters())}
-
-
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    one, two = ({"weights": flatten(arm.model.parameters()), **optimizer_state(arm.optimizer, arm.model.parameters())}
+                for arm in (a, b))  # fmt: skip
+    rates = {float(arm.optimizer.param_groups[0]["lr"]) for arm in (a, b)}
+    return len(rates) == 1 and one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table
+from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table_by
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import BAND, BLUE, DASHED, GREEN, GREY, INK, VERMILLION, log_axis, steps_axis
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -19,10 +28,8 @@ from accumulation_harness.analysis.question import (
     claim,
     undecided,
 )
-from accumulation_harness.experiments.precision import figures as precision_figures
-from accumulation_harness.experiments.precision.errors import NOTICEABLE, errors, growth, scaling
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
-from accumulation_harness.judge.statistics import detectable, equivalence_p, holm, mean_interval
+from accumulation_harness.judge.statistics import holm
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
 GROWTH = 2.0  # factor in a 16-bit accumulator's error from the smallest N to the largest; independent roundings give sqrt(N)
@@ -30,7 +37,39 @@ SIXTEEN = ("float16", "bfloat16")
 MARGIN = 0.01  # of accuracy: one percentage point, three of the 297 held-out images
 LEVEL = tables.LEVEL
 FEWEST_SEEDS = 3
+NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
+FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in which a rounding can flip a ReLU
+ACCUMULATORS = {"bfloat16": (VERMILLION, "s"), "float16": (BLUE, "o"), "float32": (GREEN, "^")}
 HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
+
+
+def errors(results: Results) -> pd.DataFrame:
+    """The rows of the study `accumulators` that hold errors."""
+    rows = results.study("accumulators")
+    return rows.query("quantity == 'error'")
+
+
+def growth(rows: pd.DataFrame) -> pd.Series[float]:
+    """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
+    split = rows.query("accumulation_steps > 1").sort_values("accumulation_steps")
+    ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
+    return ends["last"] / ends["first"]
+
+
+def scaling(results: Results) -> pd.DataFrame:
+    """The rows of the study `loss_scaling`, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
+
+    In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there an
+    error is too large only above both FLOAT16_ERROR and NOTICEABLE times the full batch's.
+    """
+    own = results.study("loss_scaling")
+    exact = (own["steps"] == 1) & (own["steps_after"] == 1)
+    for error in ("error", "error_after"):
+        of_full = own[error].where(own["arm"] == "full").groupby([own["trial"], own["width"]]).transform("max").fillna(0.0)
+        rough = (NOTICEABLE * of_full).clip(lower=FLOAT16_ERROR)
+        exact &= own[error] <= rough.where(own["width"] == "float16", ALGEBRA_GATE)
+    skipped = (own["steps_when_hit"] == 0) & (own["scale_factor"] == 0.5) & ~own["moved"].astype(bool)
+    return own.assign(exact=exact, once=skipped, right=exact & skipped)
 
 
 # E1 ----------------------------------------------------------------------------------------------------------------------------
@@ -113,25 +152,18 @@ def accuracy(results: Results) -> pd.DataFrame:
 
     `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
     """
-    own = results.study("convergence")
-    own = own.query("arm in ['full', 'accumulated']")
+    own = results.study("convergence").query("arm in ['full', 'accumulated']")
     found = []
     for name, trained in own.groupby(own["workload"] + " " + own["model"]):
         pivot = trained.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
-        pairs = [(str(key[0]), int(key[1])) for key in pivot.columns.to_flat_index()]
-        for precision, num in [pair for pair in pairs if pair[0] in SIXTEEN]:
+        for precision, num in ((key[0], int(key[1])) for key in pivot.columns.to_flat_index() if key[0] in SIXTEEN):
             for other in [("float32", 1)] + ([(precision, 1)] if num > 1 else []):
-                if other not in pivot.columns:
+                if other not in pivot:
                     continue
-                differences = (pivot[(precision, num)] - pivot[other]).dropna().tolist()
-                interval = mean_interval(differences)
-                found.append({
-                    "task": name, "reference": pivot[other].mean(),
-                    "precision": precision, "accumulation_steps": num, "other": other[0], "n": len(differences),
-                    "label": f"{precision} N={num} - {other[0]} full",
-                    "mean": interval.estimate, "low": interval.low, "high": interval.high,
-                    "tost_p": equivalence_p(differences, MARGIN), "detectable": detectable(differences),
-                })  # fmt: skip
+                differences = (pivot[precision, num] - pivot[other]).dropna().tolist()
+                label = f"{precision} N={num} - {other[0]} full"
+                about = {"task": name, "reference": pivot[other].mean(), "label": label}
+                found.append(about | tables.paired_comparison(differences, MARGIN))
     return pd.DataFrame(found)
 
 
@@ -155,9 +187,8 @@ def mixed_precision(results: Results) -> ClaimResult:
     farthest = cells.sort_values("mean", key=abs).iloc[-1]
     tasks = cells.groupby("task")["reference"].min()
     general = len(tasks) > 1 and bool((tasks <= HEAD_ROOM).any())
-    verdict = (CONFIRMED if general else CONDITIONAL) if no_rougher and close else REFUTED if apart else UNDECIDED
     return ClaimResult(
-        verdict=verdict,
+        verdict=(CONFIRMED if general else CONDITIONAL) if no_rougher and close else REFUTED if apart else UNDECIDED,
         condition=f"on what was trained: {', '.join(tasks.index)}",
         measured=farthest["mean"],
         threshold=f"accuracy within ±{MARGIN:g} (TOST, 5%, Holm), error ratio ≤ {ROUNDING_GATE:g}",
@@ -173,10 +204,55 @@ def mixed_precision(results: Results) -> ClaimResult:
 # Sections ----------------------------------------------------------------------------------------------------------------------
 
 
+def figure_accumulators(rows: Mapping[str, pd.DataFrame]) -> Figure:
+    """Relative error of the accumulated gradient over N, a panel per title: points measured, lines from independent roundings."""
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        log_axis(axes, "y", most=8)
+        for name, (colour, mark) in ACCUMULATORS.items():
+            own = rows.query("accumulator == @name")
+            axes.plot(own["accumulation_steps"], own["arm_error"], mark, color=colour, markersize=4.5, markerfacecolor="none",
+                      label=f"sum in {name}")  # fmt: skip
+            predicted = own.groupby("accumulation_steps")["predicted_error"].median()
+            axes.plot(predicted.index, predicted, color=colour, linewidth=1, label="predicted from independent roundings")
+        axes.axhline(rows["full_error"].median(), color=INK, linewidth=0.9, linestyle=DASHED, label="the large batch's own")
+        steps_axis(axes, rows["accumulation_steps"].astype(int).tolist())
+
+    return panels(rows, draw, 3.6, x="accumulation steps N", y="relative error of the gradient", ncols=5)
+
+
+def figure_ratios(rows: Mapping[str, pd.DataFrame], gate: float) -> Figure:
+    """Error of the accumulated over the full batch's, the sum in float32, over N; a panel per format of the forward."""
+    look = {"color": GREEN, "marker": "^", "linestyle": "", "elinewidth": 0.8, "label": "accumulated, 95% interval"}
+    shown = {
+        f"forward in {name}": [
+            Curve(own["accumulation_steps"], own["ratio"], look,
+                  np.clip([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0, None))
+        ]
+        for name, own in rows.items()
+    }  # fmt: skip
+    x, y, level = "accumulation steps N", "error over the large batch's", (gate, f"gate: {gate:g} times")
+    return curves(shown, x, y, axes=("steps", "linear"), size=(WIDTH, 2.7), level=level, ylim=(0, None))
+
+
+def figure_accuracy(cells: pd.DataFrame, margin: float) -> Figure:
+    """Mean accuracy differences with 95 % intervals, in points, a row each; shaded: the margin."""
+
+    def draw(axes: Axes, cells: pd.DataFrame) -> None:
+        label = f"margin of the equivalence test: {100 * margin:g} point"
+        axes.axvspan(-100 * margin, 100 * margin, color=BAND, alpha=0.5, linewidth=0, label=label)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        reach = [100 * (cells["mean"] - cells["low"]), 100 * (cells["high"] - cells["mean"])]
+        axes.errorbar(100 * cells["mean"], range(len(cells)), xerr=reach, fmt="o", color=BLUE, markersize=4, elinewidth=1)
+        axes.set_yticks(range(len(cells)), cells["label"].tolist())
+        axes.invert_yaxis()
+
+    return panels({"": cells}, draw, 0.9 + 0.3 * len(cells), x="held-out accuracy, difference in points")
+
+
 def accumulator_section(material: Material) -> Section | None:
     """The error of the sum over N, by the format of the accumulator."""
-    rows = errors(material.results)
-    rows = rows.query("precision == 'float32'")
+    rows = errors(material.results).query("precision == 'float32'")
     if rows.empty:
         return None
     titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
@@ -195,43 +271,33 @@ def accumulator_section(material: Material) -> Section | None:
     )
     picture = Picture(
         "accumulators",
-        precision_figures.figure_accumulators(panels),
+        figure_accumulators(panels),
         "Relative error of the accumulated gradient over the number of accumulation steps for sums in bfloat16, float16 and "
         "float32, with the lines of independent roundings.",
         "Error of the gradient against float64 over N at fixed B, with the forward in float32; at the right end micro-batches "
         "have one sample. Points: trials (medians over the orders); lines: independent roundings; dashed: the full batch's own "
         "error.",
     )
-    cells = tuple(
-        (name, n, own["micro_batch"].max(), len(own), own["arm_error"].median(),
-         own["predicted_error"].median(), own["ratio"].min(), own["ratio"].max())
-        for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
-    )  # fmt: skip
     head = "sum in | N | b, at most | trials | error | independent roundings | over full: least | most"
     caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
-    return section("The accumulator", text, picture, table(head, cells, caption, folded=True))
+    columns = ("accumulator", "accumulation_steps", "micro_batch max", "trial n", "arm_error median", "predicted_error median",
+               "ratio min", "ratio max")  # fmt: skip
+    cells = table_by(rows, "accumulator accumulation_steps", head, columns, caption, folded=True)
+    return section("The accumulator", text, picture, cells)
 
 
 def scaling_section(material: Material) -> Section:
     """What each order of loss scaling does to three windows."""
     rows = scaling(material.results)
-    cells = tuple(
-        (arm, width, counted(own["exact"]),
-         own["error"].max(), own["error_after"].max(),
-         _values(own["steps_when_hit"]), _values(own["scale_factor"]), counted(own["right"]))
-        for (arm, width), own in rows.groupby(["arm", "width"], sort=False)
-    )  # fmt: skip
     head = "arm | width | exact | error | error after | steps when hit | scale x | right"
     caption = (
         "Three windows, of which the second has one infinite sample. Clipping is active in each. error: the largest relative "
         "distance of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
         "float16 is its real use. right: exact, and the second window skipped once, the scale halved once and nothing changed."
     )
-    return section("Loss scaling over a window", table(head, cells, caption))
-
-
-def _values(column: pd.Series[float]) -> str:
-    return ", ".join(f"{value:g}" for value in sorted(set(column)))
+    columns = ("arm", "width", "exact counted", "error max", "error_after max", "steps_when_hit names", "scale_factor names",
+               "right counted")  # fmt: skip
+    return section("Loss scaling over a window", table_by(rows, "arm width", head, columns, caption, sort=False))
 
 
 def mixed_section(material: Material) -> Section:
@@ -241,7 +307,7 @@ def mixed_section(material: Material) -> Section:
     panels = {name: own for name in tables.PRECISIONS if len(own := wide.query("precision == @name"))}
     ratios = Picture(
         "ratios",
-        precision_figures.figure_ratios(panels, ROUNDING_GATE),
+        figure_ratios(panels, ROUNDING_GATE),
         "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
         "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
         f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
@@ -259,7 +325,7 @@ def accuracy_section(material: Material) -> Section:
         "1,500 images: it does not show that large models train well in 16 bits."
     )
     alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
-    picture = Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)
+    picture = Picture("accuracy", figure_accuracy(cells, MARGIN), alt, caption)
     return section("Accuracy in 16 bits", picture)
 
 

@@ -49,25 +49,20 @@ def _three_windows(setting: Setting, recipe: Recipe, precision: Precision) -> Ro
     threshold = ACTIVE * float(torch.linalg.vector_norm(first))
     arm = setting.arm(recipe, dropout=False, precision=precision, steps=3, clip_norm=threshold)
     watch = Watch(arm)
-    before_error, before_steps = _healthy(setting, arm, watch, healthy)
+    error, steps = _healthy(setting, arm, watch, healthy)
     scale, weights = arm.scaler.get_scale(), flatten(arm.model.parameters())
     sample = arm.workload.batch(hit[len(hit) // 2 :][:1])
     with poison.poisoned([arm], sample):
         _take(setting, arm, watch, hit)
-    middle = {
-        "skipped": watch.steps_in_window == 0,
+    row = {
+        "error": error,
+        "steps": steps,
         "steps_when_hit": watch.steps_in_window,
         "scale_factor": arm.scaler.get_scale() / scale,
         "moved": not torch.equal(flatten(arm.model.parameters()), weights),
     }
-    error, steps = _healthy(setting, arm, watch, after)
-    return {
-        "error": before_error,
-        "steps": before_steps,
-        **middle,
-        "error_after": error,
-        "steps_after": steps,
-    }
+    row["error_after"], row["steps_after"] = _healthy(setting, arm, watch, after)
+    return row
 
 
 def _healthy(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> tuple[float, int]:

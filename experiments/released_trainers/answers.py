@@ -20,12 +20,9 @@ def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
     if plain.empty or documented.empty:
         return undecided("It takes the audit of accelerate: make trainer NAME=accelerate.", len(arms))
     by_itself, by_hand = (bool(own["verdict"].eq("equivalent").all()) for own in (plain, documented))
-    verdict = CONFIRMED if by_itself else CONDITIONAL if by_hand else REFUTED
     return ClaimResult(
-        verdict=verdict,
-        condition="with unequal lengths or a short window only if the loss is summed and divided by hand, as documented"
-        if verdict == CONDITIONAL
-        else "",
+        verdict=CONFIRMED if by_itself else CONDITIONAL if by_hand else REFUTED,
+        condition="with unequal lengths or a short window only if the loss is summed and divided by hand, as documented",
         measured=plain["distance"].max(),
         threshold="every arm of the plain loop equivalent; distance of its first gradient",
         n=len(plain) + len(documented),
@@ -42,10 +39,9 @@ def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimRe
     value = known["value"].iloc[-1] if default is None else default
     right = arms["verdict"].eq("equivalent")
     handled = CONFIRMED if right.all() else CONDITIONAL if right.any() else REFUTED
-    verdict = REFUTED if value == 1 else handled
     return ClaimResult(
-        verdict=verdict,
-        condition=f"equivalent in {_settings(arms[right])}" if verdict == CONDITIONAL else "",
+        verdict=REFUTED if value == 1 else handled,
+        condition=f"equivalent in {_settings(arms[right])}",
         measured=value,
         threshold="Trainer().accumulate_grad_batches above 1",
         n=len(arms),
@@ -64,10 +60,9 @@ def by_hand(arms: pd.DataFrame) -> ClaimResult:
         reason = "It takes the audit of a GradientTape loop: make trainer NAME=keras-by-hand. Keras' own option is another thing."
         return undecided(reason, len(arms))
     possible, everywhere = bool(one["divided"].all()), all(bool(own.all()) for own in one.values())
-    verdict = REFUTED if not possible else CONFIRMED if everywhere else CONDITIONAL
     return ClaimResult(
-        verdict=verdict,
-        condition="if the loop divides by N, and no epoch ends inside a window" if verdict == CONDITIONAL else "",
+        verdict=REFUTED if not possible else CONFIRMED if everywhere else CONDITIONAL,
+        condition="if the loop divides by N, and no epoch ends inside a window",
         measured=arms.query("function == 'divided'")["largest_distance"].max(),
         threshold="distance of the weights, within the audit's gate",
         n=len(arms),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, number, section, share, span, table
+from accumulation_harness.analysis.content import Section, counted, names, number, section, span, table_by
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -52,18 +52,17 @@ def synchronised_once(results: Results) -> ClaimResult:
     different = wrong["gradient_error"] > ALGEBRA_GATE
     named = wrong["cause"] == wrong["expected"]
     holds = exact.all() and different.all()
-    verdict = REFUTED if not holds else CONFIRMED if named.all() else CONDITIONAL
     return ClaimResult(
-        verdict=verdict,
+        verdict=REFUTED if not holds else CONFIRMED if named.all() else CONDITIONAL,
         condition="some wrong ways are found and not named",
         measured=right["gradient_error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e} where synchronised, above it where not",
         n=len(rows),
-        explanation=f"On two processes the ranks take the whole window's step in {share(int(exact.sum()), len(exact))} trainings "
+        explanation=f"On two processes the ranks take the whole window's step in {counted(exact)} trainings "
         f"that average over all loss terms, with equal and unequal numbers of them per rank; "
-        f"{share(int(different.sum()), len(wrong))} trainings with a wrong factor, or without synchronising the whole window, do "
+        f"{counted(different)} trainings with a wrong factor, or without synchronising the whole window, do "
         f"not (off by {span(wrong['gradient_error'])}), and "
-        f"{share(int(named.sum()), len(wrong))} of them are called by their cause. The operation is an all-reduce.",
+        f"{counted(named)} of them are called by their cause. The operation is an all-reduce.",
     )
 
 
@@ -73,15 +72,12 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     `every`: of synchronising after every micro-batch; `true_batch`: of the true batch on the same ranks.
     """
     table = rows.pivot_table(index=["trial", "accumulation_steps"], columns="arm", values="gradient_bytes").reset_index()
-    pairs = []
-    for once, every in PAIRS.items():
-        true = table.query("accumulation_steps == 1").set_index("trial")[once]
-        own = table.query("accumulation_steps > 1")
-        pairs.append(pd.DataFrame({
-            "trial": own["trial"], "accumulation_steps": own["accumulation_steps"], "once": once,
-            "every": own[every] / own[once], "true_batch": own["trial"].map(true) / own[once],
-        }))  # fmt: skip
-    return pd.concat(pairs, ignore_index=True).dropna()
+    true, own = table.query("accumulation_steps == 1").set_index("trial"), table.query("accumulation_steps > 1")
+    pairs = [
+        own[["accumulation_steps"]].assign(every=own[every] / own[once], true_batch=own["trial"].map(true[once]) / own[once])
+        for once, every in PAIRS.items()
+    ]
+    return pd.concat(pairs).dropna()
 
 
 @claim(
@@ -99,13 +95,11 @@ def communication(results: Results) -> ClaimResult:
     ratios = wire_ratios(rows)
     by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
     nothing = (ratios["true_batch"] == 1).all()
-    numbers = ", ".join(f"{n:g}" for n in sorted(set(ratios["accumulation_steps"])))
+    numbers = names(ratios["accumulation_steps"])
     four = (ratios["true_batch"] >= 4).all()
-    verdict = CONFIRMED if four else CONDITIONAL if by_n and nothing else REFUTED
-    where = "against synchronising after every micro-batch; against the true batch nothing is saved"
     return ClaimResult(
-        verdict=verdict,
-        condition=where,
+        verdict=CONFIRMED if four else CONDITIONAL if by_n and nothing else REFUTED,
+        condition="against synchronising after every micro-batch; against the true batch nothing is saved",
         measured=ratios["every"].max(),
         threshold="N against every micro-batch, 1 against the true batch",
         n=len(ratios),
@@ -120,15 +114,12 @@ def ways(material: Material) -> Section:
     """Errors and named causes of every way to synchronise."""
     rows = material.results.study("replicas")
     head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
-    cells = []
-    for arm, words in WORDS.items():
-        for unequal, own in rows[rows["arm"] == arm].groupby("unequal_terms"):
-            (wanted,) = set(own["expected"])
-            right = (own["cause"] == wanted).sum()
-            cells.append((
-                words, "unequal" if unequal else "equal", wanted or "equivalent", share(right, len(own)),
-                *(_range(own[name]) for name in ("gradient_error", "scale", "rank_distance", "trajectory_error")),
-            ))  # fmt: skip
+    rows = rows.assign(arm=pd.Categorical(rows["arm"], [*WORDS], ordered=True), named=rows["cause"] == rows["expected"])
+    columns = (
+        ("arm", WORDS.get), ("unequal_terms", {True: "unequal", False: "equal"}.get),
+        ("expected", lambda cause: cause or "equivalent"), "named counted",
+        *((lambda own, of=of: _range(own[of])) for of in ("gradient_error", "scale", "rank_distance", "trajectory_error")),
+    )  # fmt: skip
     text = (
         "Two processes share every window (W = 2), accumulate N micro-batches each, exchange gradients with gloo and step. Each "
         "window is compared with the referee's gradient of the whole window; the diagnosis sees these numbers and the referee's "
@@ -137,7 +128,8 @@ def ways(material: Material) -> Section:
         "after three steps, relative to how far these moved."
     )
     caption = "Smallest to largest over all trials and N. Gradients: up to the first wrong window."
-    return section("Ways to synchronise two ranks", text, table(head, cells, caption))
+    cells = table_by(rows, "arm unequal_terms", head, columns, caption, observed=True)
+    return section("Ways to synchronise two ranks", text, cells)
 
 
 def wire(material: Material) -> Section:
@@ -145,15 +137,14 @@ def wire(material: Material) -> Section:
     rows = material.results.study("replicas")
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
     head = "way | N | all-reduces of gradients per step | bytes per parameter and step | bytes of loss terms per step"
-    cells = []
-    for (arm, n), own in chosen.groupby(["arm", "accumulation_steps"]):
-        per = own["gradient_bytes"] / own["num_parameters"]
-        cells.append((WORDS[str(arm)], n, _range(own["reductions"]), _range(per), _range(own["count_bytes"])))
+    chosen = chosen.assign(per=chosen["gradient_bytes"] / chosen["num_parameters"])
+    columns = (("arm", WORDS.get), "accumulation_steps",
+               *((lambda own, of=of: _range(own[of])) for of in ("reductions", "per", "count_bytes")))  # fmt: skip
     caption = (
         "What one rank passes to all-reduces, in float64, counted in the process itself (for DistributedDataParallel in its "
         "communication hook). A ring sends 2(W - 1)/W of it. N = 1 is the true batch on the same ranks."
     )
-    return section("Over the wire", table(head, cells, caption))
+    return section("Over the wire", table_by(chosen, "arm accumulation_steps", head, columns, caption))
 
 
 def _range(values: pd.Series[float]) -> str:

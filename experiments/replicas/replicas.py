@@ -67,22 +67,15 @@ def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: 
     last, wire, steps = seen[-1], traces[0].wire, setting.config.steps
     unequal = len(set(last.terms)) > 1
     ends = [torch.from_numpy(trace.parameters[-1]) for trace in traces]
-    finding = diagnose_ranks(last)
     return {
         "arm": name,
         "accumulation_steps": num,
-        "ranks": len(traces),
         "unequal_terms": unequal,
-        "terms": "+".join(str(n) for n in last.terms),
         "expected": expected(name, unequal) or "",
-        "cause": finding.cause,
-        "sentence": finding.sentence,
+        "cause": diagnose_ranks(last).cause,
         "windows": len(seen),
         "gradient_error": max(one.distance for one in seen),
         "scale": last.scale,
-        "cosine": last.cosine,
-        "weights": "; ".join(", ".join(f"{w:.4g}" for w in own) for own in last.weights),
-        "residual": last.residual,
         "rank_distance": max(one.rank_distance for one in seen),
         "ends_apart": max(relative_distance(end - start, ends[0] - start) for end in ends),
         "trajectory_error": max(relative_distance(end - start, whole - start) for end in ends),

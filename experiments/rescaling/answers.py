@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, section, table
+from accumulation_harness.analysis.content import Picture, Section, interval, section, table
+from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.style import BAND, BLUE, INK
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, FEWEST_SETTINGS, LEVEL
-from accumulation_harness.experiments.momentum.states import interval
-from accumulation_harness.experiments.rescaling.figures import figure_rescaling
 from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
@@ -82,10 +85,10 @@ def differences(rows: pd.DataFrame, what: str, measure: str) -> tuple[float, ...
     prefix = "ema_" if what == "ema" else ""
     column = f"{prefix}curve_distance" if measure == CURVE else f"{prefix}validation_loss"
     table = rows.pivot_table(index="seed", columns="arm", values=column, aggfunc="first", dropna=False)
-    if not {what, COPIED} <= set(table.columns):
+    if not {what, COPIED} <= {*table}:
         return ()
     values = table if measure == CURVE else np.log(table)
-    return tuple(value for value in values[what] - values[COPIED])
+    return (*(values[what] - values[COPIED]),)
 
 
 def rescaled_alone(material: Material) -> Section:
@@ -93,7 +96,7 @@ def rescaled_alone(material: Material) -> Section:
     found = effects(material.results)
     head = "setting | rescaled | measure | difference to copied (95 %) | n | permutation p | Holm | detectable | verdict"
     cells = tuple(
-        (named(one.setting), WORDS[one.what], MEASURES[one.measure], interval(pd.Series(one.differences, dtype=float)),
+        (named(one.setting), WORDS[one.what], MEASURES[one.measure], interval(one.differences),
          len(one.differences), one.p, one.adjusted_p, statistics.detectable(one.differences),
          one.verdict)
         for one in found
@@ -105,9 +108,7 @@ def rescaled_alone(material: Material) -> Section:
     )
     picture = Picture(
         "rescaling",
-        figure_rescaling(
-            [(named(one.setting), WORDS[one.what], MEASURES[one.measure], one.differences) for one in found], MARGIN
-        ),
+        figure_rescaling(found),
         "Paired differences to the copied setting, by rescaling and measure.",
         "Difference to the large batch with everything copied, in logarithms of a loss, with its 95 % interval; dots are seeds; "
         f"left of 0 is better. The band is ±{MARGIN:g}.",
@@ -115,6 +116,26 @@ def rescaled_alone(material: Material) -> Section:
     return section(
         "One thing rescaled at a time", text, picture, table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}")
     )
+
+
+def figure_rescaling(found: Sequence[Effect]) -> Figure:
+    """A row of panels per setting, a panel per measure: the differences by seed, their mean and its interval."""
+
+    def draw(axes: Axes, own: Sequence[Effect]) -> None:
+        axes.axvspan(-MARGIN, MARGIN, color=BAND, alpha=0.6, linewidth=0)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, one in enumerate(own):
+            mean = statistics.mean_interval(one.differences)
+            axes.plot(one.differences, [place + 0.18] * len(one.differences), "o", color=BLUE, markersize=2.5, alpha=0.5)
+            axes.plot([mean.low, mean.high], [place] * 2, "-", color=BLUE)
+            axes.plot([mean.estimate], [place], "o", color=BLUE, markersize=5)
+        axes.set_yticks(range(len(own)), [WORDS[one.what] for one in own])
+        axes.set_ylim(len(own) - 0.4, -0.6)
+
+    shown: dict[str, list[Effect]] = {}
+    for one in found:
+        shown.setdefault(f"{fill(named(one.setting), 40)}\n{MEASURES[one.measure]}", []).append(one)
+    return panels(shown, draw, 2.9, columns=2)
 
 
 def named(setting: tuple[Hashable, ...]) -> str:

@@ -27,17 +27,17 @@ REORDERED = "small_reordered"  # the same with each window's steps in another or
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: where it ended, and how far its curve was from the small batch's.
 
-    `validation_loss` (on samples that the seed sets aside), `test_loss` and `probe_loss` are nats per loss term at the end;
+    `validation_loss` (on samples that the seed sets aside) and `probe_loss` are nats per loss term at the end;
     `curve_distance` is the mean over the points of |log probe loss - log probe loss of the small batch|.
     `ema_*` are the same of the averaged weights.
     """
     config, chosen = setting.config, Samples.drawn(setting)
     (k,) = config.accumulation_steps
     arms, num_samples = _arms(setting, k), 0
+    seen = {(prefix, name): one for name, arm in arms.items() for prefix, one in (("", arm), ("ema_", averaged(arm)))}
     probe, validation = (arms[SMALL].workload.batch(ids) for ids in (chosen.probe, chosen.validation))
     points = {round(config.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)}
-    curves: dict[str, list[float]] = {f"{prefix}{name}": [] for name in arms for prefix in ("", "ema_")}
-    samples: list[int] = []
+    curves: dict[tuple[str, str], list[float]] = {key: [] for key in seen}
     for t, ids in enumerate(chosen.windows(setting)):
         window, rows = arms[SMALL].workload.batch(ids), []
         num_samples += len(ids)
@@ -46,26 +46,18 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
                 loss = take_step(arm, window)
             rows.append({"arm": name, "accumulation_steps": k, "step": t, "replicate": 0, "samples": num_samples, "loss": loss})
         if t in points:
-            samples.append(num_samples)
-            for name, arm in arms.items():
-                curves[name].append(evaluation(arm, [probe])[0])
-                curves[f"ema_{name}"].append(evaluation(averaged(arm), [probe])[0])
+            for key, one in seen.items():
+                curves[key].append(evaluation(one, probe))
         on_step(t, rows)
-    found = []
-    for name, arm in arms.items():
-        batch = config.effective_batch // (k if name in (SMALL, REORDERED) else 1)
-        row: Row = {"arm": name, "accumulation_steps": k, "batch": batch, "samples": num_samples, "curve_samples": samples}
-        for prefix, one in (("", arm), ("ema_", averaged(arm))):
-            curve = curves[f"{prefix}{name}"]
-            row |= {
-                f"{prefix}validation_loss": evaluation(one, [validation])[0],
-                f"{prefix}test_loss": evaluation(one, [one.workload.held_out])[0],
-                f"{prefix}probe_loss": curve[-1],
-                f"{prefix}curve_distance": curve_distance(curve, curves[f"{prefix}{SMALL}"]),
-                f"{prefix}curve_probe_loss": curve,
-            }
-        found.append(row)
-    return found
+    found: dict[str, Row] = {name: {"arm": name, "accumulation_steps": k} for name in arms}
+    for (prefix, name), curve in curves.items():
+        found[name] |= {
+            f"{prefix}validation_loss": evaluation(seen[prefix, name], validation),
+            f"{prefix}probe_loss": curve[-1],
+            f"{prefix}curve_distance": curve_distance(curve, curves[prefix, SMALL]),
+            f"{prefix}curve_probe_loss": curve,
+        }
+    return [*found.values()]
 
 
 def curve_distance(losses: list[float], others: list[float]) -> float:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, Table, section, share, table
+from accumulation_harness.analysis.content import Picture, Section, section, share, table_by
+from accumulation_harness.analysis.figures import forms
+from accumulation_harness.analysis.figures.forms import Curve
+from accumulation_harness.analysis.figures.style import BLUE, GREY, ORANGE, VERMILLION
 from accumulation_harness.analysis.question import Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, percent
-from accumulation_harness.experiments.fault_matrix import figures as fault_figures
 
 WANTED = 0.95  # share of planted errors that has to be found
 ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less
 TARGETS = {"float64": 1e-11, "float32": 1e-5}
-KINDS = ("scale", "direction", "tensor")
+KINDS = {"scale": (BLUE, "o"), "direction": (VERMILLION, "s"), "tensor": (ORANGE, "^")}
 
 
 def rates(arms: pd.DataFrame) -> pd.DataFrame:
@@ -27,9 +30,9 @@ def rates(arms: pd.DataFrame) -> pd.DataFrame:
     parts = rows["arm"].str.partition("@")
     rows = rows.assign(kind=parts[0], size=pd.to_numeric(parts[2]))
     counted = rows.groupby(["precision", "kind", "size"], as_index=False).agg(k=("detected", "sum"), n=("detected", "size"))
-    order = counted["precision"].map(tables.PRECISIONS.index), counted["kind"].map(KINDS.index), counted["size"]
-    places = pd.concat(order, axis=1, keys=["precision", "kind", "size"]).sort_values(["precision", "kind", "size"]).index
-    return counted.loc[places].reset_index(drop=True)
+    customary = {"precision": [*tables.PRECISIONS], "kind": [*KINDS]}
+    places = counted.assign(**{name: counted[name].map(order.index) for name, order in customary.items()})
+    return counted.loc[places.sort_values(["precision", "kind", "size"]).index].reset_index(drop=True)
 
 
 def smallest(own: pd.DataFrame) -> float:
@@ -84,21 +87,41 @@ def curves(material: Material) -> Section | None:
         return None
     picture = Picture(
         "rates",
-        fault_figures.figure_sensitivity(table, TARGETS, WANTED),
+        figure_sensitivity(table),
         "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
         "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
         "direction, or in the first tensor. Bars: exact 95% intervals. Points are shifted sideways to keep them apart.",
     )
-    return section("What is found", picture, _numbers(table))
-
-
-def _numbers(found: pd.DataFrame) -> Table:
-    rows = []
-    for row in found.to_dict("records"):
-        one = Rate(row["k"], row["n"])
-        rows.append((row["precision"], row["kind"], row["size"], share(one.k, one.n), percent(one.share), one.interval))
     head = "precision | kind | planted | found | share | 95% interval"
-    return table(head, rows, "Found: judged different or degraded, and otherwise than the correct arm.", folded=True)
+    columns = ("precision", "kind", "size", *((lambda own, of=of: of(_rate(own))) for of in (
+        lambda one: share(one.k, one.n), lambda one: percent(one.share), lambda one: one.interval)))  # fmt: skip
+    caption = "Found: judged different or degraded, and otherwise than the correct arm."
+    return section("What is found", picture, table_by(table, "", head, columns, caption, folded=True))
+
+
+def _rate(row: pd.DataFrame) -> Rate:
+    return Rate(int(row["k"].iloc[0]), int(row["n"].iloc[0]))
+
+
+def figure_sensitivity(rates: pd.DataFrame) -> Figure:
+    """Share of planted errors that are found over their relative size, a panel per precision, with exact 95 % intervals."""
+    panels: dict[str, list[Curve]] = {}
+    groups = {str(precision): own for precision, own in rates.groupby("precision", sort=False)}
+    for precision, own in groups.items():
+        drawn = panels.setdefault(f"{precision} (n = {own['n'].max()} a point)", [])
+        for place, (kind, (colour, mark)) in enumerate(KINDS.items()):
+            of_kind = own.query("kind == @kind")
+            found = [Rate(k, n) for k, n in zip(of_kind["k"], of_kind["n"], strict=True)]
+            bars = [[one.share - one.low for one in found], [one.high - one.share for one in found]]
+            look = {"color": colour, "marker": mark, "label": kind}
+            drawn.append(Curve(of_kind["size"] * 1.12 ** (place - 1), [one.share for one in found], look, bars))
+    figure = forms.curves(panels, "planted relative error", "share that is found", axes=("log", "linear"),
+                          level=(WANTED, f"{WANTED:.0%}"), ncols=5, ylim=(-0.03, 1.03))  # fmt: skip
+    for axes, precision in zip(figure.axes, groups, strict=True):
+        if precision in TARGETS:
+            axes.axvline(TARGETS[precision], color=GREY, linewidth=0.9, linestyle=":")
+            axes.text(TARGETS[precision], 0.5, " target", color=GREY)
+    return figure
 
 
 EXPERIMENT = Experiment(

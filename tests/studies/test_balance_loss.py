@@ -40,7 +40,7 @@ def numpy_loss(x: np.ndarray, router: np.ndarray, chunks: int) -> tuple[float, n
 
 def test_the_loss_and_its_formula_against_numpy(setting: Setting) -> None:
     batch = setting.exact.batch(next(setting.windows()))
-    mixture = Mixture.drawn(setting, 64)
+    mixture = Mixture(setting, 64)
     x, router = flat(batch).numpy(), mixture.router.detach().numpy()
     per_micro_batch, shares, means = numpy_loss(x, router, 4)
     whole = numpy_loss(x, router, 1)[0]
