@@ -74,14 +74,12 @@ class Results:
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""
-        return Results(
-            self.arms[self.arms["experiment"] == experiment].reset_index(drop=True),
-            self.measurements[self.measurements["experiment"] == experiment].dropna(axis=1, how="all").reset_index(drop=True),
-            self.trials[self.trials["experiment"] == experiment].reset_index(drop=True),
-            tuple(one for one in self.missing if one.experiment == experiment),
-            tuple(one for one in self.torn if one.experiment == experiment),
-            self.counts,
+        arms, measurements, trials = (
+            frame[frame["experiment"] == experiment].reset_index(drop=True)
+            for frame in (self.arms, self.measurements, self.trials)
         )
+        missing, torn = (tuple(one for one in known if one.experiment == experiment) for known in (self.missing, self.torn))
+        return Results(arms, measurements.dropna(axis=1, how="all"), trials, missing, torn, self.counts)
 
     @property
     def experiments(self) -> list[str]:

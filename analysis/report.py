@@ -60,7 +60,7 @@ def write(results: Path, out: Path) -> Path:
     claims = ledger.with_recorded(ledger.table(loaded))
     if not {*loaded.experiments} & {*questions()}:  # a sweep of the user's own decides no claim of the literature
         claims = claims.iloc[:0]
-    notes = _notes(loaded)
+    notes = told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands")
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)
     made = list(site.pages(loaded, articles, claims, notes))
@@ -94,13 +94,6 @@ def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(one.state for one in missing).items()))
     first = next((f"; {one.experiment}/{one.trial}: {one.detail}" for one in missing if one.detail), "")
     return f"no finished trial in {results} ({states}{first})"
-
-
-def _notes(loaded: load.Results) -> list[str]:
-    """What else is to be said of the store, in a line each."""
-    return [
-        *told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands"),
-    ]
 
 
 def _torn(loaded: load.Results) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -43,23 +46,17 @@ def verdict_matrix(material: Material) -> Section | None:
     cells = tables.matrix(material.arms)
     if cells.empty:
         return None
-    columns = cells.groupby("precision")[["arm", "accumulation_steps"]].apply(_columns)
-    precisions = [name for name in tables.PRECISIONS if name in columns.index]
-    keys = [(name, *key) for name in precisions for key in columns[name]]
-    by_key = {
-        tuple(row[:6]): row
-        for row in cells[[*tables.CELL, "verdict", "agreeing", "n", "explained", "cause"]].itertuples(index=False)
-    }
-    bodies = []
-    for workload, rows in cells.groupby("workload", sort=False):
-        names = list(dict.fromkeys(zip(rows["norm"], rows["optimizer"], strict=True)))
-        bodies.append(
-            (str(workload), tuple((n, o, tuple(_cell(by_key.get((workload, n, o, *key))) for key in keys)) for n, o in names))
-        )
+    made = {tuple(row[name] for name in tables.CELL): _cell(row) for row in cells.to_dict("records")}
+    columns = {name: own for name in tables.PRECISIONS if (own := sorted({key[4:] for key in made if key[3] == name}))}
+    keys = [(name, *key) for name, own in columns.items() for key in own]
+    bodies: dict[str, list[tuple[str, str, tuple[Cell | None, ...]]]] = {}
+    for workload, norm, optimizer in dict.fromkeys(key[:3] for key in made):
+        row = tuple(made.get((workload, norm, optimizer, *key)) for key in keys)
+        bodies.setdefault(workload, []).append((norm, optimizer, row))
     matrix = Matrix(
-        precisions=tuple((name, len(columns[name])) for name in precisions),
+        precisions=tuple((name, len(own)) for name, own in columns.items()),
         columns=tuple("control" if arm == "permuted" else f"N={n}" for _, arm, n in keys),
-        bodies=tuple(bodies),
+        bodies=tuple((workload, tuple(rows)) for workload, rows in bodies.items()),
         caption=f"{_batches(material.arms)} The fraction: trials (seeds) with that verdict over all of the cell; where they "
         "disagree the worst is shown. Control: the large batch with its rows shuffled, which has to be equivalent, or the test "
         "itself is wrong.",
@@ -67,16 +64,9 @@ def verdict_matrix(material: Material) -> Section | None:
     return section("Verdicts", matrix)
 
 
-def _columns(cells: pd.DataFrame) -> list[tuple[str, int]]:
-    """Arms of one precision: every N, then the null."""
-    return sorted({(arm, n) for arm, n in zip(cells["arm"], cells["accumulation_steps"], strict=True)})
-
-
-def _cell(row: tuple[object, ...] | None) -> Cell | None:
-    if row is None:
-        return None
-    verdict, agreeing, n, explained, cause = row[len(tables.CELL) :]
-    state = "explained" if verdict == "different" and explained else str(verdict)
+def _cell(row: Mapping[Hashable, Any]) -> Cell:
+    verdict, agreeing, n, cause = (row[name] for name in ("verdict", "agreeing", "n", "cause"))
+    state = "explained" if verdict == "different" and row["explained"] else verdict
     words = f"{MEANINGS[state]}; {agreeing} of {n} trials" + (f"; cause: {cause}" if cause else "")
     return Cell(state, SYMBOLS[state], f"{agreeing}/{n}", words)
 

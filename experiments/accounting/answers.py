@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, number, section, span, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
@@ -14,8 +12,14 @@ from accumulation_harness.analysis.question import (
     ClaimResult,
     Experiment,
     Material,
+    Results,
     Ruling,
+    Section,
     claim,
+    number,
+    section,
+    span,
+    table_by,
     undecided,
 )
 from accumulation_harness.experiments.shared.recorded import recorded

@@ -6,12 +6,19 @@ import dataclasses
 
 import torch
 
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.experiments.shared.measuring import (
+    BOUNDARY,
+    Arm,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    Stage,
+    accumulated,
+    take_step,
+)
 from accumulation_harness.measure.memory import num_bytes, of_step, state_tensors
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import BOUNDARY, Arm, Recipe, Stage, take_step
 
 CAST = torch.bfloat16  # of a model whose weights, gradients and state are all kept in 16 bits
 

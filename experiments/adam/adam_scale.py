@@ -12,14 +12,22 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
-from accumulation_harness.config.arm_name import ACCUMULATED
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    REFERENCE,
+    LockStep,
+    OnStep,
+    Row,
+    Setting,
+    accumulated,
+    clipped,
+    flatten,
+    full_batch,
+    relative_distance,
+    snapshot,
+)
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes.faults import loss_not_divided
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import clipped, snapshot
 
 UNDIVIDED = Cause.loss_not_divided
 AS_IF = "as_if_right"

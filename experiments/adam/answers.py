@@ -7,26 +7,39 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, table_by
-from accumulation_harness.analysis.figures.common import EXACT, WIDTH
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREEN, GREY, ORANGE, SERIES, log_axis, power_of_two
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BLUE,
     CONDITIONAL,
     CONFIRMED,
+    DASHED,
+    EXACT,
+    GREEN,
+    GREY,
+    ORANGE,
     REFUTED,
+    SERIES,
+    WIDTH,
     Claim,
     ClaimResult,
+    Curve,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
     claim,
+    curves,
+    log_axis,
+    number,
+    panels,
+    power_of_two,
+    section,
+    table_by,
     undecided,
 )
 from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.experiments.momentum.answers import APART, LONG, states_evolve_otherwise
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 SMALL_EPS = 1e-8  # PyTorch's default; smaller ones count as small too
 HIDDEN = 1e-2  # relative error of the first step, ten times the closed form at the default eps; later steps amplify it by chance

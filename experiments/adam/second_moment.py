@@ -16,12 +16,20 @@ import torch
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.experiments.gradient_noise.gradient_noise import sample_gradients
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.experiments.shared.measuring import (
+    BOUNDARY,
+    Arm,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    full_batch,
+    snapshot,
+    step,
+    take_step,
+)
 from accumulation_harness.measure.optimizer_state import optimizer_state
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch
-from accumulation_harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
-from accumulation_harness.referee.oracle import snapshot
 
 # The squared gradient of one window varies by a third of itself: as many windows leave about 1 %. Adam's beta2 = 0.999 averages
 # over 2,000 at most, (1 + beta2) / (1 - beta2).

@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import Precision
+from accumulation_harness.experiments.shared.measuring import (
+    Normalise,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    Watch,
+    flatten,
+    full_batch,
+    relative_distance,
+    snapshot,
+    take_step,
+    window_total,
+)
 from accumulation_harness.judge.signature import worst
-from accumulation_harness.measure.lock_step import Setting, Watch
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Normalise, Recipe, take_step, window_total
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import snapshot
 
 STREAM = 18  # of the draws of N, apart from a trial's other draws
 

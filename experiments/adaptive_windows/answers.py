@@ -9,24 +9,37 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table_by
-from accumulation_harness.analysis.figures.common import EXACT
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import DASHED, INK, SERIES, VERMILLION, log_axis, power_of_ten, steps_axis
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
+    DASHED,
+    EXACT,
+    INK,
     REFUTED,
+    SERIES,
+    TRAJECTORY_GATE,
     UNDECIDED,
+    VERMILLION,
     ClaimResult,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
     claim,
+    counted,
+    log_axis,
+    number,
+    panels,
+    power_of_ten,
+    section,
+    span,
+    steps_axis,
+    table_by,
     undecided,
 )
 from accumulation_harness.analysis.tables import NORMS
-from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.statistics import equivalence_p, mean_interval
 
 ANOTHER = 1e-3  # relative difference of weights that makes another training: seven decades above rounding in float64

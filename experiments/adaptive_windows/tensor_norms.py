@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 
 from accumulation_harness.config import Precision
-from accumulation_harness.measure.lock_step import Setting, Watch
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch
-from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.workloads import Batch
+from accumulation_harness.experiments.shared.measuring import (
+    Arm,
+    Batch,
+    OnStep,
+    Row,
+    Setting,
+    Watch,
+    accumulated,
+    full_batch,
+    take_step,
+)
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:

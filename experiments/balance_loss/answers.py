@@ -7,10 +7,21 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BLUE,
+    EXACT,
+    GREEN,
+    VERMILLION,
+    Curve,
+    Experiment,
+    Material,
     Picture,
+    Results,
     Section,
+    curves,
     interval,
+    median_curve,
     number,
     section,
     share,
@@ -18,13 +29,7 @@ from accumulation_harness.analysis.content import (
     table_by,
     yes_or_no,
 )
-from accumulation_harness.analysis.figures.common import EXACT
-from accumulation_harness.analysis.figures.forms import Curve, curves, median_curve
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, VERMILLION
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import longest
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
 BY = "workload arm accumulation_steps"

@@ -15,10 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.referee.gradients import relative_distance
-from accumulation_harness.workloads import Batch
+from accumulation_harness.experiments.shared.measuring import Batch, OnStep, Row, Setting, relative_distance
 
 NUM_EXPERTS, NUM_CLASSES = 8, 10
 STRENGTH = 0.1  # coefficient of the balance loss beside the cross-entropy; at 1 the router learns nothing but balance

@@ -9,11 +9,28 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, interval, power, section, table_by
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import REFUTED, ClaimResult, Experiment, Material, claim, over_settings, undecided
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    GREEN,
+    GREY,
+    REFUTED,
+    VERMILLION,
+    ClaimResult,
+    Experiment,
+    Material,
+    Picture,
+    Results,
+    Section,
+    claim,
+    interval,
+    over_settings,
+    panels,
+    power,
+    section,
+    statistics,
+    table_by,
+    undecided,
+)
 from accumulation_harness.experiments.convergence.trainings import (
     DETECTABLE,
     FEWEST_SEEDS,
@@ -23,7 +40,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     at_tuned_rate,
     longest,
 )
-from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]

@@ -9,11 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, chosen_arms, evaluation
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.experiments.shared.measuring import Arm, ArmName, OnStep, Row, Setting, take_step
 
 LARGE, SMALL = "large", "small"  # a window of B samples, and B / N of them
 ORDERS = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import names
-from accumulation_harness.analysis.load import Results, Unmeasured
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
@@ -14,7 +13,11 @@ from accumulation_harness.analysis.question import (
     Advice,
     ClaimResult,
     Experiment,
+    Results,
+    Unmeasured,
     claim,
+    names,
+    spread,
     undecided,
 )
 from accumulation_harness.experiments.batchnorm import sections as shown
@@ -30,8 +33,6 @@ from accumulation_harness.experiments.batchnorm.tables import (
     trained,
 )
 from accumulation_harness.experiments.batchnorm.which_remedy import from_a_trained_model, which_remedy
-from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.results.cells import spread
 
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
 APART = 1e-3  # relative error of another gradient: nine decades above the gate, well below what one norm layer does (4 %)

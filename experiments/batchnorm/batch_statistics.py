@@ -14,16 +14,27 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import LastWindow, Precision
-from accumulation_harness.config.arm_name import ACCUMULATED
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    Arm,
+    Batch,
+    Inside,
+    OnStep,
+    Recipe,
+    Referee,
+    Row,
+    Setting,
+    State,
+    flatten,
+    full_batch,
+    relative_distance,
+    running_statistics,
+    snapshot,
+    standard_candidates,
+    take_step,
+)
 from accumulation_harness.measure.banks import count_forwards
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch, standard_candidates
-from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.recipes.remedies import REMEDIES, batch_norms
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
-from accumulation_harness.workloads import Batch
 
 MOMENTA = (0.1, 0.01, 0.5)  # of the running statistics: PyTorch's default, and others for the formula
 MOVING = (ACCUMULATED, "corrected_momentum")  # arms that are measured at every momentum

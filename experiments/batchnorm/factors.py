@@ -11,12 +11,9 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Section, section, table
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Material
+from accumulation_harness.analysis.answering import Material, Results, Section, section, statistics, table_by
 from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, remedied
-from accumulation_harness.judge import statistics
 
 BOTH, GROUPS, PARTS = "accumulated", "ghost_full_batch", "two_pass_statistics"  # what moves: b and N, b alone, N alone
 CORNERS = [BOTH, GROUPS, PARTS]
@@ -74,9 +71,8 @@ def b_and_n(material: Material) -> Section | None:
         "Held-out accuracy; each effect averaged over both values of the other factor, paired by seed, with its 95% t interval. "
         "A TOST p below 0.05 shows that N costs less than the margin; one above shows nothing."
     )
-    rows = (
-        (named(row["model"]), row["effective_batch"], row["b"], row["effective_batch"] // row["b"], row["n"],
-         in_points(row["of_b"]), row["b_holm"], in_points(row["of_n"]), row["n_tost"])
-        for row in cells.to_dict("records")
+    columns = (
+        ("model", named), "effective_batch", "b", lambda own: (own["effective_batch"] // own["b"]).iloc[0], "n",
+        ("of_b", in_points), "b_holm", ("of_n", in_points), "n_tost",
     )  # fmt: skip
-    return section("b or N?", how, in_words(cells), table(head, rows, caption))
+    return section("b or N?", how, in_words(cells), table_by(cells, "", head, columns, caption))

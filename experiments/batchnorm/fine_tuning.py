@@ -10,13 +10,20 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from accumulation_harness.config.arm_name import ACCUMULATED, FULL
 from accumulation_harness.experiments.batchnorm.remedies import row
 from accumulation_harness.experiments.shared.convergence import train
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import Candidate, accumulated, full_batch
-from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    FULL,
+    Arm,
+    Candidate,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    full_batch,
+)
 from accumulation_harness.recipes.remedies import before, frozen
 
 TRAINED = "trained"  # the model that the others start from

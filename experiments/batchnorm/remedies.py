@@ -6,11 +6,18 @@ What differs between the two is the running statistics' doing; what is left, the
 
 from __future__ import annotations
 
-from accumulation_harness.config.arm_name import FULL
 from accumulation_harness.experiments.shared.convergence import End, recalibrated, train
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row, outcome
-from accumulation_harness.measure.trial import Candidate, full_batch, split_plan, with_faults
+from accumulation_harness.experiments.shared.measuring import (
+    FULL,
+    Candidate,
+    OnStep,
+    Row,
+    Setting,
+    full_batch,
+    outcome,
+    split_plan,
+    with_faults,
+)
 from accumulation_harness.recipes.remedies import REMEDIES
 
 

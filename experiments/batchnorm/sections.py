@@ -9,12 +9,33 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BLUE,
+    GREEN,
+    ORANGE,
+    SERIES,
+    VERMILLION,
+    Curve,
+    Interval,
+    Material,
+    Picture,
+    Section,
+    curves,
+    ends,
+    estimated,
+    mean_curve,
+    median_curve,
+    number,
+    power_of_ten,
+    section,
+    span,
+    statistics,
+    table,
+    table_by,
+)
+from accumulation_harness.analysis.answering import EXACT as LOWEST
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.content import Picture, Section, ends, estimated, number, section, span, table, table_by
-from accumulation_harness.analysis.figures.common import EXACT as LOWEST
-from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, ORANGE, SERIES, VERMILLION, power_of_ten
-from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.tables import (
     EXACT,
     LEVEL,
@@ -29,9 +50,6 @@ from accumulation_harness.experiments.batchnorm.tables import (
     growing_batch,
     trained,
 )
-from accumulation_harness.judge import statistics
-from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.judge.resampling import Interval
 
 WORDS = {
     "accumulated": "none",

@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.answering import Results, statistics
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.judge import statistics
 
 EXACT, TRAINED, REMEDIED, GONE_ON = "batch_statistics", "convergence", "remedies", "fine_tuning"  # names of studies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images

@@ -8,12 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from accumulation_harness.analysis.answering import Material, Section, Table, number, section, statistics, table
 from accumulation_harness.analysis.caveats import corrected
-from accumulation_harness.analysis.content import Section, Table, number, section, table
-from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import WU_HE, forwards_of, gone_on, remedied
-from accumulation_harness.judge import statistics
 
 WORDS = {
     "accumulated": "none: plain accumulation",

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import estimated, number, span
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
@@ -17,13 +16,16 @@ from accumulation_harness.analysis.question import (
     Advice,
     ClaimResult,
     Experiment,
+    Results,
     claim,
+    estimated,
+    number,
     over_settings,
+    span,
     undecided,
 )
 from accumulation_harness.experiments.contrastive import sections as shown
 from accumulation_harness.experiments.contrastive.sections import EXACT, TRAINED, decided, difference
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of another gradient: nine decades above the gate
 EQUAL = 1.10  # bytes over those of accumulation, up to which a bank is said to have equal memory

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from accumulation_harness.config import LastWindow, TrialConfig
 from accumulation_harness.experiments.contrastive.negatives import corpus_of
 from accumulation_harness.experiments.contrastive.retrieval import Method, kept_beside, make_methods
+from accumulation_harness.experiments.shared.measuring import Batch, OnStep, Row, Setting, nest
 from accumulation_harness.measure import memory
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.workloads import Batch, nest
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:

@@ -13,15 +13,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow
-from accumulation_harness.config.arm_name import PERMUTED
+from accumulation_harness.experiments.shared.measuring import (
+    PERMUTED,
+    Arm,
+    Candidate,
+    OnStep,
+    Row,
+    Setting,
+    by_tensor,
+    compare,
+    full_batch,
+    take_step,
+    with_faults,
+)
 from accumulation_harness.measure.banks import WindowStep, oracle_row, past_of, reading, taken
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.recipes.sample_masks import masks_of_samples
-from accumulation_harness.referee.gradients import by_tensor, compare
 from accumulation_harness.workloads.docstrings import DocstringWorkload
 
 TOWERS = ("query.", "passage.")  # whose parameters these names begin with; the others are a temperature and a bias

@@ -16,18 +16,31 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from accumulation_harness.config.arm_name import FULL
 from accumulation_harness.experiments.contrastive.negatives import corpus_of, tower_ratio
 from accumulation_harness.experiments.convergence.learning_curves import chosen_arms
+from accumulation_harness.experiments.shared.measuring import (
+    FULL,
+    HELD_OUT_BATCH,
+    Arm,
+    Batch,
+    Candidate,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    compare,
+    evaluated,
+    flatten,
+    full_batch,
+    gradients,
+    nest,
+    split_plan,
+    take_step,
+    with_faults,
+)
 from accumulation_harness.measure import memory
 from accumulation_harness.measure.banks import count_forwards
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row
-from accumulation_harness.measure.trial import Candidate, full_batch, split_plan, with_faults
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, take_step
-from accumulation_harness.referee.gradients import compare, flatten, gradients
-from accumulation_harness.workloads import Batch, nest
 from accumulation_harness.workloads.contrastive import ranks
 
 SMALL = "small"  # an optimizer step for each micro-batch: no accumulation at all

@@ -9,16 +9,34 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, counted, estimated, number, section, table, table_by
-from accumulation_harness.analysis.figures.common import EXACT as LOWEST
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis
-from accumulation_harness.analysis.question import Material
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BLUE,
+    DASHED,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SERIES,
+    VERMILLION,
+    Curve,
+    Interval,
+    Material,
+    Picture,
+    Section,
+    counted,
+    curves,
+    estimated,
+    log_axis,
+    number,
+    section,
+    statistics,
+    table,
+    table_by,
+)
+from accumulation_harness.analysis.answering import EXACT as LOWEST
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, LONGEST, at_tuned_rate, longest
-from accumulation_harness.judge import statistics
-from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.judge.resampling import Interval
 
 EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
 POINTS = 100.0

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import (
-    Block,
-    Picture,
-    Section,
-    Table,
-    estimated,
-    interval,
-    number,
-    plain,
-    section,
-    share,
-    table,
-)
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
     CONDITIONAL,
     REFUTED,
     UNDECIDED,
     Advice,
+    Block,
     ClaimResult,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
+    Table,
     claim,
+    estimated,
+    interval,
+    number,
     over_settings,
+    plain,
+    section,
+    share,
+    statistics,
+    table,
+    table_by,
     undecided,
 )
 from accumulation_harness.config import TUNING_SEEDS
@@ -50,7 +50,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     arm_name,
 )
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
-from accumulation_harness.judge import statistics
 
 
 def setting_name(key: tuple[object, ...]) -> str:
@@ -116,18 +115,19 @@ def endings(material: Material) -> Section | None:
         "margin | verdict | spread over the null's | with recalibrated BatchNorm | gap to the probe loss | "
         "mean loss over samples | plateau: probe loss | validation loss"
     )
-    cells = []
-    for key, own in judged.groupby([*SETTING, *ARM]):
-        areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
-        flat = [sum(abs(convergence.drift(curve)) < FLAT for curve in own[f"curve_{loss}_loss"])
-                for loss in ("probe", "validation")]  # fmt: skip
-        cells.append((
-            setting_name(key[:4]), arm_name(*key[4:]), len(own), own["rate"].iloc[0],
-            "yes" if own["interior"].all() else "no: an end",
-            own["test_loss"].mean(), *_beside(beside.get(key), _is_tuned(judged, key)),
-            own["recalibrated_test_loss"].astype(float).mean(), own["gap"].mean(),
-            sum(areas) / len(areas), *(f"{count} of {len(own)}" for count in flat),
-        ))  # fmt: skip
+    columns = (
+        lambda own: setting_name(tuple(own[[*SETTING]].iloc[0])), lambda own: arm_name(*own[[*ARM]].iloc[0]), "seed n", "rate",
+        "interior ended", "test_loss mean",
+        *(lambda own, place=place: _beside(beside, judged, own)[place] for place in range(5)),
+        "recalibrated_test_loss mean", "gap mean", "area mean", "flat_probe counted", "flat_validation counted",
+    )  # fmt: skip
+    shown = judged.astype({"recalibrated_test_loss": float}).assign(
+        area=[convergence.area(*pair) for pair in zip(judged["curve_samples"], judged["curve_probe_loss"], strict=True)],
+        **{
+            f"flat_{loss}": judged[f"curve_{loss}_loss"].map(lambda curve: abs(convergence.drift(curve)) < FLAT)
+            for loss in ("probe", "validation")
+        },
+    )
     text = (
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
         f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
@@ -137,29 +137,20 @@ def endings(material: Material) -> Section | None:
         "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
         f"{LONGEST}"
     )
-    return section(
-        "Where trainings end", text, table(head, cells, f"Means over the judging seeds; nats per loss term. {DETECTABLE}")
-    )
+    caption = f"Means over the judging seeds; nats per loss term. {DETECTABLE}"
+    return section("Where trainings end", text, table_by(shown, " ".join([*SETTING, *ARM]), head, columns, caption))
 
 
-def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
-    """Whether the rates of an arm and of its full batch both lie inside the grid."""
-    here = (judged[list(SETTING)] == list(key[:4])).all(axis=1)
-    arm = (judged[list(ARM)] == list(key[4:])).all(axis=1)
-    return bool(judged.loc[here & (arm | (judged["arm"] == "full")), "interior"].all())
-
-
-def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
+def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
+    """What an arm's rows say beside those of its full batch; no verdict where either's rate is at an end of the grid."""
+    one = beside.get(tuple(own[[*SETTING, *ARM]].iloc[0]))
     if one is None:
         return ("-",) * 5
+    full = judged[judged["arm"].eq("full") & (judged[[*SETTING]] == own[[*SETTING]].iloc[0]).all(axis=1)]
+    is_tuned = own["interior"].all() and full["interior"].all()
     verdict = one.verdict if len(one.differences) >= FEWEST_SEEDS and is_tuned else "undecided"
-    return (
-        interval(one.differences),
-        number(statistics.detectable(one.differences)),
-        number(one.margin),
-        verdict,
-        number(one.spread),
-    )
+    detectable, *numbers = map(number, (statistics.detectable(one.differences), one.margin, one.spread))
+    return interval(one.differences), detectable, numbers[0], verdict, numbers[1]
 
 
 def waste(material: Material) -> Section | None:

@@ -11,12 +11,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.panels import panels, rate_axis
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, VERMILLION
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    VERMILLION,
+    WIDTH,
+    Curve,
+    curves,
+    panels,
+    rate_axis,
+    statistics,
+)
 from accumulation_harness.experiments.convergence.trainings import ARM, NAMES, arm_name
-from accumulation_harness.judge import statistics
 
 COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
 LINES = {"accumulated": "--", "permuted": ":"}

@@ -17,16 +17,25 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, State, TrialConfig, state_of
-from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.experiments.momentum.optimizer_states import same_memory, slower, small_batch
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch, standard_candidates
+from accumulation_harness.experiments.shared.measuring import (
+    FULL,
+    HELD_OUT_BATCH,
+    Arm,
+    ArmName,
+    Batch,
+    OnStep,
+    Row,
+    Setting,
+    accumulated,
+    evaluated,
+    full_batch,
+    standard_candidates,
+    take_step,
+)
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.micro_batch import windows
-from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
 from accumulation_harness.recipes.remedies import calibrate
-from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.layers import has_batch_norm
 
 POINTS = 50  # equal-sample points of a curve

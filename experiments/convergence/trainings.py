@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.answering import Results, statistics
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.judge import statistics
 
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
 FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau

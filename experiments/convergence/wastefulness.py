@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import pandas as pd
 
+from accumulation_harness.analysis.answering import spread, statistics
 from accumulation_harness.experiments.convergence.trainings import (
     ARM,
     FEWEST_SEEDS,
@@ -20,8 +21,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     reaches,
     targets,
 )
-from accumulation_harness.judge import statistics
-from accumulation_harness.results.cells import spread
 
 COSTS = ("samples", "optimizer_steps", "seconds")
 

@@ -11,11 +11,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, interval, number, section, table_by
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import BLUE
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    Experiment,
+    Material,
+    Picture,
+    Results,
+    Section,
+    interval,
+    number,
+    panels,
+    section,
+    statistics,
+    table_by,
+)
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence.trainings import (
     DETECTABLE,
@@ -25,7 +34,6 @@ from accumulation_harness.experiments.convergence.trainings import (
     LONGEST,
     longest,
 )
-from accumulation_harness.judge import statistics
 
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch
 SAME = 0.5  # octaves within which a change is none

@@ -14,9 +14,7 @@ from torch import Tensor
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.batch_order.batch_order import continue_from
 from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, evaluation
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.experiments.shared.measuring import Arm, OnStep, Row, Setting, take_step
 
 PARTS = 8  # a branch is an eighth of the training
 STARTS = (0, 1, 3, 7)  # in branches: at the beginning, and then ever later

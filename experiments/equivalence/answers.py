@@ -5,22 +5,24 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import sections, tables
-from accumulation_harness.analysis.content import counted, number, share
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
     Advice,
     Answer,
+    Cause,
     ClaimResult,
     Experiment,
+    Results,
     Ruling,
     claim,
+    counted,
+    number,
+    share,
     undecided,
 )
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 UNDIVIDED = Cause.loss_not_divided
 GATE = f"≤ {ALGEBRA_GATE:.0e}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,14 +10,34 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, counted, section, share, table, table_by
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, new_figure, style
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Answer, Experiment, Material
-from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    GREY,
+    INHERENT,
+    INK,
+    MEANINGS,
+    ON_RANKS,
+    WIDTH,
+    Advice,
+    Answer,
+    Experiment,
+    Material,
+    Picture,
+    Rate,
+    Results,
+    Section,
+    counted,
+    new_figure,
+    of_trials,
+    percent,
+    rate,
+    section,
+    share,
+    style,
+    table,
+    table_by,
+)
 from accumulation_harness.experiments.fault_matrix.watched import random_settings
-from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most
@@ -182,18 +201,11 @@ def misses(material: Material) -> Section | None:
     title = "What was missed or called by a wrong name"
     if odd.empty:
         return section(title, f"Nothing: all {len(rows)} arms are detected and named, and no other cause beside theirs.")
-    listed = (
-        (row["trial"], row["arm"], _what(row), f"{row['verdict']} {row['cause']}", row["reasons"])
-        for row in odd.head(MAX_LISTED).to_dict("records")
-    )
     more = f" The first {MAX_LISTED} are listed; faults.csv has all." if len(odd) > MAX_LISTED else ""
-    return section(title, table("trial | fault |  | verdict | evidence", listed, f"{len(odd)} of {len(rows)} arms.{more}"))
-
-
-def _what(row: Mapping[Hashable, Any]) -> str:
-    if not row["detected"]:
-        return "missed"
-    return f"wrong name: {row['wrong']}" if row["confidently_wrong"] else "not named"
+    named = ("wrong name: " + odd["wrong"]).where(odd["confidently_wrong"], "not named").where(odd["detected"], "missed")
+    listed = odd.assign(what=named, judged=odd["verdict"] + " " + odd["cause"]).head(MAX_LISTED)
+    head, columns = "trial | fault |  | verdict | evidence", ("trial", "arm", "what", "judged", "reasons")
+    return section(title, table_by(listed, "", head, columns, f"{len(odd)} of {len(rows)} arms.{more}"))
 
 
 def settings(material: Material) -> Section | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, section, table
-from accumulation_harness.analysis.question import Material
-from accumulation_harness.analysis.rates import Rate
+from accumulation_harness.analysis.answering import Material, Rate, Section, section, table
 from accumulation_harness.experiments.shared.recorded import recorded
 
 RIGHT = "none"  # the fault of a right loop

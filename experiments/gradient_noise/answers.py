@@ -9,22 +9,33 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number, section, table, table_by
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    BLUE,
     CONFIRMED,
+    GREY,
+    INK,
+    ORANGE,
     REFUTED,
     UNDECIDED,
+    VERMILLION,
     ClaimResult,
+    Curve,
     Experiment,
+    Interval,
     Material,
+    Picture,
+    Results,
+    Section,
+    Table,
     claim,
+    curves,
+    number,
+    section,
+    table,
+    table_by,
     undecided,
 )
 from accumulation_harness.experiments.gradient_noise import fits as noise
-from accumulation_harness.judge.resampling import Interval
 from accumulation_harness.judge.statistics import mean_interval
 
 SLOPE_MARGIN = 0.05  # of the mean slope around -1: from B = 4 to 1,024 this is a factor of 1.3 in the variance

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.judge import statistics
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.analysis.answering import Interval, statistics
 
 SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_square"]
 

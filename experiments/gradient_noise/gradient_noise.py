@@ -12,16 +12,23 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from accumulation_harness.config import Precision
-from accumulation_harness.config.arm_name import ACCUMULATED
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    Batch,
+    OnStep,
+    Recipe,
+    Referee,
+    Row,
+    Setting,
+    State,
+    Watch,
+    accumulated,
+    relative_distance,
+    snapshot,
+    take_step,
+)
 from accumulation_harness.measure import noise_scale
-from accumulation_harness.measure.lock_step import Setting, Watch
 from accumulation_harness.measure.rounding import zero_lr
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.referee.gradients import relative_distance
-from accumulation_harness.referee.oracle import Referee, State, snapshot
-from accumulation_harness.workloads import Batch
 
 SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024
 CHUNK = 250  # samples whose gradients are taken at once

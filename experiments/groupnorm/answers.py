@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
@@ -16,12 +16,12 @@ from accumulation_harness.analysis.question import (
     Advice,
     ClaimResult,
     Experiment,
+    Results,
     claim,
     undecided,
 )
 from accumulation_harness.experiments.batchnorm import sections as shown
 from accumulation_harness.experiments.batchnorm.tables import EXACT, LEVEL, MARGIN, between_norms, fixed_batch, trained
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.statistics import holm
 
 FEWEST_SEEDS = 3

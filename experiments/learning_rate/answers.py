@@ -7,25 +7,32 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, estimated, number, section, span, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
+    TRAJECTORY_GATE,
     UNDECIDED,
     ClaimResult,
     Experiment,
+    Interval,
     Material,
+    Picture,
+    Results,
+    Section,
+    Table,
     claim,
+    estimated,
+    number,
+    section,
+    span,
+    statistics,
+    table_by,
     undecided,
 )
 from accumulation_harness.experiments.learning_rate import rates as learning_rates
 from accumulation_harness.experiments.learning_rate.rates import RULES
 from accumulation_harness.experiments.momentum import figures
-from accumulation_harness.judge import statistics
-from accumulation_harness.judge.gates import TRAJECTORY_GATE
-from accumulation_harness.judge.resampling import Interval
 
 APART = 1e-2  # relative change of the loss that another learning rate must make for the comparison to mean anything
 STABLE = 0.1  # nats of training loss above that at the batch's best rate; a tenth of a nat is 10 % in likelihood

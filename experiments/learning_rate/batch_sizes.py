@@ -16,10 +16,7 @@ from torch import Tensor
 
 from accumulation_harness.experiments.convergence.learning_curves import evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row, outcome
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.experiments.shared.measuring import Arm, OnStep, Row, Setting, accumulated, outcome, take_step
 
 
 @dataclass

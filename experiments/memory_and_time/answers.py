@@ -6,22 +6,30 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, counted, section, share, table_by
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.style import BLUE, INK, ORANGE
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    BLUE,
     CONDITIONAL,
     CONFIRMED,
+    INK,
+    ORANGE,
     REFUTED,
     Advice,
     ClaimResult,
+    Curve,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
     claim,
+    counted,
+    curves,
+    section,
+    share,
+    spread,
+    table_by,
     undecided,
 )
-from accumulation_harness.results.cells import spread
 
 CLOSE = 0.02  # relative tolerance around the factor that a text gives
 NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost

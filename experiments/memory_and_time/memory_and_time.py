@@ -6,11 +6,8 @@ import statistics
 import time
 
 from accumulation_harness.config import LastWindow
+from accumulation_harness.experiments.shared.measuring import Arm, OnStep, Row, Setting, accumulated, take_step
 from accumulation_harness.measure import memory
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.system import accelerator
 
 

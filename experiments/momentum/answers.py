@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, estimated, number, power, section, span, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
     Advice,
+    Cause,
     ClaimResult,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
     claim,
+    estimated,
+    number,
+    power,
+    section,
+    span,
+    statistics,
+    table_by,
     undecided,
 )
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
-from accumulation_harness.judge import statistics
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
 LONG = 200  # optimizer steps after which C3 is decided

@@ -8,21 +8,24 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.figures.common import EXACT
-from accumulation_harness.analysis.figures.panels import by_optimizer, mean_line, panels, rate_axis
-from accumulation_harness.analysis.figures.style import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     BLUE,
     DASHED,
+    EXACT,
     GREEN,
     GREY,
     INK,
     ORANGE,
     SERIES,
     VERMILLION,
+    Cause,
+    by_optimizer,
     log_axis,
+    mean_line,
+    panels,
+    rate_axis,
 )
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 LABELS = {
     "permuted": "full batch, rows permuted",

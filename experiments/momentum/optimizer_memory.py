@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import LastWindow, OptimizerConfig, Precision
-from accumulation_harness.config.arm_name import ACCUMULATED
 from accumulation_harness.experiments.momentum.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    decompose,
+    snapshot,
+    take_step,
+)
 from accumulation_harness.measure.optimizer_state import optimizer_state
 from accumulation_harness.measure.rounding import zero_lr
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.referee.gradients import decompose
-from accumulation_harness.referee.oracle import snapshot
 
 SQUARED = "exp_avg_sq"
 

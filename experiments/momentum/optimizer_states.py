@@ -14,18 +14,31 @@ from dataclasses import dataclass
 import torch
 
 from accumulation_harness.config import OptimizerConfig, Precision, State, TrialConfig, state_of
-from accumulation_harness.config.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    FULL,
+    PERMUTED,
+    REFERENCE,
+    ArmName,
+    Batch,
+    Candidate,
+    LockStep,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    arm_state,
+    flatten,
+    full_batch,
+    permuted,
+    relative_distance,
+    running_statistics,
+)
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import worst
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import Candidate, accumulated, full_batch, permuted
 from accumulation_harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from accumulation_harness.recipes.micro_batch import SplitPlan, hash_seed
-from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import running_statistics
-from accumulation_harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order
 PER_MICRO_BATCH = Cause.optimizer_state_per_micro_batch

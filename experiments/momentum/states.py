@@ -9,12 +9,21 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, Table, names, number, section, table, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Material
+from accumulation_harness.analysis.answering import (
+    Cause,
+    Material,
+    Picture,
+    Results,
+    Section,
+    Table,
+    names,
+    number,
+    section,
+    table,
+    table_by,
+)
 from accumulation_harness.analysis.tables import place_of
 from accumulation_harness.experiments.momentum import figures
-from accumulation_harness.judge.cause import Cause
 
 ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}

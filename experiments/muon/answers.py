@@ -5,11 +5,25 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, number, section, share, span, table_by, yes_or_no
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    GREEN,
+    GREY,
+    VERMILLION,
+    Curve,
+    Experiment,
+    Material,
+    Picture,
+    Results,
+    Section,
+    curves,
+    number,
+    section,
+    share,
+    span,
+    table_by,
+    yes_or_no,
+)
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE
 from accumulation_harness.judge.statistics import ratio_of_means
 

@@ -15,14 +15,27 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from accumulation_harness.config.arm_name import ACCUMULATED, FULL, PERMUTED
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row, outcome
-from accumulation_harness.measure.trial import accumulated, full_batch, permuted
+from accumulation_harness.experiments.shared.measuring import (
+    ACCUMULATED,
+    FULL,
+    PERMUTED,
+    Arm,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    clear,
+    compare,
+    flatten,
+    full_batch,
+    outcome,
+    permuted,
+    relative_distance,
+    take_step,
+)
 from accumulation_harness.recipes.faults import low_precision_accumulator
 from accumulation_harness.recipes.muon import held, matrices, orthogonalised_per_micro_batch
-from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
-from accumulation_harness.referee.gradients import compare, flatten, relative_distance
 
 PER_MICRO_BATCH, BFLOAT16_SUM = "per_micro_batch", "bfloat16_sum"
 STREAM = 21  # of the trial's seed, for the windows that are looked at

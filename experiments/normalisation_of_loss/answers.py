@@ -6,26 +6,37 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table_by
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.panels import by_optimizer
-from accumulation_harness.analysis.figures.style import BLUE, DASHED, GREY, VERMILLION
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BLUE,
     CONDITIONAL,
     CONFIRMED,
+    DASHED,
+    GREY,
     REFUTED,
+    VERMILLION,
+    WIDTH,
     Advice,
+    Cause,
     ClaimResult,
+    Curve,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
+    by_optimizer,
     claim,
+    counted,
+    curves,
+    number,
+    section,
+    share,
+    span,
+    spread,
+    table_by,
     undecided,
 )
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.results.cells import spread
 
 UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = Cause.loss_not_divided, Cause.mean_of_means, Cause.short_window_divided_by_n
 FAULTS: dict[str, str] = {  # arm -> how it divides

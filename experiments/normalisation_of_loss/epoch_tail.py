@@ -19,12 +19,16 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import LastWindow, Precision
+from accumulation_harness.experiments.shared.measuring import (
+    OnStep,
+    Row,
+    Setting,
+    flatten,
+    full_batch,
+    relative_distance,
+    snapshot,
+)
 from accumulation_harness.judge.signature import worst
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import snapshot
 
 EPOCHS = 2  # the first leaves something behind, the second finds it
 

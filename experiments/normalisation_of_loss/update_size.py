@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 
 from accumulation_harness.config import LastWindow, Precision
+from accumulation_harness.experiments.shared.measuring import OnStep, Recipe, Row, Setting, flatten, take_step
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
 from accumulation_harness.recipes import faults
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.referee.gradients import flatten
 
 UNDIVIDED = Cause.loss_not_divided
 

@@ -10,23 +10,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, share, span, table_by
-from accumulation_harness.analysis.figures.panels import by_optimizer, panels
-from accumulation_harness.analysis.figures.style import DASHED, INK, SERIES, log_axis
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
+    DASHED,
+    INK,
     REFUTED,
+    SERIES,
+    TRAJECTORY_GATE,
+    Cause,
     Claim,
     ClaimResult,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
+    by_optimizer,
     claim,
+    counted,
+    log_axis,
+    number,
+    panels,
+    section,
+    share,
+    span,
+    table_by,
     undecided,
 )
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {

@@ -7,13 +7,18 @@ import itertools
 import torch
 
 from accumulation_harness.config import Precision
-from accumulation_harness.measure.lock_step import Setting, Watch
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
+from accumulation_harness.experiments.shared.measuring import (
+    OnStep,
+    Row,
+    Setting,
+    Watch,
+    accumulated,
+    clipped,
+    relative_distance,
+    snapshot,
+    take_step,
+)
 from accumulation_harness.recipes import faults
-from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.referee.gradients import relative_distance
-from accumulation_harness.referee.oracle import clipped, snapshot
 
 THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
 

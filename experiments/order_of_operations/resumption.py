@@ -9,13 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.experiments.shared.measuring import (
+    Arm,
+    Batch,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    flatten,
+    relative_distance,
+    take_step,
+)
 from accumulation_harness.measure.optimizer_state import optimizer_state
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.workloads import Batch
 
 AFTER = 2  # windows before the interruption: momentum and moments are there
 

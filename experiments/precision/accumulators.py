@@ -11,13 +11,19 @@ import math
 import torch
 from torch import Tensor
 
-from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.experiments.shared.measuring import (
+    REFERENCE,
+    Arm,
+    ArmName,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    full_batch,
+    snapshot,
+)
 from accumulation_harness.measure import rounding
-from accumulation_harness.measure.lock_step import REFERENCE, Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch
-from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.referee.oracle import snapshot
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPREAD = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 12)  # rms of an error uniform in one ulp, its mantissa log-uniform

@@ -10,25 +10,41 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, counted, number, section, span, table_by
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.forms import Curve, curves
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import BAND, BLUE, DASHED, GREEN, GREY, INK, VERMILLION, log_axis, steps_axis
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
+    BAND,
+    BLUE,
     CONDITIONAL,
     CONFIRMED,
+    DASHED,
+    GREEN,
+    GREY,
+    INK,
     REFUTED,
+    ROUNDING_GATE,
     UNDECIDED,
+    VERMILLION,
+    WIDTH,
     Advice,
     ClaimResult,
+    Curve,
     Experiment,
     Material,
+    Picture,
+    Results,
+    Section,
     claim,
+    counted,
+    curves,
+    log_axis,
+    number,
+    panels,
+    section,
+    span,
+    steps_axis,
+    table_by,
     undecided,
 )
-from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 from accumulation_harness.judge.statistics import holm
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2

@@ -9,16 +9,27 @@ from __future__ import annotations
 import torch
 
 from accumulation_harness.config import Precision
-from accumulation_harness.config.arm_name import FULL, PERMUTED
+from accumulation_harness.experiments.shared.measuring import (
+    FULL,
+    PERMUTED,
+    Arm,
+    Candidate,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    Watch,
+    clipped,
+    flatten,
+    full_batch,
+    relative_distance,
+    snapshot,
+    take_step,
+    with_faults,
+)
 from accumulation_harness.measure import poison
 from accumulation_harness.measure.algebra import ACTIVE
-from accumulation_harness.measure.lock_step import Setting, Watch
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import catalogue
-from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import clipped, snapshot
 
 PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from accumulation_harness.analysis.content import Section, number, section, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
     ClaimResult,
     Experiment,
     Material,
+    Results,
+    Section,
     claim,
+    number,
+    section,
+    table_by,
     undecided,
 )
-from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two different gradients: rounding is thirteen decades below
 SPREAD = 0.1  # tolerance of the mean ratio of spreads around 1; 200 draws give a spread to a few per cent

@@ -13,13 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import Precision
-from accumulation_harness.measure.lock_step import Setting, Watch
+from accumulation_harness.experiments.shared.measuring import (
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    Watch,
+    accumulated,
+    full_batch,
+    relative_distance,
+    take_step,
+)
 from accumulation_harness.measure.rounding import zero_lr
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated, full_batch
-from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.recipes.sample_masks import masks_of_samples, masks_repeated
-from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.workloads.layers import replace_layers
 
 SAME, OTHER = 5, 6  # streams of the trial's seed

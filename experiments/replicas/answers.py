@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, counted, names, number, section, span, table_by
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
+from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
     REFUTED,
+    TRAJECTORY_GATE,
     ClaimResult,
     Experiment,
     Material,
+    Results,
+    Section,
     claim,
+    counted,
+    names,
+    number,
+    section,
+    span,
+    table_by,
     undecided,
 )
-from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 # A way that synchronises once per window -> the same after every micro-batch.
 PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}

@@ -9,15 +9,20 @@ import torch
 from torch.nn.utils import vector_to_parameters
 
 from accumulation_harness.config import ConfigError, Precision
+from accumulation_harness.experiments.shared.measuring import (
+    OnStep,
+    Row,
+    Setting,
+    State,
+    flatten,
+    full_batch,
+    relative_distance,
+    snapshot,
+    take_step,
+)
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import full_batch
-from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import State, snapshot
 from accumulation_harness.referee.replicas import observe
 
 WORLD = 2

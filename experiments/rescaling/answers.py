@@ -17,13 +17,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.content import Picture, Section, interval, section, table
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import BAND, BLUE, INK
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.analysis.answering import (
+    BAND,
+    BLUE,
+    INK,
+    Experiment,
+    Material,
+    Picture,
+    Results,
+    Section,
+    interval,
+    panels,
+    section,
+    statistics,
+    table,
+)
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, FEWEST_SETTINGS, LEVEL
-from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
 FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm over six rescalings

@@ -13,10 +13,7 @@ import math
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.experiments.convergence.learning_curves import Samples, evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import InOrder, small_batch
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.measure.trial import accumulated
-from accumulation_harness.recipes.recipe import BOUNDARY, Arm, Recipe, take_step
+from accumulation_harness.experiments.shared.measuring import BOUNDARY, Arm, OnStep, Recipe, Row, Setting, accumulated, take_step
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
 
 POINTS = 16  # equal-sample points of a curve

@@ -8,12 +8,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, section, share, table_by
+from accumulation_harness.analysis.answering import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    Answer,
+    Curve,
+    Experiment,
+    Material,
+    Picture,
+    Rate,
+    Section,
+    percent,
+    section,
+    share,
+    table_by,
+)
 from accumulation_harness.analysis.figures import forms
-from accumulation_harness.analysis.figures.forms import Curve
-from accumulation_harness.analysis.figures.style import BLUE, GREY, ORANGE, VERMILLION
-from accumulation_harness.analysis.question import Answer, Experiment, Material
-from accumulation_harness.analysis.rates import Rate, percent
 
 WANTED = 0.95  # share of planted errors that has to be found
 ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less

@@ -74,7 +74,7 @@ def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:
 
 
 def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting: Setting) -> None:
-    large, small = (batch_order._arm(setting, size, 4) for size in (batch_order.LARGE, batch_order.SMALL))
+    large, small = (batch_order.arm_at(setting, num) for num in (1, 4))
     window = small.workload.batch(next(setting.windows()))
     take_step(large, window)
     batch_order.continue_from(small, large)

@@ -1,0 +1,78 @@
+"""The vocabulary of measurements: what a question's studies are written with."""
+
+from __future__ import annotations
+
+from accumulation_harness.config.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, Watch, arm_state
+from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row, outcome
+from accumulation_harness.measure.trial import (
+    Candidate,
+    accumulated,
+    full_batch,
+    permuted,
+    split_plan,
+    standard_candidates,
+    with_faults,
+)
+from accumulation_harness.recipes.recipe import (
+    BOUNDARY,
+    Arm,
+    Normalise,
+    Recipe,
+    Stage,
+    clear,
+    evaluated,
+    step,
+    take_step,
+    window_total,
+)
+from accumulation_harness.referee.gradients import by_tensor, compare, decompose, flatten, gradients, relative_distance
+from accumulation_harness.referee.oracle import Inside, Referee, State, clipped, running_statistics, snapshot
+from accumulation_harness.workloads import Batch, nest
+
+__all__ = [
+    "ACCUMULATED",
+    "BOUNDARY",
+    "FULL",
+    "HELD_OUT_BATCH",
+    "PERMUTED",
+    "REFERENCE",
+    "Arm",
+    "ArmName",
+    "Batch",
+    "Candidate",
+    "Inside",
+    "LockStep",
+    "Normalise",
+    "OnStep",
+    "Recipe",
+    "Referee",
+    "Row",
+    "Setting",
+    "Stage",
+    "State",
+    "Watch",
+    "accumulated",
+    "arm_state",
+    "by_tensor",
+    "clear",
+    "clipped",
+    "compare",
+    "decompose",
+    "evaluated",
+    "flatten",
+    "full_batch",
+    "gradients",
+    "nest",
+    "outcome",
+    "permuted",
+    "relative_distance",
+    "running_statistics",
+    "snapshot",
+    "split_plan",
+    "standard_candidates",
+    "step",
+    "take_step",
+    "window_total",
+    "with_faults",
+]
