@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -78,6 +79,8 @@ def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
 
 
 def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
+    if math.isnan(experiment.margin):
+        experiment = replace(experiment, margin=tables.half_spread(own.arms))
     steps, damaged = drawn_steps(results, experiment.name, own.arms)
     material = Material(
         experiment=experiment,
@@ -168,6 +171,8 @@ def _unregistered(name: str) -> Experiment:
         question="Is accumulation the same computation as the large batch in these trials, and where not, why?",
         prediction="",
         rule="",
+        margin=math.nan,  # of its losses nothing is known beforehand
+        margin_reason="half the standard deviation of the full batch's held-out loss between seeds",
         answer=count,
         sections=(
             sections.verdict_matrix,

@@ -117,7 +117,7 @@ class Experiment:
     question: str
     prediction: str
     rule: str  # the decision rule, in words
-    margin: float = 0.02  # of the equivalence test of L4, nats per loss term
+    margin: float = 0.02  # of the equivalence test of L4, nats per loss term; NaN: from the spread between seeds
     margin_reason: str = "0.02 nats of loss is a change of perplexity of 2%"
     claims: tuple[Claim, ...] = ()  # of the ledger, that this experiment decides
     answer: Callable[[pd.DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims

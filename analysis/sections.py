@@ -218,7 +218,7 @@ def convergence(material: Material) -> Section | None:
         "convergence",
         figures.figure_convergence(l4, margin),
         "Mean held-out loss difference to the full batch with its 95% interval per configuration, with the margin shaded.",
-        f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:g} nats, fixed beforehand "
+        f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:.3g} "
         f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
     )
     numbers = table_by(l4.head(MAX_FOLDED), "", L4_HEAD, columns, caption, folded=True)
@@ -230,7 +230,7 @@ def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
     inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["apart_holm"] < tables.LEVEL]
     scattered = ", ".join(f"{count} with norm {norm}" for norm, count in wide["norm"].value_counts().sort_index().items())
     found = (
-        f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:g} nats of the full "
+        f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:.3g} of the full "
         f"batch's (TOST, 5%). {share(len(wide), len(cells))} lie farther from the full batch than its permuted runs do "
         "(permutation test, Holm, 5%)"
         f"{': ' + scattered if scattered else ''}."

@@ -113,6 +113,12 @@ def drawn(arms: pd.DataFrame) -> pd.DataFrame:
     return in_order(best.drop_duplicates(["model", "precision"])).drop(columns=["of_size", "of_optimizer"])
 
 
+def half_spread(arms: pd.DataFrame) -> float:
+    """Half the standard deviation of the full batch's held-out loss between seeds, the median over configurations."""
+    trials = arms.drop_duplicates("trial").groupby("group")["full_held_out_loss"]
+    return float(trials.std().median()) / 2
+
+
 def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
 

@@ -56,7 +56,7 @@ def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder: Path) -
     ]
     for name, trial in found.items():
         arm = trial["arms"][0]
-        assert arm["workload"] == "Images"
+        assert arm["workload"] in ("Images(width=4)", "Images(width=5)") and arm["workload"] in run.stdout
         assert arm["cause"] == ("batch_statistics" if "as_is" in name else "")
     again = harness(folder, *sweep)
     assert "Nothing to do: 4 trials finished already." in again.stdout

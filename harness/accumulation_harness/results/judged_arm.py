@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,9 @@ class VerdictRow:
         return cls(
             experiment=config.experiment,
             trial=identity(config),
-            workload=config.workload.label,
+            workload=with_arguments(config.workload.label, config.workload.args),
             norm=str(config.norm),
-            optimizer=config.optimizer.label,
+            optimizer=with_arguments(config.optimizer.label, config.optimizer.args),
             precision=str(config.precision),
             seed=config.seed,
             effective_batch=config.effective_batch,
@@ -69,6 +69,11 @@ class VerdictRow:
             cause=verdict.cause,
             explained=verdict.explained,
         )
+
+
+def with_arguments(label: str, arguments: Mapping[str, Any]) -> str:
+    """A name as tables have it: `Task(width=8)` of what is made with arguments, which may be swept."""
+    return f"{label}({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else label
 
 
 @dataclass(frozen=True, kw_only=True)
