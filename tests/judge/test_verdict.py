@@ -84,7 +84,7 @@ def changed(**changes: Any) -> Evidence:
         ({"finite": False, "algebra__gradient_error": math.inf}, Outcome.inconclusive),
         ({"finite": False, "algebra__trajectory_error": 2e8}, Outcome.inconclusive),  # what a right arm's rounding may do
         ({"finite": False, "algebra__gradient_error": 51.9, "algebra__floor": 1e-7}, Outcome.inconclusive),
-        ({"trajectory__ratio": 1e6}, Outcome.equivalent),
+        ({"trajectory__ratio": 1e3}, Outcome.equivalent),
     ],
     ids=str,
 )
@@ -116,3 +116,8 @@ def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(
     )
     verdict = judge(evidence)
     assert verdict.causes == causes and verdict.explained == (len(causes) == 1)
+
+
+def test_weights_that_leave_what_shuffled_rows_do_are_a_remark() -> None:
+    verdict = judge(changed(trajectory__ratio=1.1e3, trajectory__step=7))
+    assert verdict.verdict == Outcome.equivalent and "by 1e+03 times what a shuffled one's do, at window 7;" in verdict.reasons[0]

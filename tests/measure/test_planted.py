@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,6 +98,10 @@ STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
     "an average that stands still": (loop(averages=lambda arm: arm.windows < 3 or arm.windows > 8), {"ema_decay": 0.9}),
     "an average that moves five times": (loop(averages=lambda arm: 5 if arm.windows == 6 else 1), {"ema_decay": 0.9}),
     "momentum lost beside BatchNorm": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), BATCH_NORM),
+    "momentum lost late beside BatchNorm": (
+        loop(in_window(16, lambda arm: arm.optimizer.state.clear())),
+        BATCH_NORM | {"steps": 24},
+    ),
     "momentum lost beside dropout": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), DROPOUT),
 }
 
@@ -219,6 +224,54 @@ def stepped(arm: Arm, gradients: list[Tensor] | None, total: Tensor) -> Tensor:
 def test_what_a_loop_may_do_otherwise_is_right(take: Callable[[Arm, Batch], Tensor]) -> None:
     row = judge_loop(CONFIG, take)
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
+
+
+def in_two_ways(arm: Arm, window: Batch, factor: float = 1.0) -> Tensor:
+    """`Alike` by hand: two forwards, one of inputs that are no rows of the data, and losses of one's own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in micro_batches(window):
+        images, labels = rows.inputs
+        outputs = arm.model(images / 2) + arm.model(images)
+        loss = nn.functional.cross_entropy(outputs, labels, reduction="sum") / len(window)
+        (loss * factor).backward()
+        total = total + loss.detach()
+    return stepped(arm, None, total)
+
+
+def repeated(arm: Arm, window: Batch) -> Tensor:
+    """The first micro-batch in the last one's place, where every row has an equal one."""
+    first, total = micro_batches(window)[0], torch.zeros((), dtype=torch.float64)
+    for rows in [*micro_batches(window)[:-1], first]:
+        loss = arm.workload.losses(arm.workload.forward(arm.model, rows), rows).sum() / len(window)
+        loss.backward()
+        total = total + loss.detach()
+    return stepped(arm, None, total)
+
+
+def one_small_tensor(arm: Arm, window: Batch) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in micro_batches(window):
+        loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
+        loss.backward()
+        total = total + loss.detach()
+    arm.model.scale.grad.mul_(1.5)
+    return stepped(arm, None, total)
+
+
+@pytest.mark.parametrize(
+    ("take", "task", "cause"),
+    [
+        (loop(), "Temperature", ""),
+        (one_small_tensor, "Temperature", "unexplained"),
+        (in_two_ways, "Alike", ""),
+        (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
+        (repeated, "Alike", "samples_repeated"),
+    ],
+)
+def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take: Callable[[Arm, Batch], Tensor], task: str, cause: str) -> None:
+    workload = WorkloadConfig(data="custom", target=f"{tasks.__file__}:{task}")
+    row = judge_loop(dataclasses.replace(CONFIG, workload=workload), take)
+    assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]
 
 
 def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits() -> None:

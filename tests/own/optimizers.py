@@ -65,3 +65,21 @@ class Idle(Dice):
 
 class Wild(Dice):
     factor = staticmethod(lambda: float("inf"))
+
+
+class Narrow(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
+            raise RuntimeError("float32 alone")
+        super().step()
+
+
+class Centred(torch.optim.SGD):
+    """Writes on its gradients."""
+
+    def step(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.dim() > 1:
+                    p.grad.sub_(p.grad.mean(1, keepdim=True))
+        super().step(*args, **options)

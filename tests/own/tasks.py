@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 SAMPLES = 40  # trained on; another 12 are held out
@@ -603,11 +605,15 @@ class Sparse(Images):
 class Checkpointed(nn.Module):
     """Recomputed in the backward by the older of PyTorch's two ways."""
 
-    def __init__(self) -> None:
+    def __init__(self, hides: bool = False) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(50, 8), nn.Linear(8, 3)
+        self.hides = hides
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.hides:
+            first = lambda x: self.first(x.flatten(1)).tanh()  # noqa: E731
+            return self.second(torch.utils.checkpoint.checkpoint(first, x.clone().requires_grad_(), use_reentrant=True))
         hidden = self.first(x.flatten(1))
         return torch.utils.checkpoint.checkpoint(self.second, hidden, use_reentrant=True)
 
@@ -672,9 +678,107 @@ class NoDisk(Images):
         return Files(super().train())
 
 
-class HalfTerms(Images):
+class Leaving(nn.Module):
+    """A layer whose weight is computed before each forward, as pruning and weight_norm do; the last outputs are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
+        nn.utils.prune.l1_unstructured(self.layers[0], "weight", amount=0.4)
+        self.last: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = [self.layers(x.flatten(1))]
+        return self.last[0]
+
+
+class Leaves(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Leaving()
+
+
+class Weighted(Frozen):
+    """Class weights with torch's own normaliser."""
+
+    weights = torch.tensor([0.3, 1.7, 2.25])
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs, batch[1], weight=self.weights.to(outputs), reduction="none")
+
     def terms(self, batch: Any) -> Tensor:
-        return torch.full((len(batch[1]),), 0.5)
+        return self.weights[batch[1]]
+
+
+class Queueing(nn.Module):
+    """Rows of the last forwards, in their order, are what the next one is compared with."""
+
+    queue: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(50, 4)
+        self.register_buffer("queue", torch.randn(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.layer(x.flatten(1))
+        scores = torch.cat([own.sum(1, keepdim=True), own @ self.queue.T], dim=1)
+        if self.training:
+            self.queue = torch.cat([own.detach(), self.queue])[:16]
+        return scores
+
+
+class Queue(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Queueing()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
+
+
+class Alike(Frozen):
+    """Pairs of equal images, of which the task makes something else before the model gets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images[1::2] = self.images[::2]
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0] / 2) + model(batch[0])
+
+
+class Temperature(Frozen):
+    """A tensor with 1e-12 of the whole gradient."""
+
+    def model(self, norm: str) -> nn.Module:
+        return Scaling()
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(50, 3), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1)) + 1e-12 * self.scale * x.flatten(1)[:, :3]
+
+
+class HiddenGradient(Images):
+    """A reentrant checkpoint whose layers no path of the graph leads to but that of the inputs."""
+
+    def model(self, norm: str) -> nn.Module:
+        return Checkpointed(hides=True)
+
+
+class Scripted(Images):
+    def model(self, norm: str) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(50, 3)))
+
+
+class NegativeTerms(Images):
+    def terms(self, batch: Any) -> Tensor:
+        return torch.full((len(batch[1]),), -0.5)
 
 
 class TermsRaise(Images):

@@ -79,6 +79,8 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
         own("Timewise"),
         own("Refuses"),
         own("TwoNames", norm=Norm.layer),
+        own("Leaves", accumulation_steps=(4,)),
+        own("Weighted", accumulation_steps=(4,)),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
     ids=str,
@@ -104,6 +106,7 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("Spectral", Cause.stateful_forward),
         ("TwoViews", Cause.batch_statistics),
         ("MaskedSteps", Cause.batch_statistics),
+        ("Queue", Cause.stateful_forward),
         pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
@@ -113,7 +116,8 @@ def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> Non
     *accumulated, permuted = verdicts(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
-    assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+    shuffled = str(cause) if cause == Cause.stochastic_layers or name == "Queue" else ""  # what depends on the order of rows
+    assert (permuted["cause"], permuted["explained"]) == (shuffled, bool(shuffled))
 
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute"])
@@ -259,6 +263,26 @@ def test_a_task_without_float64_is_judged_by_what_remains(precision: Precision) 
         assert "(AssertionError: this kernel has no float64): not measured were rounding (L1)" in told
 
 
+def of_class(name: str, **changes: Any) -> TrialConfig:
+    """A trial with an optimizer of the user's own."""
+    target = f"{Path(optimizers.__file__)}:{name}"
+    return own("Frozen", **SHORT, optimizer=OptimizerConfig(name=OptimizerName.custom, target=target, lr=0.1), **changes)
+
+
+def test_an_optimizer_without_float64_is_judged_by_what_remains() -> None:
+    for name, arm in planted(of_class("Narrow"), "loss_not_divided").items():
+        wrong = name == "loss_not_divided"
+        assert (arm["verdict"], arm["cause"]) == (("different", name) if wrong else ("inconclusive", "")), arm["reasons"]
+        assert "(its optimizer: RuntimeError: float32 alone" in arm["reasons"]
+
+
+def test_gradients_that_an_optimizer_has_rewritten_are_the_last_windows() -> None:
+    """Its step takes any arguments."""
+    for name, arm in planted(of_class("Centred"), "gradients_not_cleared").items():
+        wrong = name == "gradients_not_cleared"
+        assert (arm["verdict"], arm["cause"]) == (("different", name) if wrong else ("equivalent", "")), arm["reasons"]
+
+
 def test_batch_norm_without_float64_is_named() -> None:
     arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
     assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
@@ -300,6 +324,8 @@ REFUSED = {
     "DrawnLoss": "random numbers of the model's forward alone, by rand, rand_like, randn",
     "Sparse": "dense gradients, got sparse ones",
     "Reentrant": "a model that torch.autograd.grad differentiates; it raised RuntimeError: When use_reentrant=True",
+    "HiddenGradient": "torch.autograd.grad and backward() give the same gradients; those of first.weight differ",
+    "Scripted": "a model whose forwards can be seen, got a scripted one",
     "Forces": "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)",
     "HeldOutOfOtherShape": "around what needs gradients); it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     "NotANumberInData": "finite losses at the initial weights, got nan",
@@ -307,7 +333,7 @@ REFUSED = {
     "Lazy": "parameters have their values, got some of a lazy layer or on the device meta",
     "Meta": "parameters have their values, got some of a lazy layer or on the device meta",
     "NoDisk": "train() and collate() that give a batch of the samples ",
-    "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
+    "NegativeTerms": "terms(batch) that gives numbers from 0 on, got torch.float32 from -0.5 on",
     "TermsRaise": "terms(batch) that gives a number for each row; it raised TypeError",
     "CorrectRaises": "correct(outputs, batch) that gives a number for each row; it raised RuntimeError: no such luck",
     "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
@@ -358,7 +384,7 @@ def test_an_optimizer_of_ones_own_is_judged() -> None:
     config = with_optimizer("Lion", weight_decay=0.1, args={"beta": 0.9})
     faults = {"loss_not_divided": named("loss_not_divided", config.precision)}
     for arm in run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms:
-        assert arm["optimizer"] == "Lion"
+        assert arm["optimizer"] == "Lion(beta=0.9)"
         assert arm["cause"] == ("loss_not_divided" if arm["arm"] == "loss_not_divided" else ""), arm["reasons"]
 
 

@@ -34,7 +34,7 @@ class RankEvidence:
     """One window: the gradients a_r that W ranks consumed, beside the referee's g of the whole window."""
 
     accumulation_steps: int
-    terms: tuple[int, ...]  # loss terms of each rank
+    terms: tuple[float, ...]  # loss terms of each rank
     distance: float  # the largest ||a_r - g|| / ||g||; scale and cosine are that rank's
     scale: float
     cosine: float

@@ -17,6 +17,7 @@ from accumulation_harness.judge.counters import Differences, told
 from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
+    COMPARABLE,
     RANK_LEVEL,
     ROUNDING_GATE,
     SCALE_FACTOR,
@@ -45,6 +46,8 @@ SHARED_DRAWS = (
     "by sample, else because a single draw a forward, taken from one stream on a CPU, comes out so, which other shapes, another "
     "row order or a GPU change"
 )
+
+ROUNDED_ONCE = (Precision.bfloat16, Precision.float16)  # products add up in float32: a shuffled full batch hardly moves
 
 
 class Doubt(StrEnum):
@@ -90,7 +93,6 @@ class Algebra:
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
-    looked_at: int | None = None  # window of the training about which L0 looked again, as it had left its null band there
     probes: int = 0  # windows of the run whose gradients and steps were compared one by one
     carried: tuple[str, ...] = ()  # what else the model carries otherwise than the full batch's, in words: no training reads it
 
@@ -133,6 +135,7 @@ class Trajectory:
     """L3: reported, never a gate."""
 
     ratio: float  # largest d_t over the largest null at t, before the null's first jump
+    step: int = 0  # t of that
     jump_step: int | None  # first step with null > 100 times the null of the first step
     final_distance: float
     steps: int = 0  # windows of the training
@@ -282,10 +285,11 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
     """What a reader of an arm with the right algebra has to know although it decides nothing."""
     algebra, told = evidence.algebra, []
     told += [f"{one}, and the training did not depend on it" for one in algebra.carried[:3]]
-    if algebra.looked_at is not None:
+    path = evidence.trajectory
+    if path.ratio > COMPARABLE and evidence.precision not in ROUNDED_ONCE:
         told.append(
-            f"the training left what shuffled full batches do at window {algebra.looked_at}; in float64 the windows about it are "
-            "exact"
+            f"in {evidence.precision} the weights left the large batch's by {path.ratio:.0e} times what a shuffled one's do, at "
+            f"window {path.step}; the run in float64 is exact"
         )
     parted = algebra.parted_at
     if parted is not None:

@@ -33,7 +33,7 @@ from accumulation_harness.judge.verdict import Algebra
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, carried_by
 from accumulation_harness.measure.probe import Probe, inside_causes, moved_by_rounding
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
-from accumulation_harness.referee.gradients import distances_to, relative_distance
+from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Inside, losses_inside, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import state
@@ -62,20 +62,6 @@ class AlgebraResult:
     algebra: Algebra
     signature: Signature
     counters: Differences
-
-    def beside(self, again: AlgebraResult, window: int) -> AlgebraResult:
-        """With what a second look, around `window`, saw."""
-        own, other = self.algebra, again.algebra
-        algebra = dataclasses.replace(
-            own,
-            gradient_error=worst(own.gradient_error, other.gradient_error),
-            state_error=worst(own.state_error, other.state_error),
-            trajectory_error=worst(own.trajectory_error, other.trajectory_error),
-            loss_error=worst(own.loss_error, other.loss_error),
-            looked_at=window,
-            carried=other.carried or own.carried,
-        )
-        return AlgebraResult(algebra, self.signature.merged(again.signature), {**self.counters, **again.counters})
 
 
 @dataclass
@@ -131,16 +117,17 @@ def _parted(distances: Sequence[float]) -> int:
     return next((t for t, distance in enumerate(distances) if not distance <= TRAJECTORY_GATE), len(distances))
 
 
-def windows_of(setting: Setting) -> list[Tensor]:
+def windows_of(setting: Setting, *, at_least: int = 0) -> list[Tensor]:
     """The windows ([n] int64 each) of L0: the first `algebra_steps` of the trial where that is set.
 
     Else those that hold what L0 tests: the first FIRST, more where a warm-up ends later, then an epoch's short last window, at
-    which loops go wrong, and the window after it. A schedule runs over their number.
+    which loops go wrong, and the window after it. `at_least` so many: code that is not ours may go wrong at any. A schedule runs
+    over their number.
     """
     config = setting.config
     if config.algebra_steps is not None:
-        return list(setting.windows(config.algebra_steps))
-    num = max(FIRST, min(config.schedule.warmup_steps, MOST_WARMUP) + 2)
+        return list(setting.windows(max(config.algebra_steps, at_least)))
+    num = max(FIRST, min(config.schedule.warmup_steps, MOST_WARMUP) + 2, at_least)
     full, remainder = divmod(setting.exact.num_samples, config.effective_batch)
     end = {full, full + 1} if remainder and config.data.last_window == LastWindow.keep else set()
     chosen = {*range(num), *end}
@@ -221,23 +208,6 @@ def measure(
         )
         for label, run in runs.items()
         if label != REFERENCE
-    }
-
-
-def look_again(
-    setting: Setting,
-    recipes: Mapping[str, Recipe],
-    windows: Sequence[Tensor],
-    floor_arm: str,
-    around: int,
-) -> dict[str, AlgebraResult]:
-    """L0 of the training's first `windows` as they were trained, with a probe of those about window `around` as well."""
-    take = partial(_run, setting, scaler=True, steps=setting.config.steps, also=range(around - 1, around + 2))
-    lock, runs = _followed(take, setting, recipes, windows, floor_arm)
-    return {
-        label: _result(setting, run, Run(), None, Run(), _counters(lock, run, label), windows[: lock.steps])
-        for label, run in runs.items()
-        if label not in (REFERENCE, floor_arm)
     }
 
 
@@ -372,7 +342,7 @@ def _followed(
         return lock, runs
     again = {label: recipe for label, recipe in recipes.items() if label in since or label == REFERENCE}
     _, followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
-    band = [runs[floor_arm].distances]
+    band = [runs[floor_arm].nearer]
     for label in since:
         run, own = runs[label], followed[label]
         run.seen = own.seen
@@ -412,13 +382,15 @@ def _oracles(
     inside = _oracle(setting)[1]
     of, made = dict[str, str](), dict[str, Recipe]()
     for label, recipe in recipes.items():
-        if inside == WHOLE or recipe.accumulation_steps == 1:
+        reorders = recipe.arrange is not None and setting.exact.is_stateful  # the next forward meets what the last rows left
+        if inside == WHOLE or not (recipe.accumulation_steps > 1 or reorders):
             continue
-        of[label] = f"oracle of {recipe.split if recipe.loop is None else label}"
+        is_own = recipe.loop is not None or reorders
+        of[label] = f"oracle of {label if is_own else recipe.split}"
 
-        def cut(window: Batch, label: str = label, recipe: Recipe = recipe) -> tuple[Batch, Sequence[int]]:
+        def cut(window: Batch, label: str = label, recipe: Recipe = recipe, is_own: bool = is_own) -> tuple[Batch, Sequence[int]]:
             seen = arms[label].seen
-            if recipe.loop is not None and seen and window.holds(torch.cat(seen)):
+            if is_own and seen and window.holds(torch.cat(seen)):
                 return window.in_order(torch.cat(seen)), [len(part) for part in seen]
             return window, recipe.split(len(window))
 
@@ -472,22 +444,20 @@ def _run(
     also: Collection[int] = (),
     oracles: bool = False,
     moved: bool = False,
-    steps: int | None = None,
     scaler: bool,
 ) -> tuple[LockStep, dict[str, Run]]:
     """Train all arms over `windows` in the exact format and collect what they show.
 
     The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the model,
     where it draws; `also`: windows that are probed beside the usual ones; `oracles`: these are trained as well, and what arms
-    carry is compared; `moved`: all arms but the reference start from weights moved by rounding; `steps`: of the schedule, as many
-    as windows unless told.
+    carry is compared; `moved`: all arms but the reference start from weights moved by rounding.
     """
     config = setting.config
     runs = {label: Run(widens=recipe.widens) for label, recipe in recipes.items()}
     exact = Precision.float32 if setting.not_float64 else Precision.float64
     arms: dict[str, Arm] = {}
     of, made = _oracles(setting, recipes, arms) if oracles else ({}, {})
-    changes: ArmChanges = {"precision": exact, "steps": steps or len(windows), "clip_norm": clip_norm}
+    changes: ArmChanges = {"precision": exact, "steps": len(windows), "clip_norm": clip_norm}
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
     lock = LockStep(arms, config.seed, band=made, shelf=setting.shelf)
     for k, label in enumerate(recipes if moved else ()):
@@ -509,9 +479,7 @@ def _run(
             is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
             run.distances.append(math.nan if is_gone else distance)
             if label in of:
-                own, oracle = (list(arms[one].model.parameters()) for one in (label, of[label]))
-                gap = float(distances_to(oracle, [own]))
-                run.beside.append(gap / lock.movement if lock.movement > 0 else (0.0 if gap == 0 else math.inf))
+                run.beside.append(lock.apart(label, of[label]))
             if watched and not is_gone:
                 run.seen.append(probe.after(label, ids, t, records[label].loss))
         setting.shelf.release()

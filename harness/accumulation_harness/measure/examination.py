@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,7 +23,7 @@ from accumulation_harness.system.state import snapshot as everything
 from accumulation_harness.workloads import Batch, nest
 from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
 from accumulation_harness.workloads.custom import CustomWorkload
-from accumulation_harness.workloads.layers import has_batch_norm, in_format, without_dropout
+from accumulation_harness.workloads.layers import copied, has_batch_norm, in_format, without_dropout
 from accumulation_harness.workloads.widening import Narrow
 
 # Relative: outputs and losses of a row in other company, where it makes no difference, by their format.
@@ -38,7 +37,7 @@ def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, d
     Where it narrows its numbers inside, its code is widened (`workload.widens`).
     """
     window, why = workload.batch(ids), ""
-    model = in_format(copy.deepcopy(initial), device, torch.float64)
+    model = in_format(copied(initial), device, torch.float64)
     state, trained = snapshot(model), [p for p in model.parameters() if p.requires_grad]
     for workload.widens in (False, True):
         narrow = Narrow()
@@ -68,7 +67,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
     _note_movements(workload, initial, window, device, dtype)
-    model = in_format(copy.deepcopy(initial), device, dtype)
+    model = in_format(copied(initial), device, dtype)
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
@@ -101,7 +100,7 @@ def _note_movements(
     workload: CustomWorkload, initial: nn.Module, window: Batch, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Note what a training forward moves of the model: the attributes that are to be put back, and whether there is anything."""
-    model = in_format(copy.deepcopy(initial), device, dtype)
+    model = in_format(copied(initial), device, dtype)
     ignored = {f"model.{name}." for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
     before = everything({"model": model})
     with suppress(Exception), fixed_randomness(0, device):  # what it raises is said by the one that tries it
@@ -137,7 +136,7 @@ def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, wi
     sizes = [len(window) // 2, len(window) - len(window) // 2]
     edges = [slice(0, sizes[0]), slice(sizes[0], None)]
     halves = [window.rows(edge) for edge in edges]
-    model = copy.deepcopy(model)
+    model = copied(model)
     freeze(model)
     alone = [_tried(workload, model, state, half, 0) for half in halves]
     outputs, losses = _tried(workload, model, state, window, 0)
@@ -165,20 +164,28 @@ def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
     return all(first.shape == one.shape and _near(first, one) for one in others) if isinstance(first, Tensor) else True
 
 
-def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
-    """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
+def try_step(config: OptimizerConfig, initial: nn.Module) -> str:
+    """Why an optimizer of the user's own takes no step in float64, where it does not.
+
+    Raises ConfigError where it cannot take one on gradients of the model's shapes in float32 either.
+    """
     if config.target is None:
-        return
+        return ""
     first, second = (_stepped(config, config.target, initial) for _ in range(2))
     if not all(map(torch.equal, first, second)):
         raise ConfigError(
             "optimizer.target", config.target, "a step() that repeats from the same seed of torch; two of them differ"
         )
+    try:
+        _stepped(config, config.target, in_format(copied(initial), torch.device("cpu"), torch.float64))
+    except ConfigError as error:
+        return "its optimizer: " + (str(error).partition("it raised ")[2] or str(error))
+    return ""
 
 
 def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[Tensor]:
     """The parameters after a step."""
-    model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
+    model, generator = copied(initial), torch.Generator().manual_seed(0)
     optimizer = make_optimizer(config, model.parameters())
     held = {id(p) for one in with_inner(optimizer) for group in one.param_groups for p in group["params"]}
     left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
@@ -221,13 +228,20 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
         raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
     trained = [p for p in model.parameters() if p.requires_grad]
     with workload.told("a model that torch.autograd.grad differentiates"):
-        found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+        each = torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
+        losses.sum().backward()
+    found = [one for one in each if one is not None]
     if any(one.is_sparse for one in found):
         raise workload.refused("dense gradients, got sparse ones (of an embedding with sparse=True), which cannot be clipped")
     if not any(bool(one.any()) for one in found):
         raise workload.refused("losses with a gradient at the initial weights, got zeros for every parameter")
     if not all(bool(torch.isfinite(one).all()) for one in found):
         raise workload.refused("a finite gradient at the initial weights, got NaN or infinity")
+    named = {p: name for name, p in model.named_parameters()}
+    for p, one in zip(trained, each, strict=True):
+        if p.grad is not None and not _near(p.grad.new_zeros(p.shape) if one is None else one, p.grad):
+            expected = "a model to which torch.autograd.grad and backward() give the same gradients"
+            raise workload.refused(f"{expected}; those of {named[p]} differ (as under a reentrant checkpoint)")
 
 
 def _tried(workload: CustomWorkload, model: nn.Module, state: State, batch: Batch, seed: int) -> tuple[Any, Tensor]:

@@ -38,6 +38,7 @@ from accumulation_harness.recipes.determinism import (
     start_randomness,
 )
 from accumulation_harness.recipes.execution import check_available, exchange_forward
+from accumulation_harness.recipes.hand_written import NO_SAMPLE
 from accumulation_harness.recipes.micro_batch import hash_seed, windows
 from accumulation_harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
 from accumulation_harness.referee.gradients import (
@@ -57,7 +58,7 @@ from accumulation_harness.workloads import Batch, Workload, nest
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.calm import has_draws
 from accumulation_harness.workloads.custom import CustomWorkload
-from accumulation_harness.workloads.layers import draws, has_batch_norm, in_format, without_dropout
+from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
@@ -80,7 +81,7 @@ class Setting:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.not_float64 = ""  # why a task of the user's own does not compute in float64, where it does not
+        self.not_float64 = ""  # why a task or an optimizer of the user's own does not compute in float64, where it does not
         check_available(config.execution, device)
         self.workloads: dict[torch.dtype, Workload] = {
             dtype: make_workload(config, device=device, dtype=dtype)
@@ -90,14 +91,15 @@ class Setting:
             self.initial = self.exact.make_model().train()
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
+        self.not_float64 = try_step(config.optimizer, self.initial)
         if isinstance(self.exact, CustomWorkload):
             ids = next(self.windows(1))
-            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
-            if self.not_float64 and config.precision == Precision.float64:
-                expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
-                raise ConfigError("precision", config.precision, expected)
+            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device) or self.not_float64
+        if self.not_float64 and config.precision == Precision.float64:
+            expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
+            raise ConfigError("precision", config.precision, expected)
+        if isinstance(self.exact, CustomWorkload):
             examine(self.exact, self.initial, ids, device, self.exact_dtype)
-        try_step(config.optimizer, self.initial)
         self.shelf.settle(self.initial.parameters())
         self.draws = draws(self.initial)  # random numbers, in a training forward
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
@@ -194,7 +196,7 @@ class Setting:
         )
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
-        model = in_format(copy.deepcopy(self.initial), self.device, dtype)
+        model = in_format(copied(self.initial), self.device, dtype)
         return model if dropout else without_dropout(model)
 
 
@@ -240,6 +242,7 @@ class Watch:
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
+        self.written: Tensor | None = None  # [P] float64, gradients that the last step has left otherwise than it found them
         self.taken: Taken | None = None  # the last optimizer step
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
@@ -247,6 +250,7 @@ class Watch:
         self.sees_forwards = self._backward_begun = False
         self.parameters = list(arm.model.parameters())
         self._optimizer, self._inside = arm.optimizer, 0
+        self._versions: list[int | None] = []
         arm.optimizer.register_step_pre_hook(self._see_step)
         arm.optimizer.register_step_post_hook(self._leave_step)
         if compares:
@@ -262,11 +266,17 @@ class Watch:
 
     def _leave_step(self, *_: object) -> None:
         self._inside -= 1
+        if self._inside == 0 and self.keeps:
+            self.written = flatten(gradients(self.parameters)) if self._versions != self._versions_of_gradients() else None
+
+    def _versions_of_gradients(self) -> list[int | None]:
+        return [None if p.grad is None else p.grad._version for p in self.parameters]
 
     def _see_step(self, *_: object) -> None:
         self._inside += 1
         if self._inside > 1:  # a step of a class whose own calls that of its parent, both of which torch has wrapped
             return
+        self._versions = self._versions_of_gradients() if self.keeps else []
         taken = Taken(
             rates=learning_rates(self._optimizer),
             idle=tuple(p.grad is None for p in self.parameters),
@@ -470,9 +480,15 @@ class LockStep:
     def _count(self, label: str, window: Batch) -> None:
         """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
-        self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
+        samples = torch.cat(self.arms[label].seen)
+        self.foreign_windows[label] += not (window.holds(samples) or bool((samples == NO_SAMPLE).any()))
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
             self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
+
+    def apart(self, label: str, other: str) -> float:
+        """The distance of an arm's weights to another's, relative to the reference's movement."""
+        gap = float(distances_to(self.watches[other].parameters, [self.watches[label].parameters]))
+        return gap / self.movement if self.movement > 0 else (0.0 if gap == 0 else math.inf)
 
     def watch_forwards(self, on: bool) -> None:
         """Copy every arm's weights at each forward from now on, or stop doing so."""

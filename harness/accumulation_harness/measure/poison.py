@@ -7,6 +7,7 @@ full batch's step is not finite, so the accumulated one must not be either.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,12 +95,15 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         states[label] = shelf.put_all(snapshot(arm.model))
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     try:
-        with poisoned(list(arms.values()), sample, by_outputs):
+        with poisoned(list(arms.values()), sample, by_outputs) as met:
             lock.step(ids)
     except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
         return dict.fromkeys(arms, unseen)
-    found = {}
+    found = dict[str, PoisonedWindow]()
     for label, arm in arms.items():
+        if arm not in met:  # it makes other inputs of the window's rows, and takes other losses than the workload's
+            found[label] = dataclasses.replace(found[REFERENCE], survivors=math.inf)
+            continue
         has_moved = _has_moved(before[label], _everything(arm, in_place))
         shelf.release()
         found[label] = PoisonedWindow(
@@ -171,30 +175,33 @@ def without(parts: Parts, lost: int) -> Iterator[Tensor]:
 
 @contextmanager
 def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = ()) -> Iterator[list[Arm]]:
-    """Inside, the loss of `sample` (one row) is infinite, and its gradients are not finite; gives the arms that ask for losses.
+    """Inside, the loss of `sample` (one row or none) is infinite, and its gradients are not finite; gives the arms that met it.
 
     `by_outputs`: arms that take other losses than their workload's, whose model's output is infinite instead.
     """
-    asked: list[Arm] = []
+    met: list[Arm] = []
 
     def losses(arm: Arm, own: Workload, outputs: Any, batch: Batch) -> Tensor:
-        asked.append(arm)
-        found: Tensor = infinite(own.losses(outputs, batch), torch.isin(batch.ids, sample.ids))
+        mine = torch.isin(batch.ids, sample.ids)
+        met.extend([arm] * (not len(sample) or bool(mine.any())))
+        found: Tensor = infinite(own.losses(outputs, batch), mine)
         return found
 
-    def by_inputs(_model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+    def by_inputs(arm: Arm, _model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
         rows, own = next(nest.tensors(inputs)), next(nest.tensors(sample.inputs))
         if rows.shape[1:] != own.shape[1:]:
             return outputs
-        return infinite(outputs, (rows == own.to(rows)).flatten(1).all(1))
+        mine = (rows == own.to(rows)).flatten(1).all(1)
+        met.extend([arm] * bool(mine.any()))
+        return infinite(outputs, mine)
 
     workloads = [arm.workload for arm in arms]
-    handles = [arm.model.register_forward_hook(by_inputs) for arm in by_outputs]
+    handles = [arm.model.register_forward_hook(partial(by_inputs, arm)) for arm in by_outputs]
     for arm in arms:
         arm.workload = copy.copy(own := arm.workload)
         vars(arm.workload)["losses"] = partial(losses, arm, own)
     try:
-        yield asked
+        yield met
     finally:
         for arm, own in zip(arms, workloads, strict=True):
             arm.workload = own

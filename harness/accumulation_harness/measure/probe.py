@@ -65,7 +65,8 @@ class Probe:
         shelf = self.setting.shelf
         for label, arm in self.arms.items():
             self.states[label] = shelf.put_all(snapshot(arm.model))
-            self.consumed_before[label] = self.lock.watches[label].gradient
+            watch = self.lock.watches[label]
+            self.consumed_before[label] = watch.gradient if watch.written is None else watch.written
             self.carried[label] = Before.of(arm)
             shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer), *tensors_of(arm)])
         self.lock.watch_forwards(True)
@@ -110,7 +111,11 @@ class Probe:
             parts, before = partial(self._parts_of, label, window, state, step), self.carried[label]
             found = found.merged(check_update(self.setting, arm, watch.gradient, watch.taken, start, before, parts))
         seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
-        return found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
+        found = found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
+        reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
+        if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
+            found = dataclasses.replace(found, samples=Samples())  # other views of the window's own rows
+        return found
 
     def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
         """What happened inside the window, whatever was consumed at its end."""
@@ -119,7 +124,7 @@ class Probe:
             probes=1,
             steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
             steps_before_last_forward=watch.steps_before_last_forward,
-            samples=count_samples(torch.cat(arm.seen), ids),
+            samples=count_samples(torch.cat(arm.seen), ids, arm.strangers),
         )
         if watch.last_forward is None or stale is not None:
             return found
@@ -138,6 +143,11 @@ class Probe:
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         whole = partial(self.referee.loss_and_gradient, window=window)
+        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, gradient, whole)) > ALGEBRA_GATE:
+            # no cause is told by the gradient as a whole
+            return dataclasses.replace(
+                found, gradient_error=off, wrong_windows=({},), worst_window=self._wrong_window(seen, exact)
+            )
         if error <= ALGEBRA_GATE:
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
             if own[0] > ALGEBRA_GATE and window.holds(samples):
@@ -159,6 +169,35 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
+    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, gradient: Tensor, compute: Computed) -> float:
+        """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.
+
+        `gradient`: as `compute` gives it at the weights themselves, and `exact` what the optimizer has to consume.
+        """
+        places = list(by_tensor(self.referee.model).values())
+        lengths, gaps = (
+            torch.stack(torch._foreach_norm([one[place] for place in places])) for one in (exact, seen.consumed - exact)
+        )
+        suspects = (gaps > ALGEBRA_GATE * lengths) & (lengths > FEW_ULPS * torch.linalg.vector_norm(exact))
+        if not bool(suspects.any()):
+            return 0.0
+        moved = [compute(state)[1] for state in self._moved_by_rounding(seen)]
+        worst_error = 0.0
+        for k in suspects.nonzero().flatten().tolist():
+            own = gradient[places[k]]
+            resolved = max(relative_distance(one[places[k]], own) for one in moved)
+            error = float(gaps[k] / lengths[k])
+            worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
+        return worst_error
+
+    def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
+        """Three states with weights moved by a few units in the last place, each with the window's draws while it is used."""
+        generator = self.setting.generator(seen.step)
+        for _ in range(3):
+            state = {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
+            with self.lock.randomness(seen.step):
+                yield state
+
     def _losses_within(self, taken: ConsumedWindow, reported: float) -> Iterator[float]:
         """The error of the reported loss beside those of what is computed within micro-batches, which a gradient may not show."""
         for inside in self.contexts.values() if len(taken.sizes) > 1 else ():
@@ -179,24 +218,18 @@ class Probe:
         each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at the
         end of a training for example, and where weights have decayed so far that rounding is all there is.
         """
-        generator = self.setting.generator(seen.step)
-
-        def errors() -> tuple[float, float]:
-            state = {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
-            with self.lock.randomness(seen.step):
-                loss, gradient = compute(state)
-            return exact[0].error(loss.value), relative_distance(gradient, exact[1])
-
-        of_losses, of_gradients = zip(*(errors() for _ in range(3)), strict=True)
+        found = (compute(state) for state in self._moved_by_rounding(seen))
+        errors = ((exact[0].error(loss.value), relative_distance(gradient, exact[1])) for loss, gradient in found)
+        of_losses, of_gradients = zip(*errors, strict=True)
         return max(of_losses), max(of_gradients)
 
     def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
         exact = self.setting.exact
-        terms = {int(exact.num_terms(exact.batch(part)).sum()) for part in arm.seen}
+        terms = {exact.num_terms(exact.batch(part)).sum().item() for part in arm.seen}
         samples = torch.cat(arm.seen)
         if len(terms) == 1 and window.holds(samples):
-            terms = {int(n.sum()) for n in exact.num_terms(window.in_order(samples)).split([len(part) for part in arm.seen])}
+            terms = {n.sum().item() for n in exact.num_terms(window.in_order(samples)).split([len(part) for part in arm.seen])}
         return len(terms) > 1
 
     def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
@@ -213,7 +246,7 @@ class Probe:
         self.setting.shelf.release()
         with self.lock.randomness(taken.step):
             parts = self.referee.parts(taken.state, taken.window, taken.sizes)
-        arm, right = taken.arm, [n * len(taken.sizes) / max(1, sum(parts.terms)) for n in parts.terms]
+        arm, right = taken.arm, [n * len(taken.sizes) / (sum(parts.terms) or 1) for n in parts.terms]
 
         def attributed(*places: slice) -> Attribution:
             def own(vector: Tensor) -> Tensor:
@@ -381,12 +414,12 @@ def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
     return 0.0 if error <= arm.loss_resolution else error
 
 
-def count_samples(seen: Tensor, wanted: Tensor) -> Samples:
-    """How the ids of the samples an arm saw differ from those of its window; rows that are no samples have negative ids."""
+def count_samples(seen: Tensor, wanted: Tensor, strangers: int = 0) -> Samples:
+    """How the ids of the samples an arm saw differ from its window's; rows that are none have negative ids, or are counted."""
     used, counts = seen[seen >= 0].unique(return_counts=True)
     return Samples(
         repeated=int((counts - 1).sum()),
         missing=int((~torch.isin(wanted, seen)).sum()),
         foreign=int((~torch.isin(used, wanted)).sum()) + int((seen == FOREIGN).sum()),
-        unknown=int((seen == NO_SAMPLE).sum()),
+        unknown=strangers + int((seen == NO_SAMPLE).sum()),
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,66 +12,34 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import Precision
 from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
-from accumulation_harness.judge.gates import COMPARABLE
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
-from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord, carried_by
+from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
 from accumulation_harness.results.judged_arm import Ending
 from accumulation_harness.results.step_row import StepRow
-from accumulation_harness.system.state import differing
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
 
-OF_ARMS = re.compile("optimizer|schedule|ema")  # what is carried that no forward moves, and no overflow of float16
-SUDDEN, LARGE = 10.0, 1e-2  # times what gradients differed by before, and the least relative difference: where to look again
-SUDDEN_OF_ITSELF = 2.0  # the same of an arm whose gradients are never the full batch's
 JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
 HELD_OUT_BATCH = 512
 
 
 @dataclass
 class Distances:
-    """The target-precision run, by label: losses, d_t and the gradients' distances by step."""
+    """The target-precision run, by label: losses and d_t by step."""
 
     losses: dict[str, list[float]]
     parameters: dict[str, list[float]]
     null_labels: tuple[str, ...]
-    gradients: dict[str, list[float]] = field(default_factory=dict)  # of what optimizers consumed, to the full batch's
-    apart_at_the_end: dict[str, list[str]] = field(default_factory=dict)  # paths of what is carried, beyond the nulls' band
 
     def finite(self, label: str, overflows: Collection[int]) -> bool:
         """Whether the weights stayed finite, and the losses but those of windows that overflowed."""
         losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
         return all(map(math.isfinite, (*losses, *self.parameters[label])))
-
-    def alarm(self, label: str, control: str, since: int, eps: float, *, is_inherent: bool, miscounted: bool) -> int | None:
-        """The first step, from `since` on, at which an arm leaves what the nulls do by COMPARABLE; None where it stays with them.
-
-        `eps`: of the format. Weights tell until the nulls part themselves, losses too, and gradients that are suddenly further
-        from the full batch's than they ever were, and than those of the shuffled `control`: for an arm that the model or its
-        loss parts from the full batch in every window (`is_inherent`) these alone. At the end all that is carried tells, and what
-        was `miscounted`.
-        """
-        ends_apart = miscounted or (not is_inherent and bool(self.apart_at_the_end[label]))
-        steps = [len(self.losses[label]) - 1] * ends_apart
-        band, first = self._band(), next((value for value in self._band() if value > 0), math.nan)
-        quiet = next((t for t, value in enumerate(band) if value > JUMP * first), len(band))
-        furthest, lost = 0.0, 0.0
-        for t, full in enumerate(self.losses[REFERENCE]):
-            own, shuffled = (self.gradients[one][t] for one in (label, control))
-            furthest = max(furthest, shuffled if math.isfinite(shuffled) else 0.0)
-            lost = max(lost, *(abs(self.losses[null][t] - full) for null in self.null_labels), eps * abs(full))
-            leaves = t < quiet and band[t] > 0 and self.parameters[label][t] > COMPARABLE * max(band[t], eps)
-            if not is_inherent and (leaves or abs(self.losses[label][t] - full) > COMPARABLE * lost):
-                steps.append(t)
-            if t and own > max((SUDDEN_OF_ITSELF if is_inherent else SUDDEN) * furthest, LARGE):
-                steps.append(t)
-            furthest = max(furthest, own if math.isfinite(own) else 0.0)
-        return min((t for t in steps if t >= since), default=None)
 
     def _band(self) -> list[float]:
         return [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
@@ -83,8 +50,9 @@ class Distances:
         own = self.parameters[label]
         first = next((value for value in band if value > 0), math.nan)
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
-        ratios = [d / null for d, null in zip(own[:jump], band[:jump], strict=True) if null > 0]
-        return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1], steps=len(own))
+        ratios = [(d / null, t) for t, (d, null) in enumerate(zip(own[:jump], band[:jump], strict=True)) if null > 0]
+        ratio, step = max(ratios, default=(math.nan, 0))
+        return Trajectory(ratio=ratio, step=step, jump_step=jump, final_distance=own[-1], steps=len(own))
 
 
 def train(
@@ -104,7 +72,6 @@ def train(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
     distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
-    distances.gradients = {label: [] for label in names}
     for t, ids in enumerate(stream):
         is_refereed = t % config.referee_every == 0
         looks = is_refereed and setting.masks_are_shared and not setting.not_float64
@@ -115,7 +82,6 @@ def train(
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            distances.gradients[label].append(record.gradient.distance)
             row = StepRow(
                 step=t,
                 arm=names[label].name,
@@ -130,21 +96,7 @@ def train(
             )
             rows.append(row.known)
         on_step(t, rows)
-    distances.apart_at_the_end = _apart_at_the_end(lock, nulls.keys(), precision.resolution(config.precision))
     return lock, distances
-
-
-def _apart_at_the_end(lock: LockStep, nulls: Collection[str], eps: float) -> dict[str, list[str]]:
-    """Of each arm that is judged, what it carries beyond COMPARABLE times what the nulls carry otherwise than the reference."""
-    held = {label: carried_by(arm) for label, arm in lock.arms.items()}
-    apart = {label: differing(own, held[REFERENCE], COMPARABLE * eps) for label, own in held.items()}
-    band: dict[str, float] = {}
-    for path in {path for null in nulls for path in apart[null]}:
-        band[path] = max(apart[null][path].error for null in nulls if path in apart[null])
-    return {
-        label: [path for path, one in paths.items() if OF_ARMS.match(path) and one.error > COMPARABLE * band.get(path, 0.0)]
-        for label, paths in apart.items()
-    }
 
 
 def _consumed(record: StepRecord) -> Row:
@@ -190,13 +142,13 @@ def move_one_ulp(model: nn.Module) -> None:
 def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
-    loss, correct, terms = 0.0, 0.0, 0
+    loss, correct, terms = 0.0, 0.0, 0.0
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
         for batch in arm.workload.held_out_batches(HELD_OUT_BATCH):
             outputs = arm.workload.forward(arm.model, batch)
             loss += float(arm.workload.losses(outputs, batch).double().sum())
             correct += float(arm.workload.correct(outputs, batch).sum())
-            terms += int(arm.workload.num_terms(batch).sum())
+            terms += arm.workload.num_terms(batch).sum().item()
     return Ending(
         final_loss=losses[-1],
         tail_loss=sum(tail) / len(tail),

@@ -21,7 +21,6 @@ from accumulation_harness.config import ConfigError, Data, Device, Execution, La
 from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from accumulation_harness.config.targets import said
 from accumulation_harness.config.validation import validate
-from accumulation_harness.judge.cause import INHERENT
 from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
@@ -30,7 +29,7 @@ from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.memory import num_bytes
 from accumulation_harness.measure.poison import PoisonedWindow
 from accumulation_harness.measure.training import Distances, OnStep, Row, outcome, train
-from accumulation_harness.recipes import precision
+from accumulation_harness.recipes import catalogue, precision
 from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
 from accumulation_harness.recipes.hand_written import Loop, hand_written
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
@@ -191,12 +190,14 @@ def _measured(
     chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
     recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
     assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-    stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
+    ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
+    others = setting.exact.moves_state or any(one.arm not in ours for one in chosen)
+    stream = list(setting.windows(max(WINDOWS, config.steps)))
+    probed = algebra.windows_of(setting, at_least=config.steps if others else 0)
     check_terms(setting, [*stream, *probed])
     levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared, clock)
     exact, rounded = levels.measured()
     lock, distances = levels.training
-    levels.look_again(exact, rounded)
     clock.phase = "the evaluation, and windows without one factor each"
     short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
     arms = [
@@ -344,25 +345,6 @@ class Levels:
             overflows=overflows[label],
             full_overflows=overflows[REFERENCE],
         )
-
-    def look_again(self, exact: dict[str, AlgebraResult], rounded: Mapping[str, Rounding]) -> None:
-        """Take the windows apart at which the training left its null band, of arms in which nothing is wrong so far, in place."""
-        self.clock.phase = "a second run in float64"
-        distances, eps = self.training[1], precision.resolution(self.setting.config.precision)
-        for label, found in exact.items():
-            evidence = self.evidence(label, exact, rounded)
-            verdict = judge(dataclasses.replace(evidence, counters=found.counters))  # as float64 alone would have it
-            right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
-            if label == self.floor_arm or not (right or INHERENT.issuperset(verdict.causes)) or self.setting.not_float64:
-                continue
-            since = min(found.algebra.steps, algebra.FIRST)  # before, all windows were compared in float64
-            miscounted = bool(evidence.counters.keys() - found.counters.keys())
-            around = distances.alarm(label, self.floor_arm, since, eps, is_inherent=not right, miscounted=miscounted)
-            if around is not None:
-                own = {key: self.recipes[key] for key in (REFERENCE, self.floor_arm, label)}
-                seen = algebra.look_again(self.setting, own, self.stream[: around + 2], self.floor_arm, around)
-                exact[label] = found.beside(seen[label], around)
-        self.clock.lap("second look")
 
     def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
         """While another trial makes the measurement there is something else to do."""

@@ -18,7 +18,8 @@ the model's inputs, in forwards that record gradients.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
@@ -48,7 +49,7 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
     def take(arm: Arm, window: Batch) -> Tensor:
         rows, counted, own = Rows(window, arm.workload), arm.samples, arm.workload
         arm.workload = copy.copy(own)
-        vars(arm.workload)["losses"] = rows.losses
+        vars(arm.workload).update(losses=rows.losses, forward=rows.forward)
         handle = arm.model.register_forward_hook(rows.see, with_kwargs=True)
         try:
             with _wide(arm) if arm.recipe.widens and arm.precision == Precision.float64 else nullcontext():
@@ -57,7 +58,10 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
             handle.remove()
             arm.workload = own
         seen = rows.seen()
-        arm.knows_rows, arm.seen = seen is not None, [window.ids] if seen is None else seen
+        arm.knows_rows, arm.seen, arm.strangers = seen is not None, [window.ids] if seen is None else seen, 0
+        known = [part[part != NO_SAMPLE] for part in arm.seen]
+        if window.holds(torch.cat(known)):  # rows beside them may be other views of theirs, or something else
+            arm.strangers, arm.seen = sum(map(len, arm.seen)) - len(window), [part for part in known if len(part)]
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
@@ -79,13 +83,29 @@ class Rows:
 
     def __init__(self, window: Batch, workload: Workload) -> None:
         self.window, self.workload, self._number = window, workload, count()
-        self.forwards: dict[int, Tensor | None] = {}  # by number, those that a backward has reached; None: rows of no known kind
-        self.asked: dict[int, Tensor] = {}  # the same of calls of `losses`
+        # By number, what a backward has reached: which backward, and sample ids; None for rows of no known kind.
+        self.forwards: dict[int, tuple[int, Tensor | None]] = {}
+        self.asked: dict[int, tuple[int, Tensor | None]] = {}  # the same of calls of `losses`
         self.hidden = False  # whether a transform of torch.func has hidden some
+        self._batch: Batch | None = None  # of the workload's forward, while it runs
+        self._place = 0  # of the tensor among the window's by which rows were recognised
 
     def see(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        """Watch a forward."""
-        self._note(self.forwards, outputs, lambda: self._ids([*nest.tensors(args), *nest.tensors(kwargs)]))
+        """Watch a forward of the model."""
+        batch = self._batch
+        self._note(
+            self.forwards,
+            outputs,
+            lambda: self._ids([*nest.tensors(args), *nest.tensors(kwargs)]) if batch is None else batch.ids,
+        )
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The workload's, whose rows are its batch's, whatever it makes of them."""
+        self._batch = batch
+        try:
+            return self.workload.forward(model, batch)
+        finally:
+            self._batch = None
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
         """The workload's, watched."""
@@ -95,25 +115,39 @@ class Rows:
 
     def seen(self) -> list[Tensor] | None:
         """Sample ids of each micro-batch; None where nobody can tell."""
-        told = self.forwards if all(ids is not None for ids in self.forwards.values()) and not self.hidden else self.asked
-        found = [ids for _, ids in sorted(told.items()) if ids is not None]
-        return found or (None if self.hidden or self.forwards else [torch.empty(0, dtype=torch.long)])
+        forwards, asked = by_backward(self.forwards), by_backward(self.asked)
+        told = [ids for number, own in forwards.items() for ids in _of_one_backward(own, asked.get(number, []))]
+        if self.hidden or any(ids is None for ids in told):
+            told = [ids for own in asked.values() for ids in own]
+            return [ids for ids in told if ids is not None] or None
+        return self._apart([ids for ids in told if ids is not None]) or [torch.empty(0, dtype=torch.long)]
+
+    def _apart(self, told: list[Tensor]) -> list[Tensor]:
+        """Equal rows, which all have the id of the first of them, under an id each."""
+        if not told or len(torch.cat(told).unique()) == sum(map(len, told)):
+            return told
+        known, waiting = [*nest.tensors(self.window.inputs)][self._place], defaultdict[int, list[int]](list)
+        alike = sample_ids(known, known, self.window.ids).tolist()
+        for sample, first in zip(self.window.ids.tolist(), alike, strict=True):
+            waiting[first].append(sample)
+        return [torch.tensor([waiting[i].pop(0) if waiting[i] else i for i in ids.tolist()]) for ids in told]
 
     def _note(self, found: dict[int, Any], outputs: Any, ids: Callable[[], Tensor | None]) -> None:
         if transforming():
             self.hidden = True
             return
-        output = next((one for one in nest.tensors(outputs) if one.requires_grad), None)
-        if output is not None:
+        differentiable = [one for one in nest.tensors(outputs) if one.requires_grad]
+        if differentiable:
             number, own = next(self._number), ids()
-            output.register_hook(lambda _gradient: found.__setitem__(number, own))
+            for output in differentiable:
+                output.register_hook(lambda _gradient: found.__setitem__(number, (torch._C._current_graph_task_id(), own)))
 
     def _ids(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """Of the rows of the first input that is of a kind with some part of the window."""
         for k, known in enumerate(nest.tensors(self.window.inputs)):
             for own in inputs:
                 if own.dim() == known.dim() and len(own) and own.shape[2:] == known.shape[2:]:
-                    ids = sample_ids(own, known, self.window.ids)
+                    ids, self._place = sample_ids(own, known, self.window.ids), k
                     if bool((ids == FOREIGN).any()) and not self._is_training_sample(own[ids == FOREIGN][:1], k):
                         ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
                     return ids
@@ -126,6 +160,28 @@ class Rows:
             if bool((sample_ids(row, known, ids) != FOREIGN).all()):
                 return True
         return False
+
+
+def by_backward(reached: Mapping[int, tuple[int, Tensor | None]]) -> dict[int, list[Tensor | None]]:
+    """What each backward has reached, in the order of the forwards."""
+    found: dict[int, list[Tensor | None]] = {}
+    for _, (backward, ids) in sorted(reached.items()):
+        found.setdefault(backward, []).append(ids)
+    return found
+
+
+def _of_one_backward(forwards: Sequence[Tensor | None], asked: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The rows of one backward: those of its forwards, each once; those its losses were asked for where these are others."""
+    own = [
+        ids
+        for k, ids in enumerate(forwards)
+        if ids is None or not any(torch.equal(ids, one) for one in forwards[:k] if one is not None)
+    ]
+    told, wanted = ([ids for ids in some if ids is not None] for some in (own, asked))
+    if not wanted or any(bool((ids == FOREIGN).any()) for ids in told):
+        return own
+    same = len(told) == len(own) and torch.equal(torch.cat(told).sort().values, torch.cat(wanted).sort().values)
+    return own if same else asked
 
 
 def _resolution(loss: object) -> float:

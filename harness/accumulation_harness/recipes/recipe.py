@@ -33,6 +33,7 @@ from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.workloads import Batch, Workload
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Stage = Callable[["Arm"], None]
 Normalise = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 
@@ -142,6 +143,7 @@ class Arm:
     position: int = 0  # of the micro-batch within its window
     samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
+    strangers: int = 0  # rows that went through the last window's backwards beside its samples, and are none
     knows_rows: bool = True  # whether `seen` is what was seen: a transform of torch.func may hide it
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
     loss_resolution: float = 0.0  # relative, of a loss that is reported in a narrower format than the arm computes in
@@ -228,7 +230,7 @@ def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> 
         raise ConfigError(field, target, f"a torch.optim.Optimizer, got {type(made).__name__}")
     if not hasattr(made, "_optimizer_step_pre_hooks"):
         raise ConfigError(field, target, "an optimizer that has called torch.optim.Optimizer.__init__: its steps cannot be seen")
-    if any(each.default is each.empty for each in inspect.signature(made.step).parameters.values()):
+    if any(each.default is each.empty and each.kind not in VARIADIC for each in inspect.signature(made.step).parameters.values()):
         raise ConfigError(
             field, target, "an optimizer whose step() takes the gradients that are there; this one asks for a closure"
         )

@@ -93,7 +93,7 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
             yield cause, variant, gradient / divided
 
 
-def penalty_factors(parts: int, num: int, total: int) -> list[float]:
+def penalty_factors(parts: int, num: int, total: float) -> list[float]:
     """How often the penalty may be in a gradient that should have it once: too often, too seldom, or not at all."""
     return [parts, total, parts / num, 1 / num, 1 / num**2, 1 / total, parts / total, 0.0]
 
@@ -102,7 +102,7 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     """The sum divided by another number of loss terms, the one nearest to what was consumed: padding, a row too many."""
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     product = float(consumed @ right)
-    if facts.max_norm is None and product > 0:
+    if facts.max_norm is None and product > 0 and float(total).is_integer():
         divisor = round(total * float(right @ right) / product)
         if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
             yield Cause.counter_wrong, f"divided_by_{divisor}", right * (total / divisor)

@@ -76,7 +76,7 @@ class Parts:
     """The full-batch gradient taken apart by micro-batches: gradient = sum_k terms[k] / sum(terms) * parts[k]."""
 
     parts: tuple[Tensor, ...]  # [P] each: gradient of micro-batch k's mean loss, with the full batch's forward
-    terms: tuple[int, ...]
+    terms: tuple[float, ...]  # whole numbers, unless terms are weighted
 
     @property
     def shares(self) -> list[Tensor]:
@@ -156,9 +156,9 @@ class Referee:
         span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
         """
         losses = self._losses(state, window, sizes, inside)
-        terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
+        terms = [n.sum().item() for n in self.workload.num_terms(window).split(list(sizes))]
         penalty = self._penalty()
-        means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
+        means = [loss.sum() / (n or 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
         return Parts(tuple(self._keep(self._gradient(mean)) for mean in means), tuple(terms))
 
     def penalty_gradient(self, state: State) -> Tensor:

@@ -66,7 +66,7 @@ class RankParts:
     """A rank's rightful contributions to the window's gradient, by micro-batch ([P] each), and its loss terms."""
 
     shares: tuple[Tensor, ...]
-    terms: int
+    terms: float
 
     @property
     def share(self) -> Tensor:

@@ -94,7 +94,7 @@ class Workload(Protocol):
         ...
 
     def num_terms(self, batch: Batch) -> Tensor:
-        """[n] int64 number of loss terms of each sample: one, unless a problem counts otherwise (characters of text)."""
+        """[n] number of loss terms of each sample: one, unless a problem counts otherwise (characters of text) or weighs them."""
         return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:

@@ -77,5 +77,7 @@ CONSTANTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "randint": _whole,
     "randint_like": _whole,
     "random_": _whole,
+    "poisson": lambda of: of["self"],
+    "multinomial": lambda of: of["self"].argmax(-1, keepdim=True),
     "exponential_": lambda of: 1.0 / float(of.get("lambd", 1.0)),
 }

@@ -96,6 +96,8 @@ class CustomWorkload(Workload):
             model = self._task.model(str(self._norm))
         if not isinstance(model, nn.Module):
             raise self.refused(f'model("{self._norm}") that gives a torch.nn.Module, got {_kind(model)}')
+        if isinstance(model, torch.jit.ScriptModule):
+            raise self.refused("a model whose forwards can be seen, got a scripted one, which takes no hooks")
         if any(is_lazy(p) or p.is_meta for p in model.parameters()):
             raise self.refused("a model whose parameters have their values, got some of a lazy layer or on the device meta")
         model = in_format(model, CPU, torch.float32)
@@ -134,17 +136,17 @@ class CustomWorkload(Workload):
         return losses if losses.dtype == torch.float64 else losses.float()
 
     def num_terms(self, batch: Batch) -> Tensor:
-        """[n] int64; ones where the task does not say."""
+        """[n] int64 of counts, float64 of weights; ones where the task does not say."""
         if not hasattr(self._task, "terms"):
             return torch.ones(len(batch), dtype=torch.int64, device=self._device)
         with self.told("terms(batch) that gives a number for each row"):
             told = self._task.terms(batch.inputs)
         terms = self._rows("terms", told, batch)
-        if terms.is_floating_point() or bool((terms < 0).any()):
+        if terms.is_complex() or not bool((terms.isfinite() & (terms >= 0)).all()):
             raise self.refused(
-                f"terms(batch) that gives whole numbers from 0 on, got {terms.dtype} from {float(terms.min()):g} on"
+                f"terms(batch) that gives numbers from 0 on, got {terms.dtype} from {float(terms.real.min()):g} on"
             )
-        return terms.to(self._device, torch.int64)
+        return terms.to(self._device, torch.float64 if terms.is_floating_point() else torch.int64)
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
         """[n]; NaN where the task does not say."""

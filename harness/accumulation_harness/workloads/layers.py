@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.workloads import calm
 
@@ -58,6 +60,16 @@ def _probabilities(layer: nn.Module) -> dict[str, float]:
     """Positive probabilities of dropout by attribute: `p` of a dropout layer, else numbers with `dropout` in their names."""
     own = {"p": layer.p} if isinstance(layer, _DropoutNd) else {k: v for k, v in vars(layer).items() if "dropout" in k}
     return {name: value for name, value in own.items() if isinstance(value, float) and value > 0}
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing; what forwards have left in the layers (a normed weight, an output) is without a graph."""
+    left = [own for layer in model.modules() for own in tree_leaves(vars(layer)) if isinstance(own, Tensor) and not own.is_leaf]
+    made = copy.deepcopy(model, {id(own): own.detach().clone() for own in left})
+    for p in made.parameters():
+        if not p.is_leaf:  # of a scripted model
+            p.detach_().requires_grad_()
+    return made
 
 
 def in_format(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
