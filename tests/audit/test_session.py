@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.recorder import Recorder
+from accumulation_harness.judge.cause import Cause
 from scoreboard import data
 from tests.audit.loops import habits, lookalikes
 from tests.audit.loops.frame import TOKENS, X, divided, mean_over_window, train
@@ -317,3 +318,23 @@ def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(
     report = audit(trained, batch_size=16, accumulation_steps=(4,))
     assert {finding.cause for finding in report.findings} == (set() if is_divided else {"loss_not_divided"}), str(report)
     assert all(torch.equal(p, start[name]) for name, p in other.named_parameters())
+
+
+@pytest.mark.parametrize(("repeat", "cause"), [(1, Cause.window_misplaced), (2, Cause.samples_repeated)])
+def test_rows_that_come_again_because_the_runs_were_ended_are_not_repeated(repeat: int, cause: Cause) -> None:
+    """Micro-batches that are left at the end of an epoch belong to the next window: the runs do not end at the same row."""
+
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        torch.manual_seed(0)
+        rows, model = torch.randn(12 if repeat == 1 else 16, 3), nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(9):
+            for count, part in enumerate(rows.split(batch_size), start=1):
+                for _ in range(repeat if accumulation_steps > 1 else 1):
+                    (model(part).square().mean() / accumulation_steps).backward()
+                if count % accumulation_steps == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    report = audit(train, batch_size=8, accumulation_steps=(2,), max_steps=4)
+    assert {finding.cause for finding in report.findings} == {cause}

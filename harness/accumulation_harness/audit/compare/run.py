@@ -111,12 +111,17 @@ class RunFacts:
 
     @cached_property
     def repeated(self) -> int:
-        """Rows that come more often than in the reference's run."""
+        """Rows that come more often than in the reference's run: in as many rows, where the end of the runs was not their own."""
         mine, theirs, used, repeated = self.mine.rows, self.reference.rows, Counter[str](), 0
+        most = Counter[str]()  # in one window of the reference
+        for step in self.reference.effective:
+            most |= step.rows or Counter()
         for step in self.mine.effective if mine and theirs else ():
             rows = step.rows or Counter()
             used += rows
-            repeated += sum(min(rows[row], used[row] - theirs[row]) for row in rows if row in theirs and used[row] > theirs[row])
+            is_beyond = self.mine.run.stopped and used.total() > theirs.total()
+            more = {row: rows[row] - most[row] if is_beyond else min(rows[row], used[row] - theirs[row]) for row in rows}
+            repeated += sum(max(0, more[row]) for row in rows if row in theirs)
         return repeated
 
     @cached_property

@@ -24,7 +24,13 @@ from accumulation_harness.audit.user_code.settings import Settings, edited, fill
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target, module_of
 from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
 
-ANEW = ("hydra", "absl", "gin", "sacred")  # libraries that keep what an earlier run has told them: each run imports its own
+ANEW = (
+    "hydra",
+    "absl",
+    "ml_collections",
+    "gin",
+    "sacred",
+)  # libraries that keep what an earlier run has told them: each run imports its own
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 ENDED_WELL = (None, 0, "os._exit(0)")  # what a SystemExit says
 LAST_WORDS = 5  # lines of its standard error that are kept
