@@ -22,9 +22,17 @@ from accumulation_harness.analysis.content import (
     table_by,
     yes_or_no,
 )
-from accumulation_harness.analysis.figures.common import EXACT, WIDTH
-from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
-from accumulation_harness.analysis.figures.panels import by_optimizer, mean_line, panels, rate_axis
+from accumulation_harness.analysis.figures.forms import (
+    EXACT,
+    WIDTH,
+    Curve,
+    by_optimizer,
+    curves,
+    mean_curve,
+    median_curve,
+    panels,
+    rate_axis,
+)
 from accumulation_harness.analysis.figures.style import (
     BAND,
     BLUE,
@@ -114,7 +122,6 @@ __all__ = [
     "interval",
     "log_axis",
     "mean_curve",
-    "mean_line",
     "median_curve",
     "names",
     "new_figure",

@@ -120,7 +120,10 @@ def answer(experiment: Experiment, own: Results) -> Answer:
     others may fall as expected, and a sentence of the prediction fail.
     """
     found, texts = findings(experiment, own), claims().set_index("id")["claim"]
-    sentences = tuple(f"{name}, “{texts[name]}”: {_ruled(one)}. {one.explanation}" for name, one in found.items())
+    sentences = tuple(
+        f"{name}, “{texts[name]}”: {one.verdict}{f' ({one.condition})' if one.condition else ''}. {one.explanation}"
+        for name, one in found.items()
+    )
     fell = [one.verdict == claim.expects for claim, one in zip(experiment.claims, found.values(), strict=True)]
     counted = [f"{sum(fell)} of {len(fell)} claims fell as theory expects."] * bool(fell)
     predicted = experiment.predicted
@@ -130,10 +133,6 @@ def answer(experiment: Experiment, own: Results) -> Answer:
     return Answer(
         (*sentences, *counted), made_of(lambda: compare(own), f"the prediction of {experiment.name}", lambda reason: None)
     )
-
-
-def _ruled(one: ClaimResult) -> str:
-    return f"{one.verdict} ({one.condition})" if one.condition else str(one.verdict)
 
 
 @dataclass(frozen=True)

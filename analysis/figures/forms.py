@@ -1,18 +1,27 @@
-"""The general figure of the questions: panels of curves, with bars or bands, and one legend of all that has a label."""
+"""Forms that the figures of many questions share: panels beside each other, curves in them with bars or bands, and their axes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.figures.common import EXACT, WIDTH, to_the_ends
-from accumulation_harness.analysis.figures.panels import panels
-from accumulation_harness.analysis.figures.style import DASHED, INK, log_axis, steps_axis
+from accumulation_harness.analysis.figures.style import DASHED, INK, log_axis, new_figure, steps_axis, style
+from accumulation_harness.analysis.tables import optimizers_of
+
+Rows = TypeVar("Rows")
+WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
+EXACT = 1e-17  # where a difference of exactly zero is drawn
+
+
+def to_the_ends(cells: pd.DataFrame) -> list[pd.Series[float]]:
+    """From the mean of each cell to both ends of its interval; 0 where a single seed has none."""
+    return [(cells["mean"] - cells["low"]).fillna(0), (cells["high"] - cells["mean"]).fillna(0)]
 
 
 @dataclass(frozen=True)
@@ -70,3 +79,52 @@ def curves(
         own.set(**limits)
 
     return panels(shown, draw, size[1], x=x, y=y, columns=columns, share=sharey, width=size[0], ncols=ncols)
+
+
+def panels(
+    rows: Mapping[str, Rows],
+    draw: Callable[[Axes, Rows], object],
+    height: float,
+    *,
+    x: str = "",
+    y: str = "",
+    columns: int = 0,
+    share: bool | Literal["row"] = True,
+    width: float = WIDTH,
+    ncols: int = 3,
+) -> Figure:
+    """A panel per title, in one line or in `columns`; the legend has every label that was drawn, once."""
+    columns = min(columns or len(rows), len(rows))
+    lines = -(-len(rows) // columns)
+    with style():
+        figure = new_figure(width, height * lines)
+        grid = figure.subplots(lines, columns, sharey=share, squeeze=False)
+        for axes, (title, drawn) in zip(grid.flat, rows.items(), strict=False):
+            axes.set(title=title, xlabel=x)
+            draw(axes, drawn)
+        for own in grid.flat[len(rows) :]:
+            own.set_visible(False)
+        for own in grid[:, 0]:
+            own.set_ylabel(y)
+        labels: dict[str, Artist] = {}
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                labels.setdefault(label, handle)
+        if labels:
+            figure.legend(
+                list(labels.values()), list(labels), loc="outside upper left", ncols=ncols, columnspacing=1.4, fontsize=8.5
+            )
+    return figure
+
+
+def by_optimizer(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of each optimizer, in the customary order."""
+    return {name: rows.query("optimizer == @name") for name in optimizers_of(rows)}
+
+
+def rate_axis(axes: Axes, rows: pd.DataFrame) -> None:
+    """An axis of learning rates, labelled with every one."""
+    axes.set_xscale("log", base=2)
+    rates = sorted(set(rows["lr"]))
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.minorticks_off()

@@ -9,9 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.figures.common import EXACT, WIDTH, to_the_ends
-from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
-from accumulation_harness.analysis.figures.panels import panels
+from accumulation_harness.analysis.figures.forms import EXACT, WIDTH, Curve, curves, mean_curve, median_curve, panels, to_the_ends
 from accumulation_harness.analysis.figures.style import (
     BLUE,
     DASHED,

@@ -230,19 +230,18 @@ def memory(material: Material) -> Section:
     )
     own = rows.query("optimizer != 'nesterov'")  # whose buffer is momentum's
     caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
-    picture = None if own.empty else _memory_picture(own)
+    picture = None
+    if len(own):
+        picture = Picture(
+            "memory",
+            figures.figure_memory(own),
+            "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep "
+            "line for small steps, and a line along the staircase for small steps at beta to the 1/N.",
+            "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a "
+            "micro-batch.",
+        )
     by = "optimizer entry accumulation_steps arm"
     return section("What the state remembers", text, picture, table_by(lives, by, head, columns, caption, folded=True))
-
-
-def _memory_picture(rows: pd.DataFrame) -> Picture:
-    return Picture(
-        "memory",
-        figures.figure_memory(rows),
-        "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep line "
-        "for small steps, and a line along the staircase for small steps at beta to the 1/N.",
-        "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a micro-batch.",
-    )
 
 
 def small_steps(material: Material) -> Section | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
     BLUE,
@@ -20,9 +22,11 @@ from accumulation_harness.analysis.answering import (
     SERIES,
     VERMILLION,
     Cause,
+    Curve,
     by_optimizer,
+    curves,
     log_axis,
-    mean_line,
+    mean_curve,
     panels,
     rate_axis,
 )
@@ -89,15 +93,18 @@ def figure_memory(memory: pd.DataFrame) -> Figure:
 
 def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], measures: Sequence[str]) -> Figure:
     """Losses over the learning rate, a panel per measure and a line per value of `by`: mean and 95 % interval over seeds."""
-
-    def draw(axes: Axes, measure: str) -> None:
-        for place, (value, own) in enumerate(rows.groupby(by)):
-            samples = own.groupby("lr")[measure].apply(list)
-            mean_line(axes, list(samples.index), samples.tolist(), color=SERIES[place % len(SERIES)], label=label(value))  # type: ignore[arg-type]
-        rate_axis(axes, rows)
-
     titles = {"tail_loss": "training loss, nats", "held_out_loss": "held-out loss, nats"}
-    return panels({titles[measure]: measure for measure in measures}, draw, 3.2, x="learning rate", share=False, ncols=6)
+    shown: dict[str, list[Curve]] = {}
+    for measure in measures:
+        losses = rows.assign(loss=rows[measure])
+        cells = tables.cells(losses, [by, "lr"], lambda own: tables.paired_comparison(own["loss"].tolist(), 1.0))
+        for place, (value, own) in enumerate(cells[np.isfinite(cells["mean"])].groupby(by)):
+            look = {"color": SERIES[place % len(SERIES)], "marker": "o", "label": label(value)}
+            shown.setdefault(titles[measure], []).append(mean_curve(own, "lr", **look))
+    figure = curves(shown, "learning rate", "", axes=("linear", "linear"), sharey=False, ncols=6)
+    for axes in figure.axes:
+        rate_axis(axes, rows)
+    return figure
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str, arm: str) -> None:
