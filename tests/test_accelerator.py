@@ -21,6 +21,7 @@ from accumulation_harness.config import (
     Device,
     HarnessConfig,
 )
+from accumulation_harness.observe.fence import Fence
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
@@ -143,7 +144,7 @@ class OnCuda(torch.Tensor):
 
 @pytest.mark.parametrize(("tensor", "roundoff"), [(OnCuda(torch.ones(2)), 2**-11), (torch.ones(2), 0.0)])
 def test_the_audit_allows_for_tf32_on_a_gpu(tensor: torch.Tensor, roundoff: float) -> None:
-    seen = forwards.Forwards(Run(batch_size=1, accumulation_steps=1))
+    seen = forwards.Forwards(Run(batch_size=1, accumulation_steps=1), Fence(lambda: None, "the audit"))
     before = seen.run.roundoff
     seen._note_arithmetic((tensor,))
     assert seen.run.roundoff == max(before, roundoff)

@@ -35,7 +35,7 @@ def hooks() -> list[Any]:
 
     run = Run(batch_size=1, accumulation_steps=1)
     recorder = Recorder(run)
-    replaced = [getattr(owner, name) for owner, name in {**recorder._calls.seen(), **recorder._layers.wraps()}]
+    replaced = [getattr(owner, name) for owner, name in {**recorder.observed.calls(), **recorder._layers.wraps()}]
     assert len(replaced) == 26
     imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks), bool(module._has_any_global_hook())]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accumulation_harness.audit.observe.alive import readable
+from accumulation_harness.system.state import readable
 from accumulation_harness.watch import Report, watch
 
 ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from accumulation_harness.audit import audit
-from accumulation_harness.audit.observe.alive import PLAIN, readable
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.state import PLAIN, readable
 from accumulation_harness.watch import Report
 from tests.watch.loops import Loop, data, network, right
 from tests.watch.test_session import Average

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import io
 import json
 import random
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,18 +24,17 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness import watch as package
-from accumulation_harness.watch import Report, averages, replay, report, session, sketch, track, watch
+from accumulation_harness.observe import tensors
+from accumulation_harness.watch import Report, averages, replay, report, session, track, watch
+from tests.observe.planting import IS_PART, Key, failing, key, noting
 from tests.watch.loops import CLASSES, FEATURES, Loop, network
 from tests.watch.test_session import mean
 
 FOLDER = Path(package.__file__).parent
-KERNEL = {"fence.py"}  # what catches the others
+SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the audit; the others catch what fails
 ASIDE = {"compare.py", "__main__.py"}  # no part of a watched run
 BEFORE = {"watch", "_optimizers", "Watch.__init__"}  # arguments are refused before there is a watch
-RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
-IS_PART = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|module)>$")  # of the function around it
 WINDOWS, N, ROWS = 4, 2, 4
-Key = tuple[str, str, int]  # file, qualified name, first line of a function
 
 
 class Run:
@@ -133,7 +129,7 @@ def alone(*, wrong: bool) -> list[Any]:
 
 def replaced() -> list[Any]:
     model = nn.Linear(1, 1)
-    places = watch(model, torch.optim.SGD(model.parameters()), tell=None)._seen()
+    places = watch(model, torch.optim.SGD(model.parameters()), tell=None).calls()
     return [vars(owner)[name] for owner, name in places]
 
 
@@ -160,29 +156,11 @@ def watched(folder: Path, *, wrong: bool, planted: Any = None) -> tuple[Report, 
 # -- every function ---------------------------------------------------------------------------------------------------
 
 
-class Planted(RuntimeError):
-    """What fails."""
-
-
-def key(code: CodeType) -> Key:
-    return Path(code.co_filename).name, code.co_qualname, code.co_firstlineno
-
-
-@contextmanager
-def tracing(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 def is_observer(code: CodeType) -> bool:
     path = Path(code.co_filename)
     return (
-        path.parent == FOLDER
-        and path.name not in KERNEL | ASIDE
+        (path.parent == FOLDER or (path.parent.name == "observe" and path.parent.parent == FOLDER.parent and path.name in SHARED))
+        and path.name not in ASIDE
         and code.co_qualname not in BEFORE
         and not IS_PART.search(code.co_qualname)
     )
@@ -192,40 +170,18 @@ def is_observer(code: CodeType) -> bool:
 def reached(*, wrong: bool) -> frozenset[Key]:
     """All functions that a watched run goes through."""
     found: set[Key] = set()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if is_observer(frame.f_code):
-            found.add(key(frame.f_code))
-
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        watched(Path(folder), wrong=wrong, planted=tracing(note))
+        watched(Path(folder), wrong=wrong, planted=noting(is_observer, found))
     return frozenset(found)
-
-
-def failing(target: Key, event: str, fired: list[Key]) -> Any:
-    """That function raises as it is called, or as it returns, once."""
-
-    def trace(frame: FrameType, what: str, _: Any) -> Any:
-        if key(frame.f_code) != target or not is_observer(frame.f_code):
-            return None
-        # a generator that is left, or goes on from here, does not return
-        if what == event and (what == "call" or dis.opname[frame.f_code.co_code[frame.f_lasti]] in RETURNS):
-            fired.append(target)
-            raise Planted(f"in {target[1]}")
-        frame.f_trace_lines = False
-        return trace
-
-    trace.__code__ = trace.__code__.replace(co_filename="<planted>")  # or this file would be what has failed
-    return tracing(trace)
 
 
 def fails(folder: Path, target: Key, event: str, *, wrong: bool) -> None:
     before, fired = replaced(), list[Key]()
-    for kept in (report.versions, sketch._adds_nothing):  # is not called again
+    for kept in (report.versions, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
-    said, state = watched(folder, wrong=wrong, planted=failing(target, event, fired))
+    said, state = watched(folder, wrong=wrong, planted=failing(target, event, fired, is_observer))
     assert replaced() == before, target
     assert is_same(state, alone(wrong=wrong)), target
     assert fired or event == "return", target
@@ -257,7 +213,12 @@ def test_whatever_fails_the_run_goes_on(event: str, each: int, tmp_path: Path) -
 
 def test_no_function_of_a_watch_is_missed_above() -> None:
     """But for those that only pages for an issue, other faults and several ranks go through."""
-    everything = {key(code) for path in FOLDER.glob("*.py") for code in codes(path) if is_observer(code)}
+    everything = {
+        key(code)
+        for path in (*FOLDER.glob("*.py"), *(FOLDER.parent / "observe").glob("*.py"))
+        for code in codes(path)
+        if is_observer(code)
+    }
     missed = everything - reached(wrong=False) - reached(wrong=True)
     assert len(missed) < 0.25 * len(everything), sorted(missed)
 

@@ -29,12 +29,9 @@ PASSED_THROUGH = (__file__, patches.__file__)  # the user's calls go through the
 class Fence:
     """What one observer has replaced and hooked, whether it goes on, and why it ended before it was told to."""
 
-    def __init__(self, ended: Callable[[], object], name: str, *, own_thread: bool = False, compiled: bool = False) -> None:
-        """`ended` is called when something has failed; `name`: what has ended then.
-
-        `own_thread`: as `Patches` has it. `compiled`: whether what a compiler traces is seen, and the hooks with it.
-        """
-        self.patches, self._ended, self.name, self._compiled = Patches(own_thread=own_thread), ended, name, compiled
+    def __init__(self, ended: Callable[[], object], name: str, *, own_thread: bool = False) -> None:
+        """`ended` is called when something has failed; `name`: what has ended then. `own_thread`: as `Patches` has it."""
+        self.patches, self._ended, self.name = Patches(own_thread=own_thread), ended, name
         self.is_open = False
         self.reason = ""
         self.windows = 0  # that have ended
@@ -78,7 +75,7 @@ class Fence:
     @property
     def is_deaf(self) -> bool:
         """Whether nothing is to be seen now: it has ended, or a compiler traces the run alone."""
-        return not self.is_open or (not self._compiled and torch.compiler.is_compiling())
+        return not self.is_open or torch.compiler.is_compiling()
 
     def replace(self, sees: Mapping[Place, See], namespaces: Iterable[dict[str, Any]] = ()) -> None:
         """See the calls of these functions and methods, before and after."""

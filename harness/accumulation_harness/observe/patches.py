@@ -79,7 +79,7 @@ class Patches:
         while self._handles:
             handle = self._handles.pop()
             with suppress(Exception):  # one that is no longer there
-                _global_forward_hooks_with_kwargs.pop(handle.id, None)
+                _global_forward_hooks_with_kwargs.pop(getattr(handle, "id", -1), None)
                 handle.remove()
 
 
@@ -188,3 +188,6 @@ def group_stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Instead of `init_process_group` and `destroy_process_group`: the group of all ranks stays, others come and go."""
     group = args[0] if args else kwargs.get("group")
     return original(*args, **kwargs) if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD else None
+
+
+GROUP_STAYS: Mapping[Place, Wrap] = {(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accumulation_harness.audit.observe.alive import PLAIN, readable
+from accumulation_harness.system.state import PLAIN, readable
 
 LOOKED_AT = 512  # entries of each tensor
 FEWEST = 8  # entries of a tensor that is looked at

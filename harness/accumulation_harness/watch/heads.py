@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from torch.nn import functional
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence, See, Seeing
+from accumulation_harness.observe.graph import mark, ways
 from accumulation_harness.observe.patches import Place
-from accumulation_harness.watch.graph import mark, ways
-from accumulation_harness.watch.sketch import is_plain
-from accumulation_harness.watch.slopes import Loss, Numbers, constantly, is_transformed, labelled, measured, received
-from accumulation_harness.watch.track import Head
+from accumulation_harness.observe.tensors import is_plain, is_transformed
+from accumulation_harness.watch.slopes import Head, Loss, Numbers, Taken, constantly, labelled, measured, received
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
 MOST_UNUSED = 256  # losses of a window that no backward has differentiated yet
@@ -43,15 +42,6 @@ def _arithmetic() -> torch.dtype | None:
     """What autocast computes in here; None where it is off."""
     kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-class Taken(NamedTuple):
-    """What a backward has shown of its losses."""
-
-    heads: Sequence[Head] | None  # None where none was looked at
-    fed: bool  # whether inputs asked for gradients
-    forwards: int
-    others: bool  # terms beside the loss functions that were called
 
 
 class Heads:
@@ -84,9 +74,10 @@ class Heads:
 
     def taken(self) -> Taken:
         """The backward has ended."""
-        found: Sequence[Head] | None = self._losses or self._outputs
-        for head in found or ():  # outputs may have a row for every position
-            head.rows = self._rows if self._rows and head.rows % self._rows == 0 else head.rows
+        found: Sequence[Head] | None = [  # outputs may have a row for every position
+            head._replace(rows=self._rows) if self._rows and head.rows % self._rows == 0 else head
+            for head in self._losses or self._outputs
+        ]
         others = self._others and bool(self._losses) and bool(self._constants)
         if not found and self._passed_over:
             found = None

@@ -21,10 +21,11 @@ from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, told
+from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
-from accumulation_harness.watch.sketch import WIDTH, is_plain
-from accumulation_harness.watch.together import Together, in_a_group
+from accumulation_harness.watch.sketch import WIDTH
+from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
 
 DEEP = 2  # levels of lists and mappings below a module's attribute that are put back after a replay
@@ -148,7 +149,7 @@ class Replay:
         if in_a_group() and together is None:
             replayed.refused = "over ranks, windows are replayed where all ranks of a model are watched"
             return replayed
-        parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
+        parts: Sequence[Sketch | None] = [_part(m.contribution, m.scale) for m in track.window.micro_batches]
         found = self._taken_again(replayed, track, batches.window, heads.autocast)
         if together is not None:
             found, parts = _over_ranks(replayed, found, parts, together)
@@ -175,7 +176,7 @@ class Replay:
 
     def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
         """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
-        num = len(track.window.backwards)
+        num = len(track.window.micro_batches)
         if len(window) != num:
             replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
             return None
@@ -274,7 +275,7 @@ def _compare(
     if replayed.error <= replayed.gate:
         return
     replayed.factors = _factors(parts, whole, replayed.gate) if all(p is not None for p in parts) else ()
-    cause, message = _named(replayed, own, whole, len(track.window.backwards), told, track)
+    cause, message = _named(replayed, own, whole, len(track.window.micro_batches), told, track)
     evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": replayed.gate, "replayed as": replayed.pieces}
     if replayed.factors:
         evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]
@@ -320,7 +321,7 @@ def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
     return factor if off <= 1e-2 and factor > 0 else None
 
 
-def _part(contribution: Sketched | None, scale: Tensor | None) -> Sketch | None:
+def _part(contribution: Any, scale: Any) -> Sketch | None:
     if contribution is None:
         return None
     found = _on_host(contribution)

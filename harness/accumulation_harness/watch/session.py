@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,18 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.observe.fence import Fence, See, Seeing, entry
+from accumulation_harness.observe.followed import versions
+from accumulation_harness.observe.loop import Draws, Loop, draws
 from accumulation_harness.observe.patches import Place
+from accumulation_harness.observe.tensors import in_a_group, is_known, is_plain
+from accumulation_harness.system.state import transforming
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.evidence import Call, Finding, Rung
@@ -31,10 +32,8 @@ from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import SUFFIXES, Report
-from accumulation_harness.watch.sketch import is_known, is_plain
-from accumulation_harness.watch.slopes import is_transforming
-from accumulation_harness.watch.together import Together, agreed, declared, in_a_group
-from accumulation_harness.watch.track import Sketched, Track, versions
+from accumulation_harness.watch.together import Together, agreed, declared
+from accumulation_harness.watch.track import Sketched, Track
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -95,7 +94,7 @@ def _itself(seen: Watch) -> Watch:
     return seen
 
 
-class Watch:
+class Watch(Loop[Track]):
     """A run that is being watched."""
 
     def __init__(
@@ -121,14 +120,14 @@ class Watch:
         self.heads, self.batches = Heads(self.fence), Batches(keep=self.loss is not None)
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
-        self._depth = self._buffers = 0
+        self._buffers, self._buffers_written = list[Tensor](), 0
+        self._depth = 0
         self._stepped: set[int] = set()  # tracks that stepped during the last backward
         self._paused = False
-        self._scale: Tensor | None = None
+        self._loss_scale: Tensor | None = None
         self._stepping: Track | None = None
-        self._closed: Counter[int] = Counter()
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()  # that have begun before
-        self._state: list[Any] | None = None  # of the generators, before the forward under way
+        self._state: Draws | None = None  # of the generators, before the forward under way
         self._draws = False  # whether a forward has drawn random numbers
         self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
         self._close_until = -1
@@ -147,7 +146,7 @@ class Watch:
         self._agree()
         self.fence.open()
         self.fence.patches.follow()
-        self.fence.replace(self._seen())
+        self.fence.replace(self.calls())
         for track in self.tracks:
             track.attach()
             self.fence.hooked(track.optimizer.register_step_pre_hook, self._before_step)
@@ -181,8 +180,8 @@ class Watch:
         if self._together is not None:
             self._together.leave()
         for track in self.tracks:
-            if track.window.backwards:
-                self.judge.left_over = len(track.window.backwards)
+            if track.window.micro_batches:
+                self.judge.left_over = len(track.window.micro_batches)
         self.judge.finish()
         self._keep(last=True)
         found = self.report()
@@ -207,14 +206,10 @@ class Watch:
     def report(self, path: str | Path | None = None) -> Report:
         """What is known now; also written to `path`, as JSON or, where it ends in `.md`, as a page for an issue."""
         found = concluded(self.judge)
-        lines = [track.unlooked for track in self.tracks if track.unlooked]
-        if lines:
-            verdict = Status.inconclusive if found.verdict is Status.equivalent else found.verdict
-            found = replace(found, verdict=verdict, reasons=(*lines, *found.reasons))
-        if self._unheard:
-            found = replace(found, reasons=(self._unheard, *found.reasons))
-        if self.fence.reason:
-            found = replace(found, verdict=Status.inconclusive, reasons=(self.fence.reason, *found.reasons))
+        unlooked = [track.unlooked for track in self.tracks if track.unlooked]
+        is_unknown = self.fence.reason or (unlooked and found.verdict is Status.equivalent)
+        told = [line for line in (self.fence.reason, self._unheard, *unlooked) if line]
+        found = replace(found, verdict=Status.inconclusive if is_unknown else found.verdict, reasons=(*told, *found.reasons))
         if path is not None:
             found.save(path)
         return found
@@ -239,34 +234,23 @@ class Watch:
 
     # -- what the loop calls -----------------------------------------------------------------------------------------
 
-    def _seen(self) -> Mapping[Place, See]:
-        """What is replaced, and who sees its calls."""
+    def calls(self) -> dict[Place, See]:
+        """Those of any observer, averages, epochs and loss functions."""
         return {
-            (torch.autograd, "backward"): self._backward,
-            (torch.autograd, "grad"): self._grad,
-            (nn.utils, "clip_grad_norm_"): self._clip,
-            (nn.utils, "clip_grad_value_"): self._clip,
-            (LRScheduler, "step"): self._noting(Call.schedule, self._is_of),
-            (GradScaler, "scale"): self._scaled,
-            (GradScaler, "unscale_"): self._noting(Call.unscale, _unscales),
-            (GradScaler, "step"): self._scaler_step,
-            (GradScaler, "update"): self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled()),
-            (AveragedModel, "update_parameters"): self._noting(Call.average, _averages),
+            **super().calls(),
+            (AveragedModel, "update_parameters"): self._average,
             (DataLoader, "__iter__"): self._epoch,
             **self.heads.functions(),
         }
 
-    def _backward(self, *args: Any, **kwargs: Any) -> Seeing:
-        yield from self._differentiate(args[0] if args else kwargs.get("tensors"))
+    @property
+    def followed(self) -> Sequence[Track]:
+        """The tracks."""
+        return self.tracks
 
-    def _grad(self, *args: Any, **kwargs: Any) -> Seeing:
-        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
-        wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
-        if any(track.holds(wanted) for track in self.tracks):  # else a gradient penalty, say: no part of the sum
-            yield from self._differentiate(args[0] if args else kwargs.get("outputs"))
-
-    def _differentiate(self, root: Any) -> Seeing:
-        if self._depth or self._paused:  # checkpointing runs backward inside backward
+    def differentiation(self, root: Any, inputs: list[Tensor] | None) -> Seeing:
+        """A micro-batch, unless it is a gradient penalty, say, and no part of the sum."""
+        if self._depth or self._paused or (inputs is not None and not self.holding(inputs)):  # checkpointing runs one inside
             return
         self._depth += 1
         self.heads.before(root)
@@ -281,12 +265,10 @@ class Watch:
         finally:
             self._depth -= 1
         self._look_at_steps_inside()
-        heads, fed, forwards, others = self.heads.taken()
-        scale, self._scale = self._scale, None
+        taken = self.heads.taken()
+        scale, self._loss_scale = self._loss_scale, None
         loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
-        reached = [
-            track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed, forwards=forwards, others=others)
-        ]
+        reached = [track for track in self.tracks if track.after_backward(taken, scale, loss)]
         for track in reached:
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
@@ -300,40 +282,43 @@ class Watch:
             message = f"optimizers step during every backward, and {steps} micro-batches are configured"
             self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung=Rung.ledger))
 
-    def _clip(self, *args: Any, **kwargs: Any) -> Seeing:
-        given = args[0] if args else kwargs.get("parameters")
-        members = [given] if isinstance(given, Tensor) else list(given or ())
-        touched = [track for track in self.tracks if track.holds(members)]
-        for track in touched:
-            track.before_clip()
-            scaled = Call.unscale not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
-            track.window.calls.append(Call.clip_scaled if scaled else Call.clip)
+    def clipped(self, one: Track, before: Any, limit: Any) -> None:
+        """Its gradient may be another one at the step."""
+        one.after_clip()
+
+    def scheduled(self, scheduler: Any) -> None:
+        """Of the optimizer's own."""
+        for track in self.tracks:
+            if getattr(scheduler, "optimizer", None) is track.optimizer:
+                track.window.waiting.append(Call.schedule)
+                if (steps := laid_out(scheduler)) is not None:
+                    self.judge.laid_out.add(steps)
+
+    def scaled(self, scaler: Any) -> None:
+        """Kept on its device until the window ends."""
+        if not self._paused:
+            self._loss_scale = scaler._scale.detach().clone()
+
+    def scale_updated(self) -> None:
+        """It has its place after the step."""
+        for track in self.tracks:
+            track.window.waiting.append(Call.update_scale)
+
+    def skipped(self, one: Track) -> None:
+        """The window ends as with a step."""
+        if one.window.micro_batches:
+            self._close(one, skipped=True)
+
+    def _average(self, averaged: AveragedModel, model: nn.Module, *_: Any, **__: Any) -> Seeing:
         yield
-        for track in touched:
-            track.after_clip()
-
-    def _noting(self, call: Call, concerns: Callable[..., bool]) -> See:
-        """Note a call in the windows of the optimizers that it `concerns`, of which it is told with the call's own arguments."""
-
-        def see(*args: Any, **kwargs: Any) -> Seeing:
-            yield
-            for track in self.tracks:
-                if concerns(track, *args, **kwargs):
-                    track.window.calls.append(call)
-
-        return see
-
-    def _is_of(self, track: Track, scheduler: Any, *_: Any, **__: Any) -> bool:
-        concerned = getattr(scheduler, "optimizer", None) is track.optimizer
-        if concerned and (steps := laid_out(scheduler)) is not None:
-            self.judge.laid_out.add(steps)
-        return concerned
+        for track in self.holding(model.parameters()):
+            track.window.waiting.append(Call.average)
 
     def _epoch(self, loader: Any) -> Seeing:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
             for track in self.tracks:
-                if track.window.backwards and loader in self._loaders:
-                    track.window.calls.append(Call.epoch)
+                if track.window.micro_batches and loader in self._loaders:
+                    track.window.waiting.append(Call.epoch)
             self._loaders.add(loader)
         yield
 
@@ -342,31 +327,16 @@ class Watch:
             self.heads.inside()
 
     def _before_forward(self, model: nn.Module, args: Any) -> None:
-        if _is_training(model) and not is_transforming():
-            self._state = _generators() if self.heads.detail and not self._draws and not self._paused else None
+        if _is_training(model) and not transforming():
+            self._state = draws() if self.heads.detail and not self._draws and not self._paused else None
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not _is_training(model):
             return
         if self._state is not None:
-            self._draws, self._state = self._state != _generators(), None
+            self._draws, self._state = self._state != draws(), None
         self.heads.see(args, kwargs, output)
         self.batches.see(args, kwargs)
-
-    # -- the loss scaler ---------------------------------------------------------------------------------------------
-
-    def _scaled(self, scaler: Any, *_: Any, **__: Any) -> Seeing:
-        yield
-        if scaler.is_enabled() and not self._paused:
-            self._scale = scaler._scale.detach().clone()
-
-    def _scaler_step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Seeing:
-        mine = [track for track in self.tracks if track.optimizer is optimizer]
-        taken = [self._closed[track.index] for track in mine]
-        yield
-        for track, count in zip(mine, taken, strict=True):
-            if self._closed[track.index] == count and track.window.backwards:
-                self._close(track, skipped=True)
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -379,12 +349,9 @@ class Watch:
         if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
             track.window.closure = track.stepped_inside = True
         track.refresh()
-        track.window.late = not track.window.moved and not track.still  # as counted writes show
+        track.window.late = not track.window.moved and not track.are_still  # as counted writes show
         track.look_at_format()
-        gradients = track.gradients()
-        factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
-        if isinstance(factor, Tensor):
-            gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
+        gradients = track.at_step()
         parameters = track.weights() if track.detail else None
         self._held[track.index] = (gradients, parameters)
         if not any(map(callable, (*args, *kwargs.values()))):  # a closure may have a backward to come
@@ -399,7 +366,7 @@ class Watch:
         gradients, parameters = self._held[track.index]
         if track.window.inside == 1:
             track.window.closure = False
-            gradients = track.gradients()
+            gradients = track.at_step()
             self._held[track.index] = (gradients, parameters)
         self._replay(track, gradients)
 
@@ -413,17 +380,18 @@ class Watch:
     def _close(self, track: Track, *, skipped: bool) -> None:
         gradients, parameters = self._held.pop(track.index, (None, None))
         if gradients is None:
-            gradients = track.gradients()
-        if track.window.inside and track.window.clipped is not None:  # by a trainer, inside its closure
-            gradients = track.window.clipped
-        self._closed[track.index] += 1
-        track.window.forwards, track.window.still = self.heads.forgotten(), track.still
-        track.window.unused = self.heads.unused() if len(self.tracks) == 1 else ()
-        buffers, self._buffers = self._buffers, versions(list(self.model.buffers()))
-        track.window.buffers_moved = bool(track.num_windows) and buffers != self._buffers
-        window = track.close(
-            skipped=skipped, gradients=gradients, parameters=parameters, alone=self._alone, together=self._together
-        )
+            gradients = track.at_step()
+        if track.window.inside:  # clipped by a trainer, inside its closure
+            gradients = track.window.ends.get("clipped", gradients)
+        track.num_steps += 1
+        track.window.forwards += self.heads.forgotten()
+        track.window.still, track.window.skipped = track.are_still, skipped
+        track.window.values = self.heads.unused() if len(self.tracks) == 1 else ()
+        if track.detail:  # modules may have exchanged them
+            self._buffers = list(self.model.buffers())
+        written, self._buffers_written = self._buffers_written, versions(self._buffers)
+        track.window.buffers_moved = bool(track.num_windows) and written != self._buffers_written
+        window = track.close(gradients, parameters, self._alone, self._together)
         self.batches.forget()
         if window is None:
             self.judge.closures += self._depth > 0
@@ -464,11 +432,11 @@ class Watch:
         return track.index == 0 and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
 
     def _replay(self, track: Track, gradients: Sketched) -> None:
-        if self.replay is None or not track.window.backwards or not self._is_replayed(track):
+        if self.replay is None or not track.window.micro_batches or not self._is_replayed(track):
             return
         self._paused = self.heads.paused = self.batches.paused = True
         try:
-            given = track.window.unclipped if track.window.unclipped is not None else gradients
+            given = track.window.ends.get("unclipped", gradients)
             told = properties(self.model, draws=self._draws)
             self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told, self._together))
         finally:
@@ -491,14 +459,6 @@ def _is_training(module: nn.Module) -> bool:
     return not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled()
 
 
-def _unscales(track: Track, scaler: GradScaler, optimizer: Any) -> bool:
-    return scaler.is_enabled() and track.optimizer is optimizer
-
-
-def _averages(track: Track, averaged: AveragedModel, model: nn.Module) -> bool:
-    return track.holds(model.parameters())
-
-
 def _first_layer(model: nn.Module) -> nn.Module | None:
     """A layer with weights of its own; None in a compiled model, which another hook would compile again."""
     if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
@@ -519,12 +479,4 @@ def _optimizers(given: Any) -> list[Optimizer]:
         found.append(inner)
     if not found:
         raise ValueError("optimizer: expected at least one, got none")
-    return found
-
-
-def _generators() -> list[Any]:
-    """What shows whether PyTorch's generators have been drawn from, without waiting for a device."""
-    found: list[Any] = [torch.default_generator.get_state().numpy().tobytes()]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        found += [generator.get_offset() for generator in torch.cuda.default_generators]
     return found

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from accumulation_harness.system.state import PLAIN
+
 BLOCK = 256  # elements that share a sign of S
 WIDTH = 8  # numbers per tensor
 SEED = 20250122
-OF_TENSORS = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
 
 
 class Signs:
@@ -72,26 +72,10 @@ class Sketches:
         return [None if t is None else signs.of(t.detach()) for signs, t in zip(self.signs, tensors, strict=True)]
 
 
-def is_plain(tensor: Any) -> TypeGuard[Tensor]:
-    """Whether it is a tensor with numbers, of PyTorch's own classes or of one that adds no behaviour to them."""
-    kind: Any = type(tensor)
-    return _adds_nothing(kind) and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
-
-
-def is_known(tensor: Any) -> TypeGuard[Tensor]:
-    """Whether it is plain or sharded: of all others, operations may raise, or mean something else."""
-    return is_plain(tensor) or (isinstance(tensor, Tensor) and hasattr(tensor, "to_local"))
-
-
-@cache
-def _adds_nothing(kind: Any) -> bool:
-    if not issubclass(kind, Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return False
-    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__) in OF_TENSORS
-
-
 def local_part(tensor: Any) -> tuple[Tensor, int]:
     """What of a tensor is held here, dense and real, and the global index of its first element (of shards along dimension 0)."""
+    if type(tensor) in PLAIN and tensor.layout == torch.strided and not tensor.is_complex():  # nearly all are
+        return tensor, 0
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():

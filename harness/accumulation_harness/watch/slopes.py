@@ -10,7 +10,7 @@ mean over n terms, c = u of a sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -57,6 +57,25 @@ class Numbers(NamedTuple):
 
 
 Fits = Mapping[Loss, Numbers]
+
+
+class Head(NamedTuple):
+    """One loss in a backward: numbers that are still on their device."""
+
+    fits: Fits
+    rows: int
+    dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
+    classes: int = 1
+    constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward
+
+
+class Taken(NamedTuple):
+    """What a backward has shown of its losses."""
+
+    heads: Sequence[Head] | None  # None where none was looked at
+    fed: bool  # whether inputs asked for gradients
+    forwards: int
+    others: bool  # terms beside the loss functions that were called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +230,3 @@ def _slope(kind: Loss | None, numbers: Numbers, rows: int) -> Slope:
         kind=kind, weight=weight, terms=terms, positions=int(positions), rows=rows, residual=residual, value=value,
         diagonal=diagonal == 1, labels=labels,
     )  # fmt: skip
-
-
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether it is inside `torch.func`'s transformations, where numbers cannot be taken out."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def is_transforming() -> bool:
-    """Whether one of `torch.func`'s transformations is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -57,11 +57,6 @@ class Together:
             self.store.delete_key(self._written.pop(0))
 
 
-def in_a_group() -> bool:
-    """Whether there are several ranks."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
 def declared(model: nn.Module, parameters: Sequence[Tensor]) -> list[int]:
     """The ranks that hold replicas or shards of a model, as DDP or the mesh of its parameters says; none where nothing does."""
     for p in parameters:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence
+from accumulation_harness.observe.followed import Followed, Mark, mark, versions
+from accumulation_harness.observe.tensors import is_known, is_transformed
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.gradients import GATE
-from accumulation_harness.watch.sketch import WIDTH, Sketches, is_known, local_part
-from accumulation_harness.watch.slopes import Fits, Numbers, Slope, concluded, is_transformed, reported
+from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
+from accumulation_harness.watch.slopes import Head, Numbers, Slope, Taken, concluded, reported
 from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
@@ -29,103 +30,75 @@ LOOKED_AT = 512  # entries of each gradient whose format is looked at
 FEWEST = 64  # that must not be zero
 MANY = 32  # tensors, of which every window looks at a share of
 SHARE = 5  # one in so many, in turn
+NOTHING = np.zeros(WIDTH)
+USUAL = (type(None), Tensor)  # of the gradient of a parameter that can be looked at
 AVERAGED = 1  # index of the window in which averages of the weights are looked for
 
 
-@dataclass
-class Head:
-    """One loss in a backward: numbers that are still on their device."""
-
-    fits: Fits
-    rows: int
-    dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
-    classes: int = 1
-    constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward
-
-
 @dataclass(kw_only=True)
-class Backward:
-    """A micro-batch before its numbers are on the host."""
+class Open(Window):
+    """The window that is open: what it shows in tensors is on their device until it is closed."""
 
-    contribution: Sketched | None
-    before: Sketched | None
-    after: Sketched | None
-    empty: bool
-    scale: Tensor | None
-    loss: Tensor | None
-    heads: Sequence[Head] | None
-    calls: tuple[Call, ...]
-    lrs: tuple[float, ...]
-    fed: bool
-    forwards: int
-    others: bool
-
-
-@dataclass
-class Open:
-    """The window that is open."""
-
-    backwards: list[Backward] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    unclipped: Sketched | None = None
+    ends: dict[str, Sketched] = field(default_factory=dict)  # `unclipped`, `clipped` of `.grad`; `first` of the weights
+    waiting: list[Call] = field(default_factory=list)  # calls since the last backward
     weights: int = 0  # versions of the parameters at the first backward
     state: int = 0
-    moved: bool = False
-    state_moved: bool = False
-    closure: bool = False
-    rounded: str = ""
     averages: Averages | None = None  # since the first backward
-    averaged: float | None = None  # the rate at which they move inside the window
     inside: int = 0  # backwards inside the optimizer's step
-    first: Sketched | None = None  # of the weights at the first backward
-    clipped: Sketched | None = None  # `.grad` after the last clip
-    forwards: int = 0  # after the last backward
-    still: bool = False  # the step moves no weights
-    late: bool = False  # weights move between the last backward and the step
-    buffers_moved: bool = False
-    unused: Sequence[Tensor] = ()  # values of losses that no backward has differentiated
+    norms: Sequence[Tensor] = ()  # of the gradients at its end
+    values: Sequence[Tensor] = ()  # of losses that no backward has differentiated
 
 
-class Track:
+class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
     def __init__(self, index: int, optimizer: Optimizer, model: nn.Module, fence: Fence) -> None:
-        self.index, self.optimizer, self.fence = index, optimizer, fence
+        super().__init__(optimizer)
+        self.index, self.fence = index, fence
         self.names = {id(p): name for name, p in model.named_parameters()}
-        self.parameters: list[Tensor] = []
         self.known: list[bool] = []  # whether each can be looked at
-        self.sketched: list[bool] = []  # and is, in the open window, as to what micro-batches give to it
-        self._hooked: set[int] = set()
+        self.sketched: list[bool] = []  # and is, in the open window
+        self.sharded = False  # whether parameters are shards, which are differentiated out of sight
+        self._hooks: dict[int, Any] = {}  # by the parameter's identity
         self._sums: Sketched = []
-        self.window = Open()
         self.num_windows = 0
+        self.window = self._opened()
         self.resumed = False
         self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
         self._before: Sketched | None = None
         self._empty = self._reached = False
         self._in_backward = False
         self.stepped_inside = False  # the backward under way
-        self._marks: list[tuple[int, int]] = []
+        self._marks: list[Mark] = []
+
+    def _opened(self) -> Open:
+        return Open(
+            index=self.num_windows, track=self.index, micro_batches=[], gradient=np.zeros(0), at_step=None, parameters=None
+        )
 
     def attach(self) -> None:
         """Begin."""
-        self._hooked.clear()
+        self.fence.patches.removing(self)
         self.refresh()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
 
     def refresh(self) -> None:
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
-        found = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if [id(p) for p in found] != [id(p) for p in self.parameters]:
-            self.parameters, self.known = found, [is_known(p) for p in found]
-            names = [self.names.get(id(p), f"parameter {i}") for i, p in enumerate(found)]
-            self.sketches = Sketches(zip(names, found, self.known, strict=True))
-            self._sums = [None] * len(found)
-            self._hooked &= {id(p) for p in found}
+        if self.look_again():
+            self.known = [is_known(p) for p in self.parameters]
+            self.sharded = any(hasattr(p, "to_local") for p in self.parameters)
+            names = [self.names.get(id(p), f"parameter {i}") for i, p in enumerate(self.parameters)]
+            self.sketches = Sketches(zip(names, self.parameters, self.known, strict=True))
+            self._sums = [None] * len(self.parameters)
+            self.remove()
             self._choose()
-        for i, p in enumerate(found):
-            if self.known[i] and id(p) not in self._hooked and p.requires_grad:
-                self.fence.hooked(p.register_hook, partial(self.add, i))
-                self._hooked.add(id(p))
+        for place, p in enumerate(self.parameters):
+            if self.sketched[place] and id(p) not in self._hooks and p.requires_grad:
+                self._hooks[id(p)] = p.register_hook(self.fence.hook(partial(self.add, place)))
 
     @property
     def unlooked(self) -> str:
@@ -135,25 +108,14 @@ class Track:
             return ""
         return f"{self.known.count(False)} parameters are no plain tensors ({', '.join(sorted(kinds))}): not looked at"
 
-    @property
-    def sharded(self) -> bool:
-        """Whether parameters are shards, which are differentiated out of sight."""
-        return any(hasattr(p, "to_local") for p in self.parameters)
-
-    def holds(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether one of them is a parameter of the optimizer."""
-        own = {id(t) for t in tensors}
-        return any(id(p) in own for p in self.parameters)
-
     def add(self, place: int, gradient: Tensor) -> None:
         """A gradient on its way to `.grad`."""
         if not self._in_backward:
             return
-        sketched = self.sketched[place]
-        if (sketched or not self._reached) and is_transformed(gradient):
+        if is_transformed(gradient):
             return
         self._reached = True
-        if not sketched:
+        if not self.sketched[place]:
             return
         if not is_known(gradient):
             self.known[place] = self.sketched[place] = False
@@ -163,94 +125,90 @@ class Track:
         self._sums[place] = found if known is None else known + found
 
     def _choose(self) -> None:
-        """Which tensors the window that begins looks at: all, or a share in turn."""
+        """Which tensors the window that begins looks at: all, or a share in turn, which alone are hooked."""
         every = self.whole or len(self.parameters) < MANY
         self.sketched = [known and (every or (place + self.num_windows) % SHARE == 0) for place, known in enumerate(self.known)]
+        for p, chosen in zip(self.parameters, self.sketched, strict=True):
+            if not chosen and id(p) in self._hooks:
+                self._hooks.pop(id(p)).remove()
 
     @property
     def grads(self) -> list[Tensor | None]:
         """`.grad` of each that can be looked at."""
         grads = [p.grad if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
-            if gradient is not None and not is_known(gradient):
+            if type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
         return grads
 
     def gradients(self) -> Sketched:
-        """Sketches of `.grad` now."""
-        return self.sketches.of(self.grads)
+        """Sketches of `.grad` now, of the tensors that the window looks at."""
+        return self.sketches.of([g if chosen else None for g, chosen in zip(self.grads, self.sketched, strict=True)])
 
     def weights(self) -> Sketched:
         """Sketches of the parameters now."""
         return self.sketches.of([p if known else None for p, known in zip(self.parameters, self.known, strict=True)])
 
-    @property
-    def lrs(self) -> tuple[float, ...]:
-        """Learning rates now."""
-        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
-
     # -- one backward ------------------------------------------------------------------------------------------------
 
     def before_backward(self) -> None:
         """A backward begins, which may reach this optimizer."""
-        self.refresh()
         window = self.window
-        if window.backwards:
-            window.moved = window.moved or window.weights != versions(self.parameters)
+        if not window.micro_batches and self.known:
+            self._choose()
+        self.refresh()
+        if window.micro_batches:
+            window.moved = window.moved or not self.are_still
             if window.averages is not None:
                 window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
                 self.resumed = bool(self.optimizer.state)
-            self._choose()
             window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
-            window.first = self.weights() if self.detail else None
+            if self.detail:
+                window.ends["first"] = self.weights()
         self.look_at_format()
-        self._empty = all(g is None for g in self.grads)
+        grads = self.grads
+        self._empty = all(g is None for g in grads)
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums = [None] * len(self.parameters)
-        self._marks = [_mark(g) for g in self.grads] if self.sharded else []
+        self._marks = [] if all(self.sketched) and not self.sharded else list(map(mark, grads))
         self._in_backward, self._reached = True, False
 
-    def after_backward(
-        self,
-        heads: Sequence[Head] | None,
-        scale: Tensor | None,
-        loss: Tensor | None,
-        *,
-        fed: bool,
-        forwards: int,
-        others: bool,
-    ) -> bool:
+    def after_backward(self, taken: Taken, scale: Tensor | None, loss: Tensor | None) -> bool:
         """Whether it reached this optimizer."""
         self._in_backward = False
-        reached = self._reached
-        changed = bool(self._marks) and self._marks != [_mark(g) for g in self.grads]
+        unsure = self.sharded or not self._reached
+        changed = unsure and bool(self._marks) and self._marks != list(map(mark, self.grads))
         stepped, self.stepped_inside = self.stepped_inside, False
-        if stepped or (not reached and not self._marks):
+        if stepped or not (self._reached or changed or self.sharded):
             return False
+        window = self.window
         after = self.gradients() if self.detail else None
-        contribution: Sketched | None = self._sums
-        if self._marks:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
+        contribution: Any = self._sums
+        if self.sharded:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
             contribution = _minus(after, self._before) if changed and after is not None else None
-        self.window.backwards.append(
-            Backward(
-                contribution=contribution, before=self._before, after=after, empty=self._empty, scale=scale, loss=loss,
-                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed, forwards=forwards, others=others,
-            )
-        )  # fmt: skip
-        self.window.calls.clear()
+        in_tensors: dict[str, Any] = {
+            "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss,
+            "slopes": taken.heads,
+        }  # fmt: skip
+        calls, window.waiting = tuple(window.waiting), []
+        window.micro_batches.append(
+            MicroBatch(empty=self._empty, calls=calls, lrs=self.lrs, fed=taken.fed, others=taken.others, **in_tensors)
+        )
+        window.forwards += taken.forwards
         self._sums, self._before = [None] * len(self.parameters), None
-        if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
+        if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.sharded:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
-            self.window.averages = Averages(known, [*(g for g in self.grads if g is not None), *_state(self.optimizer)])
-        self.window.unclipped = self.window.clipped = None
+            window.averages = Averages(known, [*(g for g in self.grads if g is not None), *_state(self.optimizer)])
+        for name in ("unclipped", "clipped"):
+            window.ends.pop(name, None)
         return True
 
     def look_at_format(self) -> None:
         """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
-        if self.detail and not self.window.rounded and len(self.window.backwards) > 1:
+        if self.detail and not self.window.rounded and len(self.window.micro_batches) > 1:
             self.window.rounded = _fits_16_bits(self.grads)
 
     def abort(self) -> None:
@@ -259,97 +217,82 @@ class Track:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
-    def before_clip(self) -> None:
+    def before_clip(self, *, by_value: bool) -> None:
         """`.grad` is about to be clipped: what it is now is compared with the sum."""
-        if self.window.backwards and self.window.unclipped is None:
-            self.window.unclipped = self.gradients()
+        window = self.window
+        if window.micro_batches and "unclipped" not in window.ends:
+            window.ends["unclipped"] = self._at_end()
+        scaled = Call.unscale not in window.waiting and any(m.scale is not None for m in window.micro_batches)
+        window.waiting.append(Call.clip_scaled if scaled else Call.clip)
+
+    def unscaled(self) -> None:
+        """Gradients are clipped rightly from now on."""
+        self.window.waiting.append(Call.unscale)
 
     def after_clip(self) -> None:
         """It has been."""
-        if self.window.unclipped is not None:
-            self.window.clipped = self.gradients()
+        if "unclipped" in self.window.ends:
+            self.window.ends["clipped"] = self.gradients()
+
+    def _at_end(self) -> Sketched:
+        """Sketches of `.grad` as the micro-batches have left it."""
+        self.window.norms = _norms(self.grads)
+        return self.gradients()
+
+    def at_step(self) -> Sketched:
+        """Sketches of `.grad` as the step takes it."""
+        found = self.gradients() if "unclipped" in self.window.ends else self._at_end()
+        factor = getattr(self.optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
+        if not isinstance(factor, Tensor):
+            return found
+        self.window.norms = [n / factor.to(n.device) for n in self.window.norms]
+        return [None if g is None else g / factor.to(g.device) for g in found]
 
     @property
-    def still(self) -> bool:
+    def are_still(self) -> bool:
         """Whether the weights are those of the first backward."""
         return self.window.weights == versions(self.parameters)
 
     def close(
-        self,
-        *,
-        skipped: bool,
-        gradients: Sketched | None,
-        parameters: Sketched | None,
-        alone: bool | None,
-        together: Together | None,
+        self, gradients: Sketched, parameters: Sketched | None, alone: bool | None, together: Together | None
     ) -> Window | None:
         """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated.
 
         `alone`: no other rank has a part in the gradient; None: where it shows in the gradient itself.
         """
-        opened, self.window = self.window, Open()
-        if not opened.backwards:
+        window, self.window = self.window, self._opened()
+        if not window.micro_batches:
             return None
-        known = np.array(self.known)
-        sketched = np.array(self.sketched) & known
         self.num_windows += 1
-        before_clip = opened.unclipped if opened.unclipped is not None else gradients
-        assert before_clip is not None
-        differentiated = [
-            (b.contribution, b.before, b.after, b.scale, b.loss, [(head.fits, head.constants) for head in b.heads or ()])
-            for b in opened.backwards
-        ]
-        ends = (before_clip, gradients, parameters, opened.first, opened.clipped)
-        parts, ends, unused = on_host((differentiated, ends, opened.unused))
-        micro_batches = [_micro_batch(*part) for part in zip(opened.backwards, parts, strict=True)]
-        gradient, at_step, weights, first, clipped = map(_sketch, ends)
-        assert gradient is not None
-        norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
-        for m in micro_batches if not known.all() else ():  # also what was looked at before one was found to be unknown
-            for part in (m.contribution, m.before, m.after):
-                if part is not None:
-                    part[~known] = 0
-        for end in (gradient, at_step, clipped):
-            if end is not None:
-                end[~sketched] = 0
-        ranks = None
-        if alone is None:
-            alone = _is_own_sum(micro_batches, gradient)
-        elif not alone and self.detail and together is not None:
+        self.window.index += 1
+        known = np.array(self.known)
+        looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
+        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes) for m in window.micro_batches]
+        ends = {"at_step": gradients, "parameters": parameters, **window.ends}
+        parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
+        for m, (*sketches, scale, loss, heads) in zip(window.micro_batches, parts, strict=True):
+            m.scale = 1.0 if scale is None else _number(scale)
+            m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
+            m.loss = _number(loss) / m.scale
+            m.slopes = None if heads is None else [_slope(head, m.scale) for head in heads]
+        window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
+        names = ("unclipped", "at_step", "clipped")
+        unclipped, at_step, window.clipped = (_sketch(found.get(name), looked) for name in names)
+        window.gradient, window.at_step = (at_step, None) if unclipped is None else (unclipped, at_step)
+        window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
+        if alone is False and self.detail and together is not None:
             name = f"{self.index}/{self.num_windows}"
-            ranks = gathered(together, name, micro_batches, gradient, sharded=self.sharded)
-        if not alone and ranks is None:  # what a term weighs depends on the terms of all ranks
-            for m in micro_batches:
+            window.ranks = gathered(together, name, window.micro_batches, window.gradient, sharded=self.sharded)
+        if not window.alone and window.ranks is None:  # what a term weighs depends on the terms of all ranks
+            for m in window.micro_batches:
                 m.slopes = None
-        return Window(
-            index=self.num_windows - 1,
-            track=self.index,
-            micro_batches=micro_batches,
-            gradient=gradient,
-            norm=norm,
-            whole=bool(sketched.all()),
-            at_step=at_step if opened.unclipped is not None else None,
-            parameters=weights,
-            first=first,
-            clipped=clipped,
-            narrow=any(g is not None and g.dtype in NARROW for g in self.grads),
-            half=any(g is not None and g.dtype is torch.float16 for g in self.grads),
-            rounded=opened.rounded,
-            calls=tuple(opened.calls),
-            skipped=skipped,
-            closure=opened.closure,
-            moved=opened.moved,
-            state_moved=opened.state_moved,
-            resumed=self.resumed and self.num_windows == 1,
-            alone=alone,
-            ranks=None if skipped else ranks,
-            averaged=opened.averaged,
-            forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
-            still=opened.still,
-            late=opened.late,
-            buffers_moved=opened.buffers_moved,
-            unused=tuple(map(_number, unused)),
-        )
+        formats = {g.dtype for g in self.grads if g is not None}
+        window.norm, window.whole = math.hypot(*map(_number, norms)), bool(looked.all())
+        window.narrow, window.half = not formats.isdisjoint(NARROW), torch.float16 in formats
+        window.calls, window.unused = tuple(window.waiting), tuple(map(_number, values))
+        window.resumed = self.resumed and self.num_windows == 1
+        window.ranks = None if window.skipped else window.ranks
+        return Window(**{each.name: getattr(window, each.name) for each in fields(Window)})
 
 
 def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks | None:
@@ -376,54 +319,66 @@ def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
 
 
 def on_host(nest: Any) -> Any:
-    """The same nest with vectors in place of its tensors, one copy for each device and format."""
-    leaves, form = tree_flatten(nest)
-    tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    for kind in {(t.device, t.dtype) for t in tensors.values()}:
-        own = {i: t for i, t in tensors.items() if (t.device, t.dtype) == kind}
-        whole = torch.cat([t.detach().reshape(-1) for t in own.values()]).double().cpu().numpy()
-        edges = np.cumsum([t.numel() for t in own.values()])[:-1]
-        for i, part in zip(own, np.split(whole, edges), strict=True):
-            leaves[i] = part
-    return tree_unflatten(leaves, form)
+    """The same nest of lists, tuples and mappings with vectors in place of its tensors, one copy for each device and format."""
+    tensors: list[Tensor] = []
+    _gather(nest, tensors)
+    vectors: list[Any] = [None] * len(tensors)
+    for kind in {(t.device, t.dtype) for t in tensors}:
+        own = [i for i, t in enumerate(tensors) if (t.device, t.dtype) == kind]
+        whole = torch.cat([tensors[i].detach().reshape(-1) for i in own]).double().cpu().numpy()
+        end = 0
+        for i in own:
+            start, end = end, end + tensors[i].numel()
+            vectors[i] = whole[start:end]
+    return _filled(nest, iter(vectors))
 
 
-def _sketch(found: Sequence[Sketch | None] | None) -> Sketch | None:
-    """Zeros where there was no gradient."""
-    return None if found is None else np.stack([np.zeros(WIDTH) if part is None else part for part in found])
+def _gather(nest: Any, tensors: list[Tensor]) -> None:
+    if isinstance(nest, Tensor):
+        tensors.append(nest)
+    elif isinstance(nest, (list, tuple, dict)):
+        for one in nest.values() if isinstance(nest, dict) else nest:
+            if one is not None:
+                _gather(one, tensors)
+
+
+def _filled(nest: Any, vectors: Iterator[Any]) -> Any:
+    if isinstance(nest, Tensor):
+        return next(vectors)
+    if isinstance(nest, dict):
+        return {key: _filled(one, vectors) for key, one in nest.items()}
+    if not isinstance(nest, (list, tuple)):
+        return nest
+    found: list[Any] = [None if one is None else _filled(one, vectors) for one in nest]
+    return type(nest)(*found) if hasattr(nest, "_fields") else type(nest)(found)
+
+
+def _sketch(found: Sequence[Sketch | None] | None, of: Any) -> Any:
+    """[T, WIDTH] of these tensors; zeros where there was no gradient."""
+    if found is None:
+        return None
+    return np.stack([NOTHING if part is None or not chosen else part for part, chosen in zip(found, of, strict=True)])
 
 
 def _number(found: Any) -> float:
     return math.nan if found is None else float(found[0])
 
 
-def _micro_batch(backward: Backward, found: Sequence[Any]) -> MicroBatch:
-    """`found`: its numbers, on the host."""
-    *sketches, scale, loss, fits = found
-    factor = 1.0 if scale is None else _number(scale)
-    contribution, before, after = (None if s is None else s / factor for s in map(_sketch, sketches))
-    slopes: list[Slope] | None = None
-    if backward.heads is not None:
-        slopes = [_slope(head, factor, *forms) for head, forms in zip(backward.heads, fits, strict=True)]
-    return MicroBatch(
-        contribution=contribution,
-        before=before,
-        after=after,
-        empty=backward.empty,
-        scale=factor,
-        slopes=slopes,
-        loss=_number(loss) / factor,
-        calls=backward.calls,
-        lrs=backward.lrs,
-        fed=backward.fed,
-        others=backward.others,
-    )
+def _norms(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Of each gradient, or of what of it is here."""
+    parts = [local_part(g)[0] for g in gradients if g is not None]
+    narrow, wide = ([p for p in parts if (p.dtype in NARROW) is is_narrow] for is_narrow in (True, False))
+    with torch.no_grad():
+        found = torch._foreach_norm(narrow, 2, torch.float32) if narrow else ()
+        return [*found, *(torch._foreach_norm(wide) if wide else ())]
 
 
-def _slope(head: Head, scale: float, forms: Fits, constants: Sequence[Constant] | None) -> Slope:
-    fits = {kind: Numbers(*map(_number, form)) for kind, form in forms.items()}
+def _slope(head: Head, scale: float) -> Slope:
+    """`head`: with its numbers on the host."""
+    fits = {kind: Numbers(*map(_number, form)) for kind, form in head.fits.items()}
     found = reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
-    return replace(found, classes=head.classes, constants=None if constants is None else tuple(_constants(constants, scale)))
+    constants = None if head.constants is None else tuple(_constants(head.constants, scale))
+    return replace(found, classes=head.classes, constants=constants)
 
 
 def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
@@ -434,21 +389,9 @@ def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
             yield Constant(1 / number if divides else number, divides)
 
 
-def versions(tensors: Sequence[Tensor]) -> int:
-    """How often they have been written to, as far as it is counted; no code of a subclass of Tensor is called for that."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return sum(t._version for t in tensors if not t.is_inference())
-
-
 def _state(optimizer: Optimizer) -> list[Tensor]:
-    kept = [values for values in optimizer.state.values() if isinstance(values, Mapping)]
+    kept = [values for values in optimizer.state.values() if isinstance(values, dict)]
     return [t for values in kept for t in values.values() if isinstance(t, Tensor)]
-
-
-def _mark(gradient: Tensor | None) -> tuple[int, int]:
-    """Of a sharded gradient, what is here: FSDP2 adds to that behind the tensor that shows."""
-    held = getattr(gradient, "_local_tensor", gradient)
-    return (0, 0) if held is None else (id(held), held._version)
 
 
 def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from accumulation_harness.observe.patches import Patches
+
 
 def _states() -> Callable[[], None]:
     """What puts the generators back to where they are now."""
@@ -30,25 +32,26 @@ def _states() -> Callable[[], None]:
 @contextmanager
 def evaluations_apart() -> Iterator[None]:
     """Inside, a model that goes from `eval()` back to `train()` has the generators put back to where they were before."""
-    original, held = nn.Module.train, dict[int, Callable[[], None]]()
+    held = dict[int, Callable[[], None]]()
     inside = False  # a module hands the call on to its children
 
-    def train(self: nn.Module, mode: bool = True) -> Any:
+    def train(original: Callable[..., Any], module: nn.Module, mode: bool = True) -> Any:
         nonlocal inside
         if inside:
-            return original(self, mode)
+            return original(module, mode)
         inside = True
         try:
-            if not mode and self.training:
-                held[id(self)] = _states()
-            elif mode and not self.training and (restore := held.pop(id(self), None)) is not None:
+            if not mode and module.training:
+                held[id(module)] = _states()
+            elif mode and not module.training and (restore := held.pop(id(module), None)) is not None:
                 restore()
-            return original(self, mode)
+            return original(module, mode)
         finally:
             inside = False
 
-    nn.Module.train = train  # type: ignore[method-assign]
+    patches = Patches()
+    patches.replace({(nn.Module, "train"): train})
     try:
         yield
     finally:
-        nn.Module.train = original  # type: ignore[method-assign]
+        patches.restore()

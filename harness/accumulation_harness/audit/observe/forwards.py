@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from accumulation_harness.audit.evidence import Row, Run
 from accumulation_harness.audit.observe.rank_gradients import Unsharded
 from accumulation_harness.audit.observe.sample import by_position, looked_at
-from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
+from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, roundoff, tensors_in
 from accumulation_harness.observe.fence import Fence
+from accumulation_harness.observe.loop import Draws, draws
+from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.system import accelerator
 
 
@@ -46,9 +48,9 @@ class Forwards:
         self.copied = 0.0  # roundoff of the models' narrowest parameter, which an optimizer may hold copies of
         self.outermost: dict[int, nn.Module] = {}
         self.micro_batch = 0  # of the window under way
-        self.before: Tensor | None = None  # generator state as the outermost forward began
+        self.before: Draws | None = None  # generator state as the outermost forward began
         self.unsharded = Unsharded(fence)
-        self.last: Tensor | None = None  # as the last watched event ended; None before the first
+        self.last: Draws | None = None  # as the last watched event ended; None before the first
         self.pending: list[RowsOfForward] = []  # forwards that no backward has come to yet
         self.reset()
 
@@ -128,8 +130,8 @@ class Forwards:
                 self.outermost[id(module)] = module
                 if in_a_group():
                     self.unsharded.know(module)
-            self.before = generators()
-            self.outside |= self.last is not None and not torch.equal(self.before, self.last)
+            self.before = draws()
+            self.outside |= self.last is not None and self.before != self.last
             self.first = self.first or module
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -140,8 +142,8 @@ class Forwards:
         outputs = self._by_row(output)
         if self.depth or not torch.is_grad_enabled():
             return
-        state = generators()
-        self.draws |= self.before is not None and not torch.equal(self.before, state)
+        state = draws()
+        self.draws |= self.before is not None and self.before != state
         self.last = state
         self.run.forwards += 1
         self.count += 1
@@ -229,12 +231,6 @@ class Forwards:
         """Operations are rounded so, whatever the format of the tensors."""
         self.run.roundoff = max(self.run.roundoff, roundoff)
         self.run.arithmetic = max(self.run.arithmetic, roundoff)
-
-
-def generators() -> Tensor:
-    """Where torch's generators stand: the CPU's, and those of CUDA devices that are in use."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.cat([torch.get_rng_state(), *cuda])
 
 
 def _memory(tensor: Tensor) -> int:

@@ -17,10 +17,10 @@ from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, Key, Setting, key, name_of
-from accumulation_harness.audit.observe.runs import Job, Train, accepts, watch
+from accumulation_harness.audit.observe.runs import Functions, Job, Train, accepts, failed
 from accumulation_harness.audit.observe.sample import everything
 from accumulation_harness.audit.request import OFFERED
-from accumulation_harness.observe.patches import Patches, group_stays
+from accumulation_harness.observe.patches import GROUP_STAYS, Patches
 
 STARTERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
 OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -46,14 +46,15 @@ class Rank:
         )
 
 
-class Launched:
+class Launched(Functions):
     """Makes the jobs of this rank and keeps what they show. It makes none after one that failed: the others would wait for it.
 
     The independent reference runs on rank 0 alone, on the whole batch, before the ranks join; the others read what it showed.
     """
 
     def __init__(self, train: Train, reference: Train | None, rank: Rank, setting: Setting, folder: Path) -> None:
-        self.functions, self.rank, self.setting, self.folder = {False: train, True: reference}, rank, setting, folder
+        super().__init__(train, reference)
+        self.rank, self.setting, self.folder = rank, setting, folder
         self.made: list[tuple[Key, Run]] = []
         self._alone: list[tuple[Key, Run]] = []
         self._joined = self._failed = False
@@ -68,21 +69,15 @@ class Launched:
     def __exit__(self, *_: object) -> None:
         self._patches.restore()
 
-    def accepts(self, name: str, *, independent: bool = False) -> bool:
-        """Whether the function (or the independent one) has a parameter of that name."""
-        return accepts(self.functions[independent], name)
-
     def run(self, job: Job) -> list[Run]:
         """The evidence of this rank alone."""
         if job.independent:
             return [self._independent(job)]
         self._join()
-        function = self.functions[False]
-        assert function is not None
         if self._failed:
-            return [Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error="not made")]
+            return [failed(job, "not made")]
         with everything():
-            run = watch(function, _keeping(job))
+            run = self.watched(_keeping(job))
         self._failed = run.error is not None
         self.made.append((key(job), run))
         return [run]
@@ -104,16 +99,14 @@ class Launched:
         return path
 
     def _independent(self, job: Job) -> Run:
-        function = self.functions[True]
-        assert function is not None
         if self.rank.number:
             self._join()
             if not self._alone:
                 self._alone = list(Evidence.read(self.folder / REFERENCE).runs)
             return dict(self._alone)[key(job)]
-        whole = replace(job, batch_size=job.batch_size * self.setting.replicas, independent=False)
+        whole = replace(job, batch_size=job.batch_size * self.setting.replicas)
         with _as_one_process(), everything():
-            run = watch(function, _keeping(whole))
+            run = self.watched(_keeping(whole))
         self._alone.append((key(job), run))
         return run
 
@@ -133,8 +126,7 @@ class Launched:
             atexit.register(dist.destroy_process_group)
         self._joined = True
         namespaces = [f.__globals__ for f in self.functions.values() if f is not None and hasattr(f, "__globals__")]
-        names = ("init_process_group", "destroy_process_group")
-        self._patches.replace({(dist, name): group_stays for name in names}, namespaces)
+        self._patches.replace(GROUP_STAYS, namespaces)
 
 
 def _keeping(job: Job) -> Job:

@@ -27,7 +27,6 @@ from accumulation_harness.audit.evidence import (
     norms_by,
     overflow_is_expected,
 )
-from accumulation_harness.audit.observe.alive import PLAIN, readable
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.rank_gradients import LocalGradients
@@ -41,9 +40,12 @@ from accumulation_harness.audit.observe.sample import (
     signed_sums,
     size_of,
 )
-from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
-from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff, size
+from accumulation_harness.audit.observe.starts import emptied_since, start_of
+from accumulation_harness.audit.observe.tensors import dense, roundoff, size
 from accumulation_harness.observe.fence import Fence
+from accumulation_harness.observe.followed import Followed, Mark, mark
+from accumulation_harness.observe.tensors import in_a_group
+from accumulation_harness.system.state import PLAIN, readable
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -79,18 +81,18 @@ class Begun:
     gradient: Vector
     emptied: frozenset[int]
     moved: Vector | None
-    marks: list[tuple[int, int]]  # of every parameter's `.grad`
+    marks: list[Mark]  # of every parameter's `.grad`
 
 
-class LiveTrack:
+class LiveTrack(Followed):
     """Collects the `Track` of one optimizer."""
 
     def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, what: Intervention, fence: Fence) -> None:
-        self.optimizer, self.run, self.forwards, self.what, self.fence = optimizer, run, forwards, what, fence
+        super().__init__(optimizer)
+        self.run, self.forwards, self.what, self.fence = run, forwards, what, fence
         self.store = Store() if what.leads else None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.window = OpenWindow()
-        self.parameters: list[Tensor] = []
         self.sample = Sample((), ())  # the elements of the parameters that are kept
         self.inner: set[int] = set()  # parameters (ids) that other optimizers stepped inside this one's step
         self.num_effective = 0  # steps so far that could move parameters
@@ -106,9 +108,8 @@ class LiveTrack:
 
     def refresh(self) -> None:
         """Look the parameters up again: frameworks replace them when they shard or move a model."""
-        found = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if [id(p) for p in found] != [id(p) for p in self.parameters]:
-            self.parameters, self.sample = found, sample_of(found)
+        if self.look_again():
+            self.sample = sample_of(self.parameters)
             self.last_parameters: Vector | None = None
             self.last_gradient = None
         names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
@@ -148,7 +149,7 @@ class LiveTrack:
         start = start_of(found, self.last_gradient, filled=self.window.filled)
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
         emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
-        self._begun = Begun(start, found, emptied, self._movement(), [mark(p) for p in self.parameters])
+        self._begun = Begun(start, found, emptied, self._movement(), [mark(p.grad) for p in self.parameters])
         self._local = LocalGradients(self.parameters, self.fence) if in_a_group() else None
         self._stand_in = LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None
 
@@ -168,7 +169,7 @@ class LiveTrack:
         if begun is None:
             return False
         end = _shared(self.gradients(), begun.gradient)
-        same = begun.marks == [mark(p) for p in self.parameters] and end is begun.gradient
+        same = begun.marks == [mark(p.grad) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
             if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
@@ -219,11 +220,6 @@ class LiveTrack:
         self.window.backwards[-1] = dataclasses.replace(self.window.backwards[-1], reached=places)
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
-
-    @property
-    def lrs(self) -> tuple[float, ...]:
-        """Learning rates now, one per parameter group."""
-        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
 
     @overflow_is_expected
     def before_step(self) -> None:
@@ -296,6 +292,7 @@ class LiveTrack:
             roundoffs=roundoffs,
         )
         self.track.steps.append(step)
+        self.num_steps += 1
         self.num_effective += step.effective
         self._before, self._given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.window = OpenWindow()
@@ -318,7 +315,7 @@ class LiveTrack:
 
     # -- between them ----------------------------------------------------------------------------------------------
 
-    def unclipped(self, *, by_value: bool) -> Unclipped:
+    def before_clip(self, *, by_value: bool) -> Unclipped:
         """The gradients now, which are about to be clipped."""
         if self.sample.whole:
             return Unclipped(self.gradients())

@@ -10,21 +10,9 @@ from torch import Tensor
 
 from accumulation_harness.audit.evidence import Matrix, Vector
 from accumulation_harness.audit.observe.sample import by_position, sample_of
+from accumulation_harness.observe.graph import ADDS, PASSES, operation, parents
 
-ADDITIONS = ("Add", "Sub", "Stack")
-LINEAR = (
-    "Mul",
-    "Div",
-    "Neg",
-    "Sum",
-    "Mean",
-    "ToCopy",
-    "View",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Expand",
-)  # of one operand
+LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
 MOST_TERMS = 8  # or as many as forwards made the loss, whose losses it may add up
 
@@ -97,7 +85,7 @@ def _leaves(root: Any) -> list[Tensor]:
     while waiting:
         node = waiting.pop(0)
         found += [node.variable] if node.name() == LEAF else []
-        new = [parent for parent in dict.fromkeys(_below(node)) if parent not in seen]
+        new = [parent for parent in dict.fromkeys(parents(node)) if parent not in seen]
         waiting += new
         seen.update(new)
     return found
@@ -140,17 +128,8 @@ def term_names(loss: Any) -> tuple[str, ...]:
 
 def _called(node: Any) -> str:
     """The first operation below multiplications by constants and reductions."""
-    below = _below(node)
-    return _called(below[0]) if _operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else _operation(node)
-
-
-def _operation(node: Any) -> str:
-    """`Mul` of `MulBackward0`."""
-    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
-
-
-def _below(node: Any) -> list[Any]:
-    return [parent for parent, _ in node.next_functions if parent is not None]
+    below = parents(node)
+    return _called(below[0]) if operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else operation(node)
 
 
 def _terms(loss: Any, forwards: int = 1) -> list[Any]:
@@ -179,10 +158,10 @@ def slopes_by_term(
 
 def _addends(node: Any, most: int) -> list[Any]:
     """The nodes below additions and multiplications by constants, none of which another one of them needs."""
-    below, operation = _below(node), _operation(node)
+    below, kind = parents(node), operation(node)
     if not below or any(parent.name() == LEAF for parent in below):  # cut at a parameter, all terms would lose it
         return [node]
-    if operation in ADDITIONS or (operation in LINEAR and len(below) == 1):
+    if kind in ADDS or (kind in LINEAR and len(below) == 1):
         found = list(dict.fromkeys(addend for parent in below for addend in _addends(parent, most)))
         if len(found) > 1 and (len(found) > most or not _share(found)):
             return found
@@ -191,14 +170,14 @@ def _addends(node: Any, most: int) -> list[Any]:
 
 def _share(nodes: Sequence[Any]) -> bool:
     """Whether one of these nodes is needed by another one: cutting the graph at it would cut both."""
-    waiting, seen = [parent for node in nodes for parent in _below(node)], set()
+    waiting, seen = [parent for node in nodes for parent in parents(node)], set()
     while waiting:
         node = waiting.pop()
         if node in nodes:
             return True
         if node not in seen:
             seen.add(node)
-            waiting += _below(node)
+            waiting += parents(node)
     return False
 
 

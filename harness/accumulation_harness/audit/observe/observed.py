@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
@@ -13,15 +18,32 @@ from accumulation_harness.audit.evidence import Call, Intervention, Role, Run
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.interventions import intervene
-from accumulation_harness.audit.observe.live import LiveTrack
+from accumulation_harness.audit.observe.live import LiveTrack, Unclipped
+from accumulation_harness.audit.observe.loss_graph import (
+    coupled_copies,
+    couplings,
+    gradients_by_term,
+    mixes_rows,
+    slopes_by_term,
+    term_names,
+)
 from accumulation_harness.audit.observe.states import States
-from accumulation_harness.observe.fence import Fence
+from accumulation_harness.audit.observe.tensors import dense, tensors_in
+from accumulation_harness.observe.fence import Fence, See, Seeing
+from accumulation_harness.observe.loop import Loop, draws
+from accumulation_harness.observe.patches import Place
+from accumulation_harness.observe.tensors import in_a_group
+
+OURS, UNINSTALLED = __name__.partition(".")[0], "code that is not installed"
+INSTALLED = ("site-packages", "dist-packages")
 
 
-class Observed:
+class Observed(Loop[LiveTrack]):
     """The state of one watched run; every wrapper and hook reads it and adds to it."""
 
-    def __init__(self, run: Run, intervention: Intervention, fence: Fence) -> None:
+    def __init__(self, run: Run, intervention: Intervention, fence: Fence, find_optimizers: Callable[[], None]) -> None:
+        """`find_optimizers` adds the optimizers that were made before anybody watched."""
+        self.find_optimizers = find_optimizers
         self.run, self.intervention, self.fence = run, intervention, fence
         self.forwards = Forwards(run, fence)
         self.states = States(run, intervention)
@@ -101,13 +123,6 @@ class Observed:
             "weight": weights,
         }
 
-    def holding(self, tensors: Iterable[Tensor], owner: object = None) -> list[LiveTrack]:
-        """The tracks that have one of these parameters, or this optimizer."""
-        members = set(map(id, tensors))
-        return [
-            live for live in self.live.values() if live.optimizer is owner or not members.isdisjoint(map(id, live.parameters))
-        ]
-
     def note(self, call: Call) -> None:
         """Add to the order of calls of every optimizer's window."""
         for live in self.live.values():
@@ -119,3 +134,185 @@ class Observed:
             self.forwards.end_window()
             self.window_over = True
         intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)
+
+    # -- calls of the loop ---------------------------------------------------------------------------------------------
+
+    def calls(self) -> dict[Place, See]:
+        """Those of any observer, and who clears, loads and makes."""
+        return {
+            **super().calls(),
+            (Optimizer, "add_param_group"): self._add_param_group,
+            (Optimizer, "zero_grad"): self._noting_owner("zero_grad"),
+            (nn.Module, "zero_grad"): self._noting_owner("zero_grad"),
+            (Optimizer, "load_state_dict"): self._noting_owner("load"),
+            (nn.Module, "load_state_dict"): self._noting_owner("load"),
+        }
+
+    @property
+    def followed(self) -> Collection[LiveTrack]:
+        """The optimizers that were seen so far."""
+        return self.live.values()
+
+    def _noting_owner(self, call: Call) -> See:
+        """Only in the windows of the optimizer, or of those of the module's parameters."""
+
+        def see(owner: Any, *_: Any, **__: Any) -> Seeing:
+            held = self.holding(owner.parameters()) if isinstance(owner, nn.Module) else ()
+            for live in held or (one for one in self.followed if one.optimizer is owner):
+                live.note(call)
+            yield
+
+        return see
+
+    def scheduled(self, scheduler: Any) -> None:
+        """In the windows of all."""
+        self.note("schedule")
+        if not any(known is scheduler for known in self.schedules):
+            self.schedules.append(scheduler)
+
+    def _add_param_group(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
+        yield
+        self.made(optimizer)
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def differentiation(self, root: Any, inputs: list[Tensor] | None) -> Seeing:
+        """A backward, or gradients that are returned."""
+        if not self.backward_depth:  # checkpointing runs backward inside backward
+            self.find_optimizers()
+            yield from self._into_grad(root) if inputs is None else self._returned(root, inputs)
+
+    def _into_grad(self, root: Any) -> Seeing:
+        self.begin_window()
+        self.run.callers = self.run.callers or tuple(_callers())
+        self.run.backwards += 1
+        self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
+        if self.intervention.leads and not self.run.summed:
+            self.run.summed = _is_sum(root)
+        if self.forwards.probing:
+            self._probe(root)
+        leading = self.leading
+        if leading is not None and self.intervention.terms == len(leading.track.steps):
+            self._take_apart(root, leading.parameters)
+        unowned = self._unowned()
+        self.run.copies |= bool(unowned)
+        for live in self.live.values():
+            live.before_backward(unowned)
+        with self.differentiating():
+            yield
+        loss, lives = _total(root), self.lives
+        reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, self.loss_scale))
+        for i in reached:
+            lives[i].reached_with(reached)
+        self._end_of_backward()
+
+    def _unowned(self) -> list[Tensor]:
+        """The parameters of the model under way, where no optimizer holds any of them: it then holds copies (or none)."""
+        owned = {id(p) for live in self.live.values() for p in live.parameters}
+        model = self.forwards.first
+        found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
+        return [] if any(id(p) in owned for p in found) else found
+
+    def _take_apart(self, root: Any, parameters: Sequence[Tensor]) -> None:
+        """Differentiate each addend of the loss alone; none of it counts as a backward of the loop."""
+        run = self.run
+        try:
+            with self.differentiating():
+                parts = gradients_by_term(root, parameters)
+        except Exception:  # hooks in the graph that raise: nothing is known
+            parts = []
+        if parts and len(run.term_names) in (0, len(parts)):
+            run.term_names = term_names(root)
+            run.terms.append(parts)
+
+    def _probe(self, root: Any) -> None:
+        """Differentiate the loss aside; none of it counts as a backward of the loop."""
+        leading = self.leading
+        try:
+            with self.differentiating():
+                outputs = self.forwards.outputs
+                self.run.mixes_rows |= mixes_rows([output for _, output in outputs], self.forwards.made)
+                bent = couplings(root, outputs)
+                self.run.coupled |= bent.rows
+                self.run.elementwise = bent.elementwise
+                copies = coupled_copies(root, self.forwards.names)
+                self.run.coupled_copies = max(self.run.coupled_copies, copies)
+                if leading is not None and not in_a_group():
+                    forwards = self.forwards.count
+                    self.run.term_slopes.append(slopes_by_term(root, outputs, forwards))
+                    parts = gradients_by_term(root, leading.parameters, forwards)
+                    self.run.terms.append([part / self.loss_scale for part in parts])
+        except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
+            self.run.terms.append([])
+        self.forwards.forget_slopes()
+
+    def _returned(self, root: Any, inputs: Sequence[Tensor]) -> Seeing:
+        places = {id(p): place for place, p in enumerate(inputs)}
+        reached = [live for live in self.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
+        for live in reached:
+            live.before_backward()
+        aside = [] if reached else self.forwards.unreached
+        result = yield
+        for forward in aside:
+            forward.reached = False
+        for live in reached:
+            parts = [result[places[id(p)]] for p in live.parameters]
+            manual = live.sample.take(parts)
+            live.after_backward(_total(root), self.loss_scale, manual)
+        if reached:
+            self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        forwards = self.forwards
+        forwards.reset()
+        forwards.last = draws()
+
+    # -- between backward and step -----------------------------------------------------------------------------------
+
+    def clipped(self, one: LiveTrack, before: Unclipped, limit: Any) -> None:
+        """And what they were."""
+        one.clipped(before, float(limit), self.loss_scale)
+
+    def scaled(self, scaler: Any) -> None:
+        """By so much."""
+        if not any(known is scaler for known in self.scalers):
+            self.scalers.append(scaler)
+        self.loss_scale = float(scaler.get_scale())
+
+    def scale_updated(self) -> None:
+        """In the windows of all."""
+        self.note("update scale")
+
+    def skipped(self, one: LiveTrack) -> None:
+        """A step that took nothing."""
+        one.skip()
+
+
+def _is_sum(loss: Any) -> bool:
+    """Whether the loss is a sum of terms, or may be."""
+    try:
+        return bool(term_names(loss))
+    except Exception:  # a graph too deep to be looked through
+        return True
+
+
+def _total(outputs: Any) -> float:
+    """The number that was differentiated; NaN when it was not one number each."""
+    listed = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
+    if not all(isinstance(t, Tensor) and t.numel() == 1 for t in listed):
+        return math.nan
+    return float(sum(dense(t).double().item() for t in listed))
+
+
+def _callers() -> Iterator[str]:
+    """The installed packages whose frames led here, innermost first; one name for all code between that is not installed."""
+    frame: FrameType | None = sys._getframe(1)
+    last = OURS
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != OURS:
+            is_installed = package == "torch" or any(folder in frame.f_code.co_filename for folder in INSTALLED)
+            package = package if is_installed else UNINSTALLED
+        if package not in (OURS, last):
+            yield package
+        frame, last = frame.f_back, package

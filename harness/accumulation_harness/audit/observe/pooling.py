@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,23 @@ from accumulation_harness.judge.cause import Cause
 
 SAME_START = 1e-5  # relative; starting weights of a tensor that is found in another run
 FIRST_TOLD: tuple[Start, ...] = ("changed", "cleared", "scaled", "manual", "kept", "empty")  # of parts that do not agree
+
+
+Rules = Mapping[str, Callable[[list[Any]], Any]]  # field -> what several of it make
+OF_RUNS: Rules = {
+    "reported": lambda each: next((one for one in each if one is not None), None),
+    "counts": lambda each: {key: value for one in reversed(each) for key, value in one.items()},
+    "coupled": lambda each: frozenset().union(*each),
+    **dict.fromkeys(("roundoff", "arithmetic", "accumulator_roundoff"), max),
+    **dict.fromkeys(("dropout_calls", "norm_calls"), sum),
+    **dict.fromkeys(("float16", "summed", "stopped", "mixes_rows"), any),
+}
+R = TypeVar("R", Run, Step, Backward, Clip)
+
+
+def merged(several: Sequence[R], rules: Rules, /, **fields: Any) -> R:
+    """The first of several, with what they make together."""
+    return replace(several[0], **{name: rule([getattr(one, name) for one in several]) for name, rule in rules.items()}, **fields)
 
 
 @overflow_is_expected
@@ -168,31 +186,20 @@ def disagreement(candidate: Run, gate: float) -> list[Finding]:
 
 def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | None) -> Run:
     """Every run is one part, held by a group of ranks."""
-    first, num_ranks = runs[0], sum(len(group) for group in groups)
+    num_ranks = sum(len(group) for group in groups)
     shared_out = all(run.sharded for run in runs) or all(run.copies for run in runs)  # FSDP1, ZeRO: each rank has its own rows
     tracks = []
     for index, parts in enumerate(zip(*(run.tracks for run in runs), strict=False)):
         known = like.tracks[index] if like is not None and index < len(like.tracks) else None
         tracks.append(_joined_track(parts, groups, known, shared_out=shared_out) if all(p.steps for p in parts) else parts[0])
     distances = [run.rank_distances for run in runs if run.rank_distances]
-    return replace(
-        first,
+    return merged(
+        runs,
+        OF_RUNS,
         tracks=tracks,
-        ranks=num_ranks if shared_out else first.ranks,
+        ranks=num_ranks if shared_out else runs[0].ranks,
         parts=() if shared_out else tuple(tuple(group) for group in groups),
         rank_distances=tuple(max(at) for at in zip(*distances, strict=False)),
-        reported=next((run.reported for run in runs if run.reported is not None), None),
-        counts={key: value for run in reversed(runs) for key, value in run.counts.items()},
-        roundoff=max(run.roundoff for run in runs),
-        arithmetic=max(run.arithmetic for run in runs),
-        accumulator_roundoff=max(run.accumulator_roundoff for run in runs),
-        dropout_calls=sum(run.dropout_calls for run in runs),
-        norm_calls=sum(run.norm_calls for run in runs),
-        float16=any(run.float16 for run in runs),
-        summed=any(run.summed for run in runs),
-        stopped=any(run.stopped for run in runs),
-        coupled=frozenset().union(*(run.coupled for run in runs)),
-        mixes_rows=any(run.mixes_rows for run in runs),
     )
 
 
@@ -300,25 +307,22 @@ def _joined_track(parts: Sequence[Track], groups: Sequence[Sequence[int]], like:
 def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layout, *, shared_out: bool) -> Step:
     """One step of all parts. `shared_out`: a micro-batch's gradient is known of each rank as a whole only."""
     steps = [_without_contributions(step) for step in steps] if shared_out else steps
-    first = steps[0]
     of_rank = {rank: layout.held(part) for part, group in enumerate(groups) for rank in group}
-    return replace(
-        first,
+    rules: Rules = {
+        **dict.fromkeys(("gradient", "before", "after"), layout.join),
+        **dict.fromkeys(("spreads", "roundoffs"), layout.in_order),
+        "total": layout.join_known,
+        "moved": layout.join_moved,
+        "skipped": any,
+        "state": lambda each: {key: layout.join([s[key] for s in each]) for key in each[0] if all(key in s for s in each)},
+    }
+    return merged(
+        steps,
+        rules,
         tensors=layout.joined,
         shards=tuple(of_rank[rank] for rank in sorted(of_rank)),
-        gradient=layout.join([step.gradient for step in steps]),
-        before=layout.join([step.before for step in steps]),
-        after=layout.join([step.after for step in steps]),
-        state={
-            key: layout.join([step.state[key] for step in steps]) for key in first.state if all(key in s.state for s in steps)
-        },
-        total=layout.join_known([step.total for step in steps]),
-        spreads=layout.in_order([step.spreads for step in steps]),
-        moved=layout.join_moved([step.moved for step in steps]),
-        skipped=any(step.skipped for step in steps),
         backwards=_joined_backwards(steps, layout, shared_out=shared_out),
         clips=_joined_clips(steps, layout),
-        roundoffs=layout.in_order([step.roundoffs for step in steps]),
     )
 
 
@@ -349,32 +353,22 @@ def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: b
         known = [local for local in together if local is not None]
         own = tuple(known) if len(known) == len(together) else ()
         rows = first.rows
-    return replace(
-        first,
-        loss=next((part.loss for part in parts if not math.isnan(part.loss)), math.nan),
-        start=min((part.start for part in parts), key=FIRST_TOLD.index),
-        emptied=frozenset(layout.held(index)[place] for index, part in enumerate(parts) for place in part.emptied),
-        contribution=layout.join_known([part.contribution for part in parts]),
-        finite=all(part.finite for part in parts),
-        rescaled=math.hypot(*(part.rescaled for part in parts)),
-        locals=own,
-        rows=rows,
-        draws=any(part.draws for part in parts),
-        outside=any(part.outside for part in parts),
-        moved=layout.join_moved([part.moved for part in parts]),
-    )
+    rules: Rules = {
+        "loss": lambda each: next((loss for loss in each if not math.isnan(loss)), math.nan),
+        "start": lambda each: min(each, key=FIRST_TOLD.index),
+        "emptied": lambda each: frozenset(layout.held(part)[place] for part, emptied in enumerate(each) for place in emptied),
+        "contribution": layout.join_known,
+        "rescaled": lambda each: math.hypot(*each),
+        "moved": layout.join_moved,
+        "finite": all,
+        **dict.fromkeys(("draws", "outside"), any),
+    }
+    return merged(parts, rules, locals=own, rows=rows)
 
 
 def _joined_clips(steps: Sequence[Step], layout: Layout) -> tuple[Clip, ...]:
     """None where the parts are clipped at other places of the window."""
     if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
         return ()
-    return tuple(
-        replace(
-            clips[0],
-            before=layout.join_known([clip.before for clip in clips]),
-            active=any(clip.active for clip in clips),
-            size=None,
-        )
-        for clips in zip(*(step.clips for step in steps), strict=True)
-    )
+    rules: Rules = {"before": layout.join_known, "active": any}
+    return tuple(merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))

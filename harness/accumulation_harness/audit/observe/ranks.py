@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,20 +22,21 @@ import torch.multiprocessing as mp
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.runs import Job, Train, accepts, load_module, watch
+from accumulation_harness.audit.observe.runs import Functions, Job, Train, failed, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
-from accumulation_harness.observe.patches import Patches, group_stays
+from accumulation_harness.observe.patches import GROUP_STAYS, Patches
 from accumulation_harness.system import processes
 
 Address = tuple[str, str] | Train  # of a function in a file; other code is sent as it is
 PATIENCE_S = 600.0  # for one call of the function
 
 
-class Ranks:
+class Ranks(Functions):
     """Processes that stay for the whole audit; the independent reference runs here, on one process and the whole batch."""
 
     def __init__(self, train: Train, reference: Train | None, processes: int) -> None:
-        self.train, self.reference, self.processes = train, reference, processes
+        super().__init__(train, reference)
+        self.train, self.processes = train, processes
         self.address = _address(train)
         self.connections: list[Connection] = []
         self.workers: list[Any] = []
@@ -47,17 +49,11 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def accepts(self, name: str, *, independent: bool = False) -> bool:
-        """Whether the function (or the independent one) has a parameter of that name."""
-        return accepts(self.reference if independent else self.train, name)
-
     def run(self, job: Job) -> list[Run]:
         """Evidence of every rank, in order. A rank that died or hangs gives a run with an error, and all ranks start afresh."""
         if job.independent:
-            assert self.reference is not None
-            whole = Job(**{**vars(job), "batch_size": job.batch_size * self.processes, "independent": False})
             with everything():
-                return [watch(self.reference, whole)]
+                return [self.watched(replace(job, batch_size=job.batch_size * self.processes))]
         prepared = getattr(self.train, "prepared", None)  # of code that shares a folder between its ranks
         with nullcontext() if prepared is None else prepared(job.batch_size, job.accumulation_steps):
             with suppress(OSError):  # a rank that is gone is reported below
@@ -79,7 +75,7 @@ class Ranks:
         except (EOFError, OSError):
             error = "rank ended without an answer"
         self._failed = True
-        return Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error=error)
+        return failed(job, error)
 
     def _start(self) -> None:
         self._failed = False
@@ -122,7 +118,7 @@ def serve(
         world_size=world,
     )
     patches = Patches()
-    patches.replace({(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}, ())
+    patches.replace(GROUP_STAYS)
     train: Train | None = None
     try:
         while (job := link.recv()) is not None:
@@ -130,8 +126,7 @@ def serve(
                 train = train or _find(address)
                 run = watch(train, job)
             except Exception as error:
-                run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
-                run.error = "".join(traceback.format_exception_only(error)).strip()
+                run = failed(job, "".join(traceback.format_exception_only(error)).strip())
             link.send(run)
     except (EOFError, OSError):  # the parent is gone
         return

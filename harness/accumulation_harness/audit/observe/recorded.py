@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.runs import Job
+from accumulation_harness.audit.observe.runs import Job, failed
 from accumulation_harness.system.files import write_atomically
 
 FORMAT = b"accumulation-audit evidence 1\n"
@@ -149,7 +149,7 @@ class Recorded:
         """The evidence of every rank; one run with an error where none was made."""
         if missed := _not_made(job):
             self._missed |= dict.fromkeys(missed)
-            return [_failed(job, "no such run was made")]
+            return [failed(job, "no such run was made")]
         if job.independent:
             return [_found(self._alone, job)]
         return [_found(runs, job) for runs in self._runs]
@@ -169,11 +169,7 @@ def _found(runs: Mapping[Key, Run], job: Job) -> Run:
     if (run := runs.get(key(job))) is not None:
         return run
     errors = [run.error for run in runs.values() if run.error is not None]
-    return _failed(job, f"{errors[-1]} (in an earlier run)" if errors else "no such run was made")
-
-
-def _failed(job: Job, error: str) -> Run:
-    return Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error=error)
+    return failed(job, f"{errors[-1]} (in an earlier run)" if errors else "no such run was made")
 
 
 def _all_of(folder: Path) -> list[Evidence]:

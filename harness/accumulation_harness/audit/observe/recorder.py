@@ -15,14 +15,13 @@ from typing_extensions import Self
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from accumulation_harness.audit.observe.alive import alive
-from accumulation_harness.audit.observe.calls import Calls
 from accumulation_harness.audit.observe.foreign import HandedWeights
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.tensors import transforming
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
+from accumulation_harness.system.state import transforming
 
 OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
 
@@ -46,14 +45,13 @@ class Recorder:
         `EnoughSteps` is raised where a step begins after `max_steps` of them.
         """
         self._steps, self._most = 0, math.inf if max_steps is None else max_steps
-        self._fence = Fence(self._ended, OBSERVER, compiled=True)
-        self.observed = Observed(run, intervention, self._fence)
+        self._fence = Fence(self._ended, OBSERVER)
+        self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
         self._handed = HandedWeights()
         self._stepping: list[Optimizer] = []
         self._scanned = False
         self._namespaces = list(namespaces)
         self._steps_seen = Patches()  # outside of the fence: what nobody observes any longer ends as well
-        self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
         self._keras = KerasAdapter(self.observed, self._fence.replace, self._count_step)
         self._fastai = FastaiAdapter(self.observed, self._fence.replace, self._count_step)
@@ -66,7 +64,7 @@ class Recorder:
             self._steps_seen.removing(register_optimizer_step_post_hook(self._after_step))
             fence.hooked(register_module_forward_pre_hook, self._enter)
             fence.hooked(register_module_forward_hook, self._leave, with_kwargs=True, always_call=True)
-            fence.replace(self._calls.seen(), self._namespaces)
+            fence.replace(self.observed.calls(), self._namespaces)
             fence.change(self._layers.wraps(), self._namespaces)
             self._fastai.look()
         except BaseException:
@@ -78,9 +76,8 @@ class Recorder:
         self._put_back()
         if not self._fence.reason:
             self._fence.run(self._finish)
-        observed = self.observed
-        observed.live.clear()
-        observed.forwards.forget_models()
+        self.observed.live.clear()
+        self._fence.run(self.observed.forwards.forget_models)
 
     def _put_back(self) -> None:
         self._fence.close()

@@ -47,25 +47,39 @@ class Job:
 QUICK = 1.0  # seconds of the processor; a collection of garbage takes a tenth of that
 
 
-class Local:
-    """Runs jobs in this process."""
+class Functions:
+    """What jobs call: the audited function, or the independent one."""
 
     def __init__(self, train: Train, reference: Train | None) -> None:
         self.functions = {False: train, True: reference}
-        self.quick = True  # whether the run before was over soon, and so has left little behind
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
         """Whether the function (or the independent one) has a parameter of that name."""
         return accepts(self.functions[independent], name)
 
-    def run(self, job: Job) -> list[Run]:
-        """The evidence of every rank; here of one."""
+    def watched(self, job: Job, *, collect: bool = True) -> Run:
+        """One call of that which the job asks for, in this process."""
         function = self.functions[job.independent]
         assert function is not None
+        return watch(function, job, collect=collect)
+
+
+class Local(Functions):
+    """Runs jobs in this process."""
+
+    quick = True  # whether the run before was over soon, and so has left little behind
+
+    def run(self, job: Job) -> list[Run]:
+        """The evidence of every rank; here of one."""
         began, quick = time.process_time(), self.quick
-        run = watch(function, job, collect=not quick)
+        run = self.watched(job, collect=not quick)
         self.quick = time.process_time() - began < QUICK
         return [run]
+
+
+def failed(job: Job, error: str) -> Run:
+    """Of a job that shows nothing."""
+    return Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error=error)
 
 
 def accepts(function: Train | None, name: str) -> bool:

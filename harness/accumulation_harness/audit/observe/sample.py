@@ -17,7 +17,8 @@ from torch import Tensor
 
 from accumulation_harness.audit.evidence import SUMMED as SUMMED
 from accumulation_harness.audit.evidence import Matrix, Vector
-from accumulation_harness.audit.observe.tensors import dense, in_a_group, size, write
+from accumulation_harness.audit.observe.tensors import dense, size, write
+from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.referee.gradients import Elements, norm
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from torch import Tensor
 
 from accumulation_harness.audit.evidence import Start, Vector
 from accumulation_harness.audit.observe.sample import Sample
 
 COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
-
-
-def mark(parameter: Tensor) -> tuple[int, int]:
-    """Tells whether a gradient was exchanged or written to since the last look."""
-    grad = parameter.grad
-    return (0, 0) if grad is None else (id(grad), grad._version)
 
 
 def _parallel(a: Vector, b: Vector) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.audit.evidence import Vector
-from accumulation_harness.system.state import transforming as transforming
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -57,11 +56,6 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
     tensor.data.copy_(value)
-
-
-def in_a_group() -> bool:
-    """Whether several ranks of `torch.distributed` train together."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def roundoff(dtype: torch.dtype) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from accumulation_harness.compare.readings import Constant
-from accumulation_harness.watch.sketch import is_plain
+from accumulation_harness.observe.tensors import is_plain
 
 MARK = "accumulation_harness"  # of the node of a known loss
 MOST = 2048  # nodes that are looked at
@@ -50,23 +50,32 @@ def ways(root: Any) -> tuple[list[Way], bool]:
     return found, others
 
 
+def operation(node: Any) -> str:
+    """`Mul` of `MulBackward0`."""
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def parents(node: Any) -> list[Any]:
+    """What its gradients go to."""
+    return [parent for parent, _ in node.next_functions if parent is not None]
+
+
 def _below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tuple[Constant, ...]]]:
     """What a node adds up or multiplies by a constant; nothing where it does something else."""
-    operation = node.name().rstrip("0123456789").removesuffix("Backward")
-    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    kind, below = operation(node), parents(node)
     more: tuple[Constant, ...] = ()
-    if operation == "Mean":
+    if kind == "Mean":
         more = (Constant(float(node._saved_self_sym_numel), divides=True),)
-    elif operation in ("Mul", "Div"):
-        if len(parents) != 1:  # both operands are trained
+    elif kind in ("Mul", "Div"):
+        if len(below) != 1:  # both operands are trained
             return
         other = _saved(node, "_saved_other")
-        other = _saved(node, "_saved_self") if other is None and operation == "Mul" else other
+        other = _saved(node, "_saved_self") if other is None and kind == "Mul" else other
         if is_plain(other) and other.numel() == 1:
-            more = (Constant(_number(other), divides=operation == "Div"),)
-    elif operation not in ADDS and operation not in PASSES:
+            more = (Constant(_number(other), divides=kind == "Div"),)
+    elif kind not in ADDS and kind not in PASSES:
         return
-    yield from ((parent, constants + more) for parent in parents)
+    yield from ((parent, constants + more) for parent in below)
 
 
 def _saved(node: Any, name: str) -> Any:

@@ -1,0 +1,58 @@
+"""The parameters of one optimizer, followed through its groups, and whether what they hold was written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Mark = tuple[int, int]
+
+
+class Followed:
+    """One optimizer, or what has its `param_groups`."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.parameters: list[Tensor] = []
+        self.num_steps = 0  # that were taken, or left out
+
+    def look_again(self) -> bool:
+        """Whether the parameters are others than at the last look: frameworks replace them when they shard or move a model."""
+        found = [p for group in self.optimizer.param_groups for p in group["params"]]
+        is_new = list(map(id, found)) != list(map(id, self.parameters))
+        self.parameters = found
+        return is_new
+
+    def holds(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of them is a parameter of the optimizer."""
+        return not set(map(id, tensors)).isdisjoint(map(id, self.parameters))
+
+    def before_clip(self, *, by_value: bool) -> Any:
+        """Its gradients are about to be clipped; what is returned is handed on when they have been."""
+
+    def unscaled(self) -> None:
+        """The loss scale was taken out of its gradients."""
+
+    @property
+    def lrs(self) -> tuple[float, ...]:
+        """Learning rates now, one per parameter group."""
+        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
+
+
+def mark(gradient: Tensor | None) -> Mark:
+    """Tells whether a gradient was exchanged or written to since the last look, a shard also behind the tensor that shows."""
+    held = getattr(gradient, "_local_tensor", gradient)
+    return (0, 0) if held is None else (id(held), held._version)
+
+
+def versions(tensors: Sequence[Tensor]) -> int:
+    """How often they have been written to, as far as it is counted; no code of a subclass of Tensor is called for that."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return sum(map(attrgetter("_version"), tensors))
+        except RuntimeError:  # of a tensor of inference, whose writes are not counted
+            return sum(t._version for t in tensors if not t.is_inference())

@@ -1,0 +1,39 @@
+"""What is known of a tensor before anything is done with it; and whether ranks train together."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+OF_TENSORS = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+
+
+def is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with numbers, of PyTorch's own classes or of one that adds no behaviour to them."""
+    kind: Any = type(tensor)
+    return _adds_nothing(kind) and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+
+
+def is_known(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is plain or sharded: of all others, operations may raise, or mean something else."""
+    return is_plain(tensor) or (isinstance(tensor, Tensor) and hasattr(tensor, "to_local"))
+
+
+@cache
+def _adds_nothing(kind: Any) -> bool:
+    if not issubclass(kind, Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
+    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__) in OF_TENSORS
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether it is inside `torch.func`'s transformations, where numbers cannot be taken out."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def in_a_group() -> bool:
+    """Whether several ranks of `torch.distributed` train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

@@ -1,0 +1,62 @@
+"""Functions of an observer that raise: which a run goes through, and one of them planted to fail."""
+
+from __future__ import annotations
+
+import dis
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
+IS_PART = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|module)>$")  # of the function around it
+Key = tuple[str, str, int]  # file, qualified name, first line of a function
+Chosen = Callable[[CodeType], bool]
+
+
+class Planted(RuntimeError):
+    """What fails."""
+
+
+def key(code: CodeType) -> Key:
+    return Path(code.co_filename).name, code.co_qualname, code.co_firstlineno
+
+
+@contextmanager
+def tracing(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def noting(chosen: Chosen, found: set[Key]) -> Any:
+    """The functions that are called."""
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if chosen(frame.f_code):
+            found.add(key(frame.f_code))
+
+    return tracing(note)
+
+
+def failing(target: Key, event: str, fired: list[Key], chosen: Chosen) -> Any:
+    """That function raises as it is called, or as it returns, once."""
+
+    def trace(frame: FrameType, what: str, _: Any) -> Any:
+        if key(frame.f_code) != target or not chosen(frame.f_code):
+            return None
+        # a generator that is left, or goes on from here, does not return
+        if what == event and (what == "call" or dis.opname[frame.f_code.co_code[frame.f_lasti]] in RETURNS):
+            fired.append(target)
+            raise Planted(f"in {target[1]}")
+        frame.f_trace_lines = False
+        return trace
+
+    trace.__code__ = trace.__code__.replace(co_filename="<planted>")  # or this file would be what has failed
+    return tracing(trace)
