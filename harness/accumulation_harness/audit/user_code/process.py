@@ -27,7 +27,6 @@ OF_TORCH: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # what
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 )
 
