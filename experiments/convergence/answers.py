@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from accumulation_harness.analysis.answering import (
+    BLUE,
     CONDITIONAL,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
     REFUTED,
     UNDECIDED,
+    VERMILLION,
+    WIDTH,
     Advice,
     Block,
     ClaimResult,
+    Curve,
     Experiment,
     Material,
     Picture,
@@ -21,11 +34,14 @@ from accumulation_harness.analysis.answering import (
     Section,
     Table,
     claim,
+    curves,
     estimated,
     interval,
     number,
     over_settings,
+    panels,
     plain,
+    rate_axis,
     section,
     share,
     statistics,
@@ -34,8 +50,8 @@ from accumulation_harness.analysis.answering import (
     undecided,
 )
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.convergence import figures, wastefulness
 from accumulation_harness.experiments.convergence import trainings as convergence
+from accumulation_harness.experiments.convergence import wastefulness
 from accumulation_harness.experiments.convergence.trainings import (
     ARM,
     DETECTABLE,
@@ -45,11 +61,59 @@ from accumulation_harness.experiments.convergence.trainings import (
     LEVEL,
     LONGEST,
     MARGIN,
+    NAMES,
     SETTING,
     Pair,
     arm_name,
 )
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
+
+COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
+LINES = {"accumulated": "--", "permuted": ":"}
+TITLES = {"samples": "samples", "optimizer steps": "optimizer_steps", "seconds inside the steps": "seconds"}
+
+
+def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
+    """Probe loss of one setting over samples, optimizer steps and seconds: a line per arm, its band, and the three targets."""
+
+    def draw(axes: Axes, cost: str) -> None:
+        for (arm, num), own in rows.groupby(list(ARM)):
+            logs = np.log(np.array(own["curve_probe_loss"].tolist(), dtype=float))
+            at = np.array(own[f"curve_{cost}"].tolist(), dtype=float).mean(0)
+            ends = [statistics.mean_interval(list(column)) for column in logs.T]
+            mean, low, high = np.exp([(one.estimate, one.low, one.high) for one in ends]).T
+            colour = COLOURS.get(str(arm), GREEN)
+            axes.plot(at, mean, LINES.get(str(arm), "-"), color=colour, label=arm_name(arm, num))
+            axes.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
+        for target in targets:
+            axes.axhline(target, color=GREEN, linewidth=0.7, linestyle=(0, (2, 3)))
+        axes.set_yscale("log")
+        if cost != "samples":
+            axes.set_xscale("log", nonpositive="mask")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+
+    return panels(TITLES, draw, 3.4, y="loss on the probe set, nats")
+
+
+def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[Any, Any], float]) -> Figure:
+    """Validation loss over the learning rate on the tuning seeds, a line per arm; the tuned rate is marked."""
+    drawn = []
+    for (arm, num), own in rows.groupby(list(ARM)):
+        means = own.groupby("lr")["validation_loss"].mean().replace(np.inf, np.nan).dropna()
+        if (best := chosen.get((arm, num))) is not None:
+            look, marked = {"color": COLOURS.get(str(arm), GREEN), "marker": "o"}, means[means.index == best]
+            drawn += [
+                Curve(means.index, means, {**look, "markersize": 3.5, "label": NAMES.get(str(arm), arm)}),
+                Curve(marked.index, marked, {**look, "linestyle": "", "markersize": 9, "fillstyle": "none"}),
+            ]
+    size, x, y = (WIDTH * 0.6, 3), "learning rate of the trial", "validation loss, nats"
+    figure = curves({"": drawn}, x, y, axes=("linear", "linear"), size=size, ncols=3)
+    rate_axis(figure.axes[0], rows)
+    return figure
 
 
 def setting_name(key: tuple[object, ...]) -> str:
@@ -58,7 +122,7 @@ def setting_name(key: tuple[object, ...]) -> str:
     return f"{workload} ({norm}), {optimizer}, B = {batch}"
 
 
-def curves(material: Material) -> Section | None:
+def over_costs(material: Material) -> Section | None:
     """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
     rows = convergence.trainings(material.results)
     judged, levels = convergence.judged(rows), convergence.targets(rows)
@@ -70,7 +134,7 @@ def curves(material: Material) -> Section | None:
         name = setting_name(key)
         blocks.append(Picture(
             f"curves-{plain(name)}",
-            figures.figure_curves(own, levels[key]),
+            figure_curves(own, levels[key]),
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
             f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
             f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
@@ -200,7 +264,7 @@ def rates(material: Material) -> Section | None:
         name = setting_name(key)
         blocks.append(Picture(
             f"tuning-{plain(name)}",
-            figures.figure_tuning(own, chosen),
+            figure_tuning(own, chosen),
             f"Validation loss over the learning rate under {name}.",
             f"{name}: mean over {own['seed'].nunique()} tuning seed(s); circles mark what was chosen. Small batches take the "
             "rate over N (over sqrt N under Adam; with matched memory also times (1 - beta^(1/N)) / (1 - beta) under "
@@ -345,5 +409,5 @@ EXPERIMENT = Experiment(
     f"wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by {MARGIN:g} nats.",
     claims=(smoother_and_better, generalisation),
     advice=is_accumulating_wasteful,
-    sections=(curves, endings, waste, rates),
+    sections=(over_costs, endings, waste, rates),
 )
