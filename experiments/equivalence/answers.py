@@ -192,18 +192,22 @@ def eight_and_two(results: Results) -> ClaimResult:
 
 
 def may_i_accumulate(results: Results) -> Advice | None:
-    """Of the experiment on equivalence: arms without batch statistics."""
+    """Of the experiment on equivalence: arms without batch statistics, and that those with them are another matter."""
     arms = results.of("equivalence").arms
     free = arms.query("arm == 'accumulated' and norm != 'batch'")
     if free.empty:
         return None
     same = free.query("verdict == 'equivalent'")
+    bound = arms.query("arm == 'accumulated' and norm == 'batch' and micro_batch < effective_batch")
+    parted = bound.query("verdict == 'different'")
     return Advice(
         "May I accumulate instead of a large batch?",
         "Yes, where no layer and no loss couples the samples" if len(same) == len(free) else "Not in every case",
         f"{share(len(same), len(free))} runs without BatchNorm are the same computation; largest difference of their gradients "
-        f"in double precision {number(same['algebra_error'].max())}",
-        "Accumulate. Compare gradients and not losses when you check your own loop.",
+        f"in double precision {number(same['algebra_error'].max())}"
+        + (f"; {share(len(parted), len(bound))} runs with BatchNorm are a different one" if len(bound) else ""),
+        "Accumulate. Compare gradients and not losses when you check your own loop."
+        + (" With BatchNorm, use GroupNorm or freeze its statistics." if len(parted) else ""),
         "equivalence",
     )
 

@@ -249,10 +249,10 @@ def is_my_trainer_right(results: Results) -> Advice | None:
     trials = wrong.groupby("trial")["detected"].all()
     return Advice(
         "Is my trainer right?",
-        "Audit it: one function call",
+        "Audit it: one command",
         f"{counted(wrong['detected'])} planted faults that change the computation were found, in {counted(trials)} trials all of "
         "them",
-        "accumulation-harness audit FILE.py:FUNCTION names the cause and the fix; docs/audit.md has the recipe for Hugging Face.",
+        "accumulation-harness audit, on a script or FILE.py:FUNCTION, names the cause and the fix, also with Hugging Face.",
         "fault_matrix",
     )
 

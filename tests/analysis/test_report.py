@@ -106,6 +106,7 @@ def test_the_entry_shows_the_newest_sweep_first_and_summarises_earlier_ones(ever
     assert "Your sweep “mine”" in first and "“clipped”" not in first and "Caveats" in first
     assert "“clipped”" in rest and "Caveats" not in rest.partition("What to know")[0]
     assert "May I accumulate instead of a large batch?" in rest and "16 of 16 runs without BatchNorm" in rest
+    assert "runs with BatchNorm are a different one" in rest
 
 
 def test_claims_have_the_columns_of_the_contract(everything: Path) -> None:

@@ -135,18 +135,21 @@ def test_what_could_not_be_judged_is_no_success_in_any_format() -> None:
 
 
 @pytest.mark.parametrize("site", ["", "https://docs.example/acc"])
-def test_every_format_and_the_lint_cite_one_address(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_format_of_a_script_and_the_lint_cite_one_address(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCUMULATION_HARNESS_DOCS", site)
     finding = Finding(4, 0, Cause.loss_not_divided, {}, "4 times too large", "gradient")
     arm = ArmResult(4, "as trained", (), (finding,), {})
-    place = Place(Path(__file__), "train")
+    place = Place(Path(__file__), "")
     subject = Subject(train=place, reference=None, batch_size=16, accumulation_steps=(4,), folder=place.file.parent)
     report = Report(batch_size=16, results=(arm,), problems=(), hidden=(), subject=subject)
     page = f"{site}/causes/loss_not_divided.html" if site else "accumulation_harness/remedies.md#loss_not_divided"
     formats: tuple[Format, ...] = ("text", "json", "junit", "issue")
     assert all(page in report.told(format) for format in formats)
     assert page in Hit.at(ast.parse("x").body[0], Cause.loss_not_divided, "").told()
-    driver = json.loads(report.told("sarif"))["runs"][0]["tool"]["driver"]
+    assert "`test_formats.py`" in report.told("issue").partition("\n")[0] and 'classname="test_formats"' in report.told("junit")
+    (run,) = json.loads(report.told("sarif"))["runs"]
+    driver = run["tool"]["driver"]
+    assert "logicalLocations" not in run["results"][0]["locations"][0]
     assert driver.get("informationUri", "") == site, "a URI is absolute, or left out"
     assert driver["rules"][0].get("helpUri") == (page if site else None)
 
@@ -167,7 +170,7 @@ def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch: pytest.
 def test_an_issue_goes_to_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, _ = said(write(tmp_path, RIGHT), "--format", "issue")
-    assert code == 0 and out.startswith("# No fault found") and "## The audited function" in out
+    assert code == 0 and out.startswith("# No fault found") and "## What was audited" in out
     code, out, err = said("none.py:train", "--format", "issue")
     assert code == 2 and out.startswith("# It could not be judged") and "audit could not run" in err
 

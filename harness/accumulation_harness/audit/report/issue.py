@@ -50,7 +50,7 @@ def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
 
 
 def _title(conclusion: Conclusion, subject: Subject) -> str:
-    function = code(subject.train.function)
+    function = code(subject.train.function or subject.train.file.name)
     if conclusion.status is Status.different:
         causes = ", ".join(code(cause) for cause in conclusion.causes)
         return f"Gradient accumulation changes what {function} computes: {causes}"
@@ -139,7 +139,7 @@ def _source(subject: Subject) -> Iterator[str]:
     place = subject.train
     whole = place.source.count("\n") <= MOST_LINES
     source = place.source if whole else ast.get_source_segment(place.source, place.definition) if place.definition else ""
-    yield "## The audited function"
+    yield "## What was audited"
     yield f"{code(place.seen_from(subject.folder))}, line {place.line}" + ("" if whole else "; of a longer file")
     if source:
         yield f"<details><summary>{escaped(place.file.name)}</summary>\n\n{block(source, 'python')}\n\n</details>"

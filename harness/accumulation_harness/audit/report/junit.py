@@ -32,11 +32,12 @@ def text(conclusion: Conclusion) -> str:
 
 
 def _class(conclusion: Conclusion) -> str:
-    """The function as a dotted name, which viewers cut into a tree: `folder.file.function`."""
+    """The function as a dotted name, which viewers cut into a tree: `folder.file.function`, or `folder.file` of a script."""
     subject = conclusion.subject
     if subject is None:
         return SUITE
-    return f"{subject.train.seen_from(subject.folder).removesuffix('.py').strip('/').replace('/', '.')}.{subject.train.function}"
+    file = subject.train.seen_from(subject.folder).removesuffix(".py").strip("/").replace("/", ".")
+    return f"{file}.{subject.train.function}".rstrip(".")
 
 
 def _cases(conclusion: Conclusion) -> Iterator[Element]:

@@ -87,5 +87,7 @@ def _locations(subject: Subject | None) -> list[dict[str, Any]]:
     else:
         artifact = {"uri": subject.train.file.as_uri()}
     region = {"startLine": subject.train.line}
-    function = {"fullyQualifiedName": subject.train.function, "kind": "function"}
-    return [{"physicalLocation": {"artifactLocation": artifact, "region": region}, "logicalLocations": [function]}]
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+    if subject.train.function:  # none of a script
+        location["logicalLocations"] = [{"fullyQualifiedName": subject.train.function, "kind": "function"}]
+    return [location]
