@@ -129,6 +129,33 @@ def boxes(times: float) -> Body:
     return body
 
 
+def looked_at(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    """Gradients of each loss are taken for a log; those of some other rows once in a window, with a graph of their own."""
+    own = list(model.parameters())
+    torch.autograd.grad(of(ce, model), own, create_graph=True)
+    for _ in range(num):
+        loss = of(ce, model) / num
+        torch.autograd.grad(loss, own, retain_graph=True)
+        loss.backward()
+
+
+def divided_at_the_end(by: float) -> Body:
+    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+        for _ in range(num):
+            of(ce, model).backward()
+        for p in model.parameters():
+            p.grad /= by * num if by else N
+
+    return body
+
+
+def after_a_dry_run(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    if not window:
+        of(ce, model).backward()
+        model.zero_grad()
+    each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+
+
 def balanced(coefficient: float) -> Body:
     """A term of the outputs that no function of PyTorch's computes is added in full to each micro-batch."""
 
@@ -270,6 +297,11 @@ def _runs() -> Iterator[tuple[str, Callable[[], Report]]]:
         yield case(f"coordinates of boxes, N = {n}", boxes(2.0), sizes=(n,) * WINDOWS)
     for n in (1, N):
         yield case("a head that counts N times" + ("" if n > 1 else ", undivided"), each(many_times(n)), Heads())
+    yield case("gradients for a log", looked_at)
+    yield case("after a dry run", after_a_dry_run)
+    yield case("divided at the end", divided_at_the_end(1))
+    yield case("divided at the end, by half", divided_at_the_end(0.5))
+    yield case("divided at the end, by N in short windows", divided_at_the_end(0), sizes=(N, N, N - 1, N, N, N - 1))
     for coefficient in (1e-2, 1e-5):
         yield case(f"a balance of {coefficient:g}", balanced(coefficient))
     told = {"accumulation_steps": N}

@@ -12,7 +12,8 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
     "which rows": ("window_straddles", "counts_too_many"),
     "by hand": (
         "schedule_by_hand", "report_wrong", "overflow_at_one_split", "cache_not_refreshed", "copy_renewed_too_late",
-        "average_in_one_vector_inside", "average_made_anew_inside",
+        "average_in_one_vector_inside", "average_made_anew_inside", "warm_up_before_a_cosine_of_micro_batches",
+        "milestones_in_micro_batches",
     ),
     "act on each other": ("drawn_rows", "standardised_over_the_micro_batch", "state_kept_inside"),
     "random draws": ("dropout", "noise_in_the_model"),

@@ -63,7 +63,7 @@ class Judge:
         else:
             self.sizes[len(window.micro_batches)] += 1
             self._waiting[window.track] = window
-        suspicious = waiting is not None and self._judge(waiting)
+        suspicious = waiting is not None and self._judge(waiting, following=len(window.micro_batches))
         self._say()
         return suspicious
 
@@ -72,9 +72,10 @@ class Judge:
         """Micro-batches of a window."""
         return self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
 
-    def _judge(self, window: Window) -> bool:
+    def _judge(self, window: Window, following: int = 0) -> bool:
+        """`following`: micro-batches of the next window."""
         last, self._last[window.track] = self._last.get(window.track), window
-        if self._shortened(window):
+        if self._shortened(window, following):
             last = None
         total = summed(window, last)
         weights, why = weights_of(window, total)
@@ -111,18 +112,19 @@ class Judge:
         self._weigh(window, weights, why)
         return bool(total.findings) or total.suspicious
 
-    def _shortened(self, window: Window) -> bool:
+    def _shortened(self, window: Window, following: int) -> bool:
         """Take micro-batches out that were given up before the window began.
 
         These are a whole window whose step was left out, and another model's losses that passed through this one (a generator's
         through its discriminator): all gradients are cleared after them, and a usual window follows.
         """
         parts = window.micro_batches
+        empty = [part.empty or (part.before is not None and not np.any(part.before)) for part in parts]
+        dry = following if window.index == 0 and sum(empty[1:]) == 1 else 0  # a first backward to see that all goes well
         for k in range(len(parts) - 1, 0, -1):
-            cleared = parts[k].empty or (parts[k].before is not None and not np.any(parts[k].before))
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
             bad = any(m.contribution is not None and not np.isfinite(m.contribution).all() for m in parts[:k])
-            if cleared and (fed or bad or (len(parts) > self.usual and len(parts) - k == self.usual)):
+            if empty[k] and (fed or bad or (len(parts) > len(parts) - k in (self.usual, dry))):
                 self.sizes[len(parts)] -= 1
                 self.sizes += Counter({len(parts) - k: 1})
                 window.micro_batches = parts[k:]

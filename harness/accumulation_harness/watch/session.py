@@ -250,6 +250,9 @@ class Watch(Loop[Track]):
 
     def differentiation(self, root: Any, inputs: list[Tensor] | None) -> Seeing:
         """A micro-batch, unless it is a gradient penalty, say, and no part of the sum."""
+        if self._depth and inputs is not None:
+            yield from self._aside()
+            return
         if self._depth or self._paused or (inputs is not None and not self.holding(inputs)):  # checkpointing runs one inside
             return
         self._depth += 1
@@ -268,11 +271,23 @@ class Watch(Loop[Track]):
         taken = self.heads.taken()
         scale, self._loss_scale = self._loss_scale, None
         loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
-        reached = [track for track in self.tracks if track.after_backward(taken, scale, loss)]
+        returned = inputs is not None
+        reached = [track for track in self.tracks if track.after_backward(taken, scale, loss, returned=returned)]
         for track in reached:
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
         self.batches.end(reached=bool(reached))
+
+    def _aside(self) -> Seeing:
+        """A backward differentiates by itself (an adjoint, say): hooks of parameters run, and nothing is added to `.grad`."""
+        listening = [track for track in self.tracks if track.in_backward]
+        for track in listening:
+            track.in_backward = False
+        try:
+            yield
+        finally:
+            for track in listening:
+                track.in_backward = True
 
     def _look_at_steps_inside(self) -> None:
         """An optimizer that steps in two backwards, one after the other, accumulates nothing."""

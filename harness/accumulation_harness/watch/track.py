@@ -48,6 +48,18 @@ class Open(Window):
     norms: Sequence[Tensor] = ()  # of the gradients at its end
     values: Sequence[Tensor] = ()  # of losses that no backward has differentiated
 
+    def leave_out_looks(self) -> None:
+        """Leave out gradients that were looked at only (a norm for a log, an inner step), where others are added to `.grad`."""
+        some = any(not m.returned for m in self.micro_batches)  # else they may be added up elsewhere
+        kept, calls = [], tuple[Call, ...]()
+        for m in self.micro_batches:
+            calls += m.calls
+            if not some or m.placed or not m.returned:
+                m.calls, calls = calls, ()
+                kept.append(m)
+        self.micro_batches, self.waiting = kept, [*calls, *self.waiting]
+        self.forwards += sum(m.forwards for m in kept)
+
 
 class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
@@ -67,7 +79,7 @@ class Track(Followed):
         self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
         self._before: Sketched | None = None
         self._empty = self._reached = False
-        self._in_backward = False
+        self.in_backward = False
         self.stepped_inside = False  # the backward under way
         self._marks: list[Mark] = []
 
@@ -110,7 +122,7 @@ class Track(Followed):
 
     def add(self, place: int, gradient: Tensor) -> None:
         """A gradient on its way to `.grad`."""
-        if not self._in_backward:
+        if not self.in_backward:
             return
         if is_transformed(gradient):
             return
@@ -157,6 +169,7 @@ class Track(Followed):
         if not window.micro_batches and self.known:
             self._choose()
         self.refresh()
+        self._look_for_returned()
         if window.micro_batches:
             window.moved = window.moved or not self.are_still
             if window.averages is not None:
@@ -174,11 +187,17 @@ class Track(Followed):
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums = [None] * len(self.parameters)
         self._marks = [] if all(self.sketched) and not self.sharded else list(map(mark, grads))
-        self._in_backward, self._reached = True, False
+        self.in_backward, self._reached = True, False
 
-    def after_backward(self, taken: Taken, scale: Tensor | None, loss: Tensor | None) -> bool:
-        """Whether it reached this optimizer."""
-        self._in_backward = False
+    def _look_for_returned(self) -> None:
+        """Whether what the last backward returned has been put into `.grad`."""
+        last = self.window.micro_batches[-1] if self.window.micro_batches else None
+        if last is not None and last.returned and list(map(mark, self.grads)) != self._marks:
+            last.placed = any(g is not None and bool(g.any()) for g in self.grads)
+
+    def after_backward(self, taken: Taken, scale: Tensor | None, loss: Tensor | None, *, returned: bool = False) -> bool:
+        """Whether it reached this optimizer. `returned`: its gradients are the result, and not added to `.grad`."""
+        self.in_backward = False
         unsure = self.sharded or not self._reached
         changed = unsure and bool(self._marks) and self._marks != list(map(mark, self.grads))
         stepped, self.stepped_inside = self.stepped_inside, False
@@ -195,9 +214,13 @@ class Track(Followed):
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
-            MicroBatch(empty=self._empty, calls=calls, lrs=self.lrs, fed=taken.fed, others=taken.others, **in_tensors)
-        )
-        window.forwards += taken.forwards
+            MicroBatch(
+                empty=self._empty, calls=calls, lrs=self.lrs, fed=taken.fed, others=taken.others, returned=returned,
+                forwards=taken.forwards, **in_tensors,
+            )
+        )  # fmt: skip
+        if returned:
+            self._marks = list(map(mark, self.grads))
         self._sums, self._before = [None] * len(self.parameters), None
         if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.sharded:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
@@ -213,7 +236,7 @@ class Track(Followed):
 
     def abort(self) -> None:
         """A backward raised."""
-        self._in_backward = False
+        self.in_backward = False
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -260,7 +283,9 @@ class Track(Followed):
 
         `alone`: no other rank has a part in the gradient; None: where it shows in the gradient itself.
         """
+        self._look_for_returned()
         window, self.window = self.window, self._opened()
+        window.leave_out_looks()
         if not window.micro_batches:
             return None
         self.num_windows += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from accumulation_harness.compare.readings import Weighed, alike, near, told
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
@@ -77,26 +77,27 @@ def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     if summed.weights and not summed.findings:
         factors = {id(m): weight for m, weight in zip(window.micro_batches, summed.weights, strict=True)}
     each = tuple(slope.weight * factors[id(m)] / m.scale for m, slope in pairs)
-    weighed = Weighed(
-        window=window.index,
-        shares=tuple(c * total for c in each),
-        terms=tuple(slope.terms for slope in slopes),
-        num=len(window.micro_batches),
-        rows=tuple(slope.rows for slope in slopes),
-        positions=tuple(slope.positions for slope in slopes),
-        width=1 if key[0] in BY_VECTOR else key[1],
-        calls=max(slope.calls for slope in slopes),
-        constants=slopes[0].constants,
-        total=total,
-        world=world,
-        multiplied=not near(summed.factor, 1, TOLERANCE),
-        resumed=window.resumed,
-        tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
+    return Weights(
+        key=key,
+        each=each,
+        weighed=Weighed(
+            window=window.index,
+            shares=tuple(c * total for c in each),
+            terms=tuple(slope.terms for slope in slopes),
+            num=len(window.micro_batches),
+            rows=tuple(slope.rows for slope in slopes),
+            positions=tuple(slope.positions for slope in slopes),
+            width=1 if key[0] in BY_VECTOR else key[1],
+            calls=max(slope.calls for slope in slopes),
+            constants=slopes[0].constants,
+            total=total,
+            world=world,
+            multiplied=not near(summed.factor, 1, TOLERANCE),
+            scaled=apart,
+            resumed=window.resumed,
+            tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
+        ),
     )
-    multiplied = (
-        world == 1 and not near(summed.factor, 1, weighed.tolerance) and not near(weighed.shares[0], 1, weighed.tolerance)
-    )
-    return Weights(key=key, weighed=replace(weighed, scaled=apart or multiplied), each=each)
 
 
 def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import swa_utils
 
 from scoreboard import data
 from tests.audit.loops import frame
@@ -260,6 +261,101 @@ def prepares_before_it_moves(at):
 def prepares_before_it_moves_of_means(at):
     """Each micro-batch is averaged over its own tokens."""
     return {"loss": frame.divided(frame.own_token_mean, at.n)}
+
+
+def _norms_taken(at, *, cleared: bool) -> dict[str, Any]:
+    """The norm of every micro-batch's gradient is taken for a log, before it is differentiated for good."""
+
+    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+        share = mean_over_window(model, ids, window)
+        torch.stack([g.norm() for g in torch.autograd.grad(share, list(model.parameters()), retain_graph=True)]).norm()
+        if cleared:
+            at.optimizer.zero_grad()
+        return share
+
+    return {"loss": loss}
+
+
+@loop()
+def norms_for_a_log(at):
+    """Gradients are added up."""
+    return _norms_taken(at, cleared=False)
+
+
+@loop("gradients_cleared_in_window")
+def norms_for_a_log_and_cleared(at):
+    """They are cleared before every backward."""
+    return _norms_taken(at, cleared=True)
+
+
+def _copied_first(at) -> Callable[[], None]:
+    """An average of PyTorch's own, whose first update copies the weights."""
+    averaged = swa_utils.AveragedModel(at.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    return partial(averaged.update_parameters, at.model)
+
+
+@loop()
+def average_that_begins_with_a_copy(at):
+    """It is updated after every step."""
+    return {"after_step": _copied_first(at)}
+
+
+@loop("ema_per_micro_batch")
+def average_that_begins_with_a_copy_inside(at):
+    """It is updated after every micro-batch."""
+    return {"after_micro_batch": _copied_first(at)}
+
+
+def _warmed_up(at, steps: int) -> dict[str, Any]:
+    """A warm-up of two steps comes before a cosine of what is left."""
+    schedules = torch.optim.lr_scheduler
+    warm, rest = schedules.LinearLR(at.optimizer, 0.1, total_iters=2), schedules.CosineAnnealingLR(at.optimizer, steps - 2)
+    return {"after_step": schedules.SequentialLR(at.optimizer, [warm, rest], [2]).step}
+
+
+@loop()
+def warm_up_before_a_cosine(at):
+    """It is laid out for twelve optimizer steps."""
+    return _warmed_up(at, 12)
+
+
+@loop("schedule_per_micro_batch")
+def warm_up_before_a_cosine_of_micro_batches(at):
+    """It is laid out for as many micro-batches."""
+    return _warmed_up(at, 12 * at.n)
+
+
+@loop()
+def milestones(at):
+    """Rates fall at the second and at the fourth optimizer step."""
+    return {"after_step": torch.optim.lr_scheduler.MultiStepLR(at.optimizer, [2, 4], 0.5).step}
+
+
+@loop("schedule_per_micro_batch")
+def milestones_in_micro_batches(at):
+    """They fall after as many micro-batches, counted by steps."""
+    return {"after_step": torch.optim.lr_scheduler.MultiStepLR(at.optimizer, [2 * at.n, 4 * at.n], 0.5).step}
+
+
+class _Counting(nn.Sequential):
+    """The outputs of a forward hang on how many came before it."""
+
+    forwards = 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.forwards += 1
+        return super().forward(rows) * (1 + 0.05 * (self.forwards // 3 % 4))
+
+
+def _counting() -> nn.Module:
+    torch.manual_seed(0)
+    return _Counting(nn.Linear(data.FEATURES, data.CLASSES))
+
+
+@loop("stateful_forward", "loss_not_divided", model=_counting)
+def counted_forwards_undivided(at):
+    """Besides, the losses are added up."""
+    return {"loss": frame.own_mean}
 
 
 RIGHT, WRONG = frame.tables(globals())

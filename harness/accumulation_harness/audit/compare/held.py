@@ -14,6 +14,7 @@ from accumulation_harness.compare.linear import proportion
 
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
+SCHEDULES = ("schedule", "function")  # roles
 ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
 
 
@@ -110,7 +111,24 @@ def _counts(path: str, mine: Held, theirs: Held) -> float:
 
 def laid_out(mine: Held, theirs: Held) -> tuple[tuple[str, float, float], ...]:
     """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's."""
-    return tuple((path, a, b) for path, a, b in _of_schedules(mine, theirs) if a != b and not math.isnan(a))
+    own, usual = _keyed(mine), _keyed(theirs)
+    keys = [
+        (path, float(a), float(b))
+        for path, wanted in usual.items()
+        if len(own.get(path, ())) == len(wanted)
+        for a, b in zip(own[path], wanted, strict=True)
+    ]
+    return tuple((path, a, b) for path, a, b in [*_of_schedules(mine, theirs), *keys] if a != b and not math.isnan(a))
+
+
+def _keyed(held: Held) -> dict[str, list[int]]:
+    """Of the mappings of schedules whose keys are whole numbers, these (milestones)."""
+    found: dict[str, list[int]] = {}
+    for path in held.fixed:
+        at, _, key = path.removesuffix("]").rpartition("[")
+        if key.isdecimal() and held.role(path) in SCHEDULES:
+            found.setdefault(at, []).append(int(key))
+    return {at: sorted(keys) for at, keys in found.items()}
 
 
 def laid_out_alike(mine: Held, theirs: Held) -> tuple[float, ...]:
@@ -119,7 +137,7 @@ def laid_out_alike(mine: Held, theirs: Held) -> tuple[float, ...]:
 
 
 def _of_schedules(mine: Held, theirs: Held) -> list[tuple[str, float, float]]:
-    own = [path for path in theirs.fixed if theirs.role(path) in ("schedule", "function") and path in mine.fixed]
+    own = [path for path in theirs.fixed if theirs.role(path) in SCHEDULES and path in mine.fixed]
     return [(path, float(mine.fixed[path][0]), float(theirs.fixed[path][0])) for path in own]
 
 

@@ -46,6 +46,8 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
 def _slopes(pairs: Sequence[Pair]) -> RowFacts:
     """Slopes of rows as multiples of the reference's; those of their positions, one by one, where that is what they are."""
     whole = _multiples([(k, a.reshape(1, -1), b.reshape(1, -1)) for k, a, b in pairs])
+    if all(np.count_nonzero(slope) < 2 for _, *both in pairs for slope in both):  # a number is a multiple of any other
+        return replace(whole, residual=math.inf)
     if not whole.residual > 0 or any(len(a) < 2 or a.shape[1] < FEWEST for _, a, _ in pairs):
         return whole
     each = _multiples(pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class OpenWindow:
     backwards: list[Backward] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    aside: set[int] = field(default_factory=set)  # places of backwards that returned gradients, which `.grad` was never given
     filled: bool = False  # some backward has left a gradient
     through_model: bool = False  # gradients were seen in the model, whose parameters the optimizer holds copies of
     unscaled: bool = False  # the loss scale has been taken out of the gradients
@@ -146,12 +147,21 @@ class LiveTrack(Followed):
         """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
         self.refresh()
         found = _shared(self.gradients(), self.last_gradient)
+        self._look_for_returned(found)
         start = start_of(found, self.last_gradient, filled=self.window.filled)
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
         emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
         self._begun = Begun(start, found, emptied, self._movement(), [mark(p.grad) for p in self.parameters])
         self._local = LocalGradients(self.parameters, self.fence) if in_a_group() else None
         self._stand_in = LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None
+
+    def _look_for_returned(self, found: Vector) -> None:
+        """Whether what the last backward returned has been put into `.grad`, which is `found` [P] now."""
+        window = self.window
+        if window.backwards and window.backwards[-1].start == "manual" and not window.through_model:
+            last = self.last_gradient
+            if not found.any() or (last is not None and np.array_equal(found, last, equal_nan=True)):
+                window.aside.add(len(window.backwards) - 1)
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
@@ -228,6 +238,7 @@ class LiveTrack(Followed):
         self._moved = self._movement()
         self._before = self.last_parameters = self.weights()
         self._given = _shared(self.gradients(), self.last_gradient)
+        self._look_for_returned(self._given)
         if self.store is not None and not self.sample.whole and not self.track.weights:
             self.track.weights.append(self.store.add(self.parameters))
         if self.what.freeze_weights and self.start is None:
@@ -265,6 +276,9 @@ class LiveTrack(Followed):
         state, state_step = _state(self.optimizer, self.parameters)
         self.note("step")
         window = self.window
+        if any(b.start != "manual" for b in window.backwards):  # else gradients may be added up elsewhere
+            window.clips = [dataclasses.replace(c, after=c.after - sum(k < c.after for k in window.aside)) for c in window.clips]
+            window.backwards = _without(window.aside, window.backwards)
         parts = [b.contribution for b in window.backwards if b.contribution is not None]
         if len(parts) < len(window.backwards) or any(part.shape != gradient.shape for part in parts):
             parts = []
@@ -353,6 +367,27 @@ class LiveTrack(Followed):
     def finish(self) -> None:
         """The function has returned."""
         self.track.pending = self.window.backwards
+
+
+def _without(aside: Collection[int], backwards: Sequence[Backward]) -> list[Backward]:
+    """Without gradients that were looked at only (a norm for a log, an inner step): their forwards are those of the next one."""
+    kept: list[Backward] = []
+    look: Backward | None = None
+    for place, b in enumerate(backwards):
+        if look is not None:
+            b = dataclasses.replace(
+                b,
+                rows=None if look.rows is None or b.rows is None else look.rows + b.rows,
+                computed=look.computed or b.computed,
+                lengths=max(look.lengths, b.lengths),
+                forwards=look.forwards + b.forwards,
+                broken_forwards=look.broken_forwards + b.broken_forwards,
+                draws=look.draws or b.draws,
+                outside=look.outside or b.outside,
+            )
+        look = b if place in aside else None
+        kept += [] if place in aside else [b]
+    return kept
 
 
 def _shared(new: Vector, known: Vector | None) -> Vector:

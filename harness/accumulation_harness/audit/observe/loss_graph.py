@@ -14,7 +14,7 @@ from accumulation_harness.observe.graph import ADDS, PASSES, operation, parents
 
 LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
-MOST_TERMS = 8  # or as many as forwards made the loss, whose losses it may add up
+MOST_TERMS = 64  # or as many as forwards made the loss, whose losses it may add up
 
 
 class Couplings(NamedTuple):

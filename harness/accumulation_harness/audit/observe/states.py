@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -150,9 +150,12 @@ def _variables(frame: FrameType) -> dict[str, object]:
 
 
 def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The value; in place of a method its object, of a function what it holds."""
+    """The value; in place of a method its object, of a function what it holds, of a partial call its function and arguments."""
     if isinstance(value, MethodType):
         yield path, value.__self__
+    elif isinstance(value, partial):
+        for place, one in enumerate((value.func, *value.args, *value.keywords.values())):
+            yield from _opened(f"{path}.args[{place - 1}]" if place else path, one)
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:
