@@ -38,9 +38,10 @@ from accumulation_harness.config import (
 from accumulation_harness.measure import plan, studies
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
+from accumulation_harness.observe import tensors
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.watch import sketch, watch
+from accumulation_harness.watch import watch
 from accumulation_harness.workloads import Batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -146,9 +147,12 @@ def audited(*middle: nn.Module, divides: bool = True) -> list[str]:
     def train(batch_size: int, accumulation_steps: int) -> None:
         loop(*network(*middle), batch_size, accumulation_steps, divides)
 
-    initialized = mock.patch.object(torch.cuda, "is_initialized", lambda: True)
-    states = mock.patch.object(torch.cuda, "get_rng_state_all", lambda: [device.GENERATOR.get_state()])
-    with device.entered(), initialized, states:
+    states = {
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state_all": lambda: [device.GENERATOR.get_state()],
+    }
+    with device.entered(), mock.patch.multiple(torch.cuda, **states):
         return sorted({str(one.cause) for one in audit(train, batch_size=16, accumulation_steps=[4]).findings})
 
 
@@ -160,9 +164,9 @@ def watched(divides: bool) -> tuple[str, list[str]]:
         torch.rand(3, device=device.DEVICE)  # as if there were dropout
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    known = sketch._adds_nothing
+    known = tensors._adds_nothing
     for watches in (True, False):
-        with device.entered(), mock.patch.object(sketch, "_adds_nothing", lambda kind: kind is device.Sim or known(kind)):
+        with device.entered(), mock.patch.object(tensors, "_adds_nothing", lambda kind: kind is device.Sim or known(kind)):
             model, window = network()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             seen = watch(model, optimizer, loss=loss_of, tell=None) if watches else None

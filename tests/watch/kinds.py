@@ -149,6 +149,17 @@ def divided_at_the_end(by: float) -> Body:
     return body
 
 
+def through_hooks(of_gradients: Callable[[Tensor], Tensor | None]) -> Body:
+    """Every parameter has a hook of the run's own, which is there since the second window."""
+
+    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+        for p in model.parameters() if window == 1 else ():
+            p.register_hook(of_gradients)
+        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+
+    return body
+
+
 def after_a_dry_run(model: nn.Module, window: int, num: int, seen: Watch) -> None:
     if not window:
         of(ce, model).backward()
@@ -298,6 +309,8 @@ def _runs() -> Iterator[tuple[str, Callable[[], Report]]]:
     for n in (1, N):
         yield case("a head that counts N times" + ("" if n > 1 else ", undivided"), each(many_times(n)), Heads())
     yield case("gradients for a log", looked_at)
+    yield case("hooks that log", through_hooks(lambda g: g.norm() and None))
+    yield case("hooks that clamp", through_hooks(lambda g: g.clamp(-1e-3, 1e-3)))
     yield case("after a dry run", after_a_dry_run)
     yield case("divided at the end", divided_at_the_end(1))
     yield case("divided at the end, by half", divided_at_the_end(0.5))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 
 from accumulation_harness.observe.fence import See, Seeing
 from accumulation_harness.observe.followed import Followed
@@ -17,6 +17,7 @@ from accumulation_harness.observe.patches import Place
 
 T = TypeVar("T", bound=Followed)
 Draws = tuple[bytes, ...]
+SCHEDULES = (LRScheduler, CosineAnnealingWarmRestarts, ReduceLROnPlateau)  # the others advance by the first one's `step`
 CLIPS = {  # function that clips gradients -> its limit; the last one is not in older versions of torch
     "clip_grad_norm_": "max_norm",
     "clip_grad_value_": "clip_value",
@@ -34,7 +35,7 @@ class Loop(Generic[T]):
         return {
             (torch.autograd, "backward"): self._backward,
             (torch.autograd, "grad"): self._grad,
-            (LRScheduler, "step"): self._schedule,
+            **{(kind, "step"): self._schedule for kind in SCHEDULES},
             (GradScaler, "scale"): self._scale,
             (GradScaler, "unscale_"): self._unscale,
             (GradScaler, "step"): self._scaler_step,

@@ -50,6 +50,10 @@ class Remark(Enum):
         True,
         "buffers of the model move with its forwards (running statistics): a large batch has fewer forwards",
     )
+    hooked = (
+        True,
+        "hooks on parameters change what micro-batches give: the whole gradient was not judged, nor a clip there",
+    )
     given_up = True, "micro-batches were given up: their gradients were cleared before a step"
     left_out = False, "micro-batches were given up, for a reason that shows: their gradients were cleared before a step"
     changed_after_clip = True, "the gradient is changed between the clip and the step"
@@ -140,6 +144,7 @@ class Window:
     still: bool = False  # the step moved no weights
     late: bool = False  # weights were moved between the last backward and the step
     buffers_moved: bool = False  # since the step before
+    hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
 
 

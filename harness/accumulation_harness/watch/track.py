@@ -71,8 +71,9 @@ class Track(Followed):
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
         self.sharded = False  # whether parameters are shards, which are differentiated out of sight
-        self._hooks: dict[int, Any] = {}  # by the parameter's identity
+        self._hooks: dict[int, list[Any]] = {}  # by the parameter's identity
         self._sums: Sketched = []
+        self._bare: Sketched = []  # where the run has hooks of its own
         self.num_windows = 0
         self.window = self._opened()
         self.resumed = False
@@ -95,8 +96,23 @@ class Track(Followed):
 
     def remove(self) -> None:
         """Take the hooks away."""
-        while self._hooks:
-            self._hooks.popitem()[1].remove()
+        for key in list(self._hooks):
+            self._unhook(key)
+
+    def _unhook(self, key: int) -> None:
+        for handle in self._hooks.pop(key, ()):
+            handle.remove()
+
+    def _hook(self, place: int, p: Any) -> None:
+        """See what comes behind the hooks that the run itself has, and, where there are some, before them."""
+        others = _hooks_of(p)
+        handles = [p.register_hook(self.fence.hook(partial(self.add, place)))]
+        if others:
+            handles.append(p.register_hook(self.fence.hook(partial(self.add, place, bare=True))))
+            last, first = (p._backward_hooks.pop(handle.id) for handle in handles)
+            p._backward_hooks.clear()  # they are called in the order in which they were put here
+            p._backward_hooks.update({handles[1].id: first, **others, handles[0].id: last})
+        self._hooks[id(p)] = handles
 
     def refresh(self) -> None:
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
@@ -109,8 +125,16 @@ class Track(Followed):
             self.remove()
             self._choose()
         for place, p in enumerate(self.parameters):
+            own, every = self._hooks.get(id(p), ()), list(_hooks_of(p))
+            if (
+                own
+                and every
+                and not self.window.micro_batches
+                and [every[-1], every[0]][: len(own)] != [handle.id for handle in own]
+            ):
+                self._unhook(id(p))  # the run has hooks of its own since
             if self.sketched[place] and id(p) not in self._hooks and p.requires_grad:
-                self._hooks[id(p)] = p.register_hook(self.fence.hook(partial(self.add, place)))
+                self._hook(place, p)
 
     @property
     def unlooked(self) -> str:
@@ -120,8 +144,8 @@ class Track(Followed):
             return ""
         return f"{self.known.count(False)} parameters are no plain tensors ({', '.join(sorted(kinds))}): not looked at"
 
-    def add(self, place: int, gradient: Tensor) -> None:
-        """A gradient on its way to `.grad`."""
+    def add(self, place: int, gradient: Tensor, *, bare: bool = False) -> None:
+        """A gradient on its way to `.grad`; `bare`: before hooks of the run's own have seen it."""
         if not self.in_backward:
             return
         if is_transformed(gradient):
@@ -133,16 +157,17 @@ class Track(Followed):
             self.known[place] = self.sketched[place] = False
             return
         found = self.sketches.signs[place].of(gradient.detach())
-        known = self._sums[place]
-        self._sums[place] = found if known is None else known + found
+        sums = self._bare if bare else self._sums
+        known = sums[place]
+        sums[place] = found if known is None else known + found
 
     def _choose(self) -> None:
         """Which tensors the window that begins looks at: all, or a share in turn, which alone are hooked."""
         every = self.whole or len(self.parameters) < MANY
         self.sketched = [known and (every or (place + self.num_windows) % SHARE == 0) for place, known in enumerate(self.known)]
         for p, chosen in zip(self.parameters, self.sketched, strict=True):
-            if not chosen and id(p) in self._hooks:
-                self._hooks.pop(id(p)).remove()
+            if not chosen:
+                self._unhook(id(p))
 
     @property
     def grads(self) -> list[Tensor | None]:
@@ -185,7 +210,7 @@ class Track(Followed):
         grads = self.grads
         self._empty = all(g is None for g in grads)
         self._before = self.gradients() if self.detail and not self._empty else None
-        self._sums = [None] * len(self.parameters)
+        self._sums, self._bare = [None] * len(self.parameters), [None] * len(self.parameters)
         self._marks = [] if all(self.sketched) and not self.sharded else list(map(mark, grads))
         self.in_backward, self._reached = True, False
 
@@ -205,6 +230,8 @@ class Track(Followed):
             return False
         window = self.window
         after = self.gradients() if self.detail else None
+        bare = [(a, b) for a, b in zip(self._bare, self._sums, strict=True) if a is not None and b is not None]
+        window.hooked = window.hooked or any(not torch.equal(a, b) for a, b in bare)
         contribution: Any = self._sums
         if self.sharded:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
             contribution = _minus(after, self._before) if changed and after is not None else None
@@ -318,6 +345,11 @@ class Track(Followed):
         window.resumed = self.resumed and self.num_windows == 1
         window.ranks = None if window.skipped else window.ranks
         return Window(**{each.name: getattr(window, each.name) for each in fields(Window)})
+
+
+def _hooks_of(p: Any) -> dict[int, Any]:
+    """Those of a plain tensor; a subclass is not asked."""
+    return dict(p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
 
 
 def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks | None:

@@ -48,7 +48,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[list[Weights], Remark | Non
             by_key.setdefault(key, []).append((m, slope))
     why = _incomplete(window, slopes)
     unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
-    apart = bool(summed.findings) or why is Remark.another_term or (unseen and len(by_key) > 1)
+    apart = bool(summed.findings) or window.hooked or why is Remark.another_term or (unseen and len(by_key) > 1)
     found = [_weights(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()]
     return found, why
 
