@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +27,7 @@ from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
 
+MOST = 4096  # members of a collection that are looked into
 DEEP = 2  # levels of lists and mappings below a module's attribute that are put back after a replay
 
 
@@ -348,7 +348,7 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Gradients, all that modules hold (buffers, modes, counts and lists of their own) and generators are put back."""
     own = list(dict.fromkeys([*parameters, *model.parameters()]))
     grads = [(p, p.grad) for p in own]
-    undoing = [undo for module in model.modules() for undo in _undoing(vars(module), DEEP)]
+    held = [pair for module in model.modules() for pair in _held(vars(module), DEEP)]
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with _generators_kept(own):
@@ -358,42 +358,44 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        with torch.no_grad():
-            for undo in undoing:
-                undo()
         for p, grad in grads:
             p.grad = grad
+        for value, before in held:  # no function of its own, which could fail in between
+            if isinstance(value, Tensor):
+                if not torch.equal(value, before):
+                    value.detach().copy_(before)
+            elif isinstance(value, np.ndarray):
+                value[...] = before
+            elif isinstance(value, torch.Generator):
+                value.set_state(before)
+            elif isinstance(value, random.Random):
+                value.setstate(before)
+            elif isinstance(value, np.random.Generator):
+                value.bit_generator.state = before
+            elif isinstance(value, dict):
+                if [*map(id, value.values())] != [*map(id, before.values())] or [*value] != [*before]:
+                    value.clear()
+                    value.update(before)
+            elif [*map(id, value)] != [*map(id, before)]:
+                value.clear()
+                value.extend(before)
 
 
-def _undoing(value: Any, deep: int) -> Iterator[Callable[[], object]]:
-    """What puts back what a module's attribute holds, where a forward may change it: numbers in place, members of collections."""
+def _held(value: Any, deep: int) -> Iterator[tuple[Any, Any]]:
+    """What a module's attribute leads to that a forward may change (numbers, members of collections), and a copy of it."""
     if isinstance(value, Tensor):
         if is_plain(value) and not value.requires_grad:
-            yield partial(_put_back, value, value.detach().clone())
-    elif isinstance(value, np.ndarray):
-        yield partial(np.copyto, value, value.copy())
+            yield value, value.detach().clone()
     elif isinstance(value, torch.Generator):
-        yield partial(value.set_state, value.get_state())
+        yield value, value.get_state()
     elif isinstance(value, random.Random):
-        yield partial(value.setstate, value.getstate())
+        yield value, value.getstate()
     elif isinstance(value, np.random.Generator):
-        yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    elif isinstance(value, (dict, list, deque)):
-        yield partial(_refill, value, value.copy())
-        for member in list(value.values() if isinstance(value, dict) else value) if deep else ():
-            yield from _undoing(member, deep - 1)
-
-
-def _put_back(tensor: Tensor, before: Tensor) -> None:
-    if not torch.equal(tensor, before):
-        tensor.copy_(before)
-
-
-def _refill(value: Any, before: Any) -> None:
-    now, then = (list(one.items() if isinstance(one, dict) else enumerate(one)) for one in (value, before))
-    if [(key, id(member)) for key, member in now] != [(key, id(member)) for key, member in then]:
-        value.clear()
-        value.update(before) if isinstance(value, dict) else value.extend(before)
+        yield value, value.bit_generator.state
+    elif isinstance(value, (np.ndarray, dict, list, deque)):
+        yield value, value.copy()
+        for member in list(value.values() if isinstance(value, dict) else value) if deep and len(value) <= MOST else ():
+            yield from _held(member, deep - 1)
 
 
 def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:

@@ -96,23 +96,22 @@ class Track(Followed):
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for key in list(self._hooks):
-            self._unhook(key)
+        while self._hooks:
+            for handle in self._hooks.popitem()[1]:
+                handle.remove()
 
-    def _unhook(self, key: int) -> None:
+    def _drop(self, key: int) -> None:
         for handle in self._hooks.pop(key, ()):
             handle.remove()
 
     def _hook(self, place: int, p: Any) -> None:
         """See what comes behind the hooks that the run itself has, and, where there are some, before them."""
-        others = _hooks_of(p)
-        handles = [p.register_hook(self.fence.hook(partial(self.add, place)))]
+        others, last, first = _hooks_of(p), *(self.fence.hook(partial(self.add, place, bare=bare)) for bare in (False, True))
+        handles = self._hooks[id(p)] = [p.register_hook(last)]
         if others:
-            handles.append(p.register_hook(self.fence.hook(partial(self.add, place, bare=True))))
-            last, first = (p._backward_hooks.pop(handle.id) for handle in handles)
+            handles.append(p.register_hook(first))
             p._backward_hooks.clear()  # they are called in the order in which they were put here
             p._backward_hooks.update({handles[1].id: first, **others, handles[0].id: last})
-        self._hooks[id(p)] = handles
 
     def refresh(self) -> None:
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
@@ -132,7 +131,7 @@ class Track(Followed):
                 and not self.window.micro_batches
                 and [every[-1], every[0]][: len(own)] != [handle.id for handle in own]
             ):
-                self._unhook(id(p))  # the run has hooks of its own since
+                self._drop(id(p))  # the run has hooks of its own since
             if self.sketched[place] and id(p) not in self._hooks and p.requires_grad:
                 self._hook(place, p)
 
@@ -167,7 +166,7 @@ class Track(Followed):
         self.sketched = [known and (every or (place + self.num_windows) % SHARE == 0) for place, known in enumerate(self.known)]
         for p, chosen in zip(self.parameters, self.sketched, strict=True):
             if not chosen:
-                self._unhook(id(p))
+                self._drop(id(p))
 
     @property
     def grads(self) -> list[Tensor | None]:

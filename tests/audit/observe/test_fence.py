@@ -33,8 +33,9 @@ OF_RUNS = {
 SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the watch; the others catch what fails
 # What is called before there is a run as well, and what only counts its steps.
 OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step", "_count_step"}
-OUTSIDE |= {"_is_stepping", "_any_reached", "calls", "clear", "reset", "seen", "stop", "wraps"}
+OUTSIDE |= {"_is_stepping", "_noting_owner", "_any_reached", "calls", "clear", "reset", "returned", "seen", "stop", "wraps"}
 OF_GRAPHS = {"graph.py", "loss_graph.py"}  # a graph that cannot be walked shows nothing, and is no failure
+OF_PROBES = {"by_position", "looked_at"}  # likewise: called for them first
 PROBED = Intervention(leads=True, probe=1, terms=1)
 
 KEPT: list[list[Tensor]] = []
@@ -101,7 +102,7 @@ def fails(target: Key, event: str) -> None:
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))
     assert fired or event == "return", target
-    if fired and not (error is None and target[0] in OF_GRAPHS):
+    if fired and not (error is None and (target[0] in OF_GRAPHS or target[1] in OF_PROBES)):
         assert error is not None and error.startswith(OBSERVER) and f"Planted: in {target[1]}" in error, (target, error)
     assert all(torch.equal(a, b) for a, b in zip(weights, alone(), strict=True)), target
 
@@ -125,7 +126,8 @@ def test_whatever_fails_the_function_goes_on() -> None:
 @pytest.mark.parametrize("event", ["call", "return"])
 def test_every_function_that_fails(event: str) -> None:
     for target in sorted(reached(PROBED)):
-        fails(target, event)
+        if event == "call" or target[0] != "layers.py":  # which give back what they have called: nothing is left to fail
+            fails(target, event)
 
 
 def test_a_failure_is_told_as_the_audits_own(monkeypatch: pytest.MonkeyPatch) -> None:

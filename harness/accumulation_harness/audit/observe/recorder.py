@@ -19,6 +19,7 @@ from accumulation_harness.audit.observe.foreign import HandedWeights
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.observe.tensors import counts_in, losses_in
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
@@ -105,6 +106,13 @@ class Recorder:
         if self._handed.track.tensors:  # the first weights are those before training
             self._count_step()
         self._handed.take(weights)
+
+    def returned(self, result: Any) -> None:
+        """Take what the function has returned."""
+        self._fence.run(self._read, result)
+
+    def _read(self, result: Any) -> None:
+        self.observed.run.reported, self.observed.run.counts = losses_in(result), counts_in(result)
 
     @property
     def _aside(self) -> bool:

@@ -23,7 +23,6 @@ from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.evaluations import evaluations_apart
 from accumulation_harness.audit.observe.layers import RoundedOnce
 from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
-from accumulation_harness.audit.observe.tensors import counts_in, losses_in
 from accumulation_harness.config.targets import import_file
 from accumulation_harness.system import accelerator
 
@@ -102,8 +101,7 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
             recording = Recorder(run, job.intervention, namespaces, job.max_steps)
             aside = evaluations_apart() if job.apart else nullcontext()
             with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
-                result = _call(train, job, recorder)
-            run.reported, run.counts = losses_in(result), counts_in(result)
+                recorder.returned(_call(train, job, recorder))
         except KeyboardInterrupt:
             raise
         except EnoughSteps:

@@ -184,7 +184,7 @@ class Factor(NamedTuple):
 
 
 def _replicas(facts: StepFacts) -> list[Finding]:
-    for factor in (facts.ranks, 1 / facts.ranks) if facts.ranks not in (1, max(2, facts.accumulation_steps)) else ():
+    for factor in (facts.ranks, 1 / facts.ranks) if facts.ranks not in (1, facts.accumulation_steps) else ():
         if (fit := facts.times(factor)) <= facts.gate:
             evidence = {"scale": facts.raw.scale, "factor": factor, "ranks": facts.ranks, "fit": fit}
             message = f"{factor:g} times the reference's gradient on {facts.ranks} ranks: sum and mean over replicas are mixed up"
