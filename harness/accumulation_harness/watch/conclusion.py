@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
@@ -25,9 +25,12 @@ FACTORS = (Cause.loss_not_divided, Cause.loss_divided_twice)  # where all weight
 def concluded(judge: Judge) -> Report:
     """What all windows so far say together."""
     weights_right, _, of_weights = judge.weighed()
-    findings = tuple(_kept(judge))
-    reasons = tuple(_reasons(judge, findings, of_weights))
     weighed = judge.covered if weights_right else 0
+    found = judge.found()
+    handed = [cause for cause, one in found.items() if weighed and one.rung is Rung.replay and cause in FACTORS]
+    of_loss = [found.pop(cause) for cause in handed]
+    findings = tuple(_kept(judge, found))
+    reasons = tuple(_reasons(judge, findings, of_weights, of_loss))
     ledger = weighed > 0 or any(replayed.right for replayed in judge.replays)
     sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
@@ -76,16 +79,12 @@ def _doubts_of_all(judge: Judge) -> Iterator[str]:
         )
 
 
-def _kept(judge: Judge) -> Iterator[Finding]:
-    """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
+def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
+    """Those that are told; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
-    found = judge.found()
     summed_wrongly = any(finding.rung is Rung.sketch for finding in found.values())
-    weighed = judge.weighed()[0] and judge.covered
     for cause, finding in found.items():
-        if weighed and finding.rung is Rung.replay and cause in FACTORS:
-            continue
         if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
@@ -110,7 +109,8 @@ def _kept(judge: Judge) -> Iterator[Finding]:
         yield Finding(cause=Cause.step_every_micro_batch, window=0, rung=Rung.ledger, message=message)
 
 
-def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str]) -> Iterator[str]:
+def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str], of_loss: Sequence[Finding]) -> Iterator[str]:
+    """`of_loss`: what a replay found, and all weights contradict: it is the loss that was handed over."""
     if not judge.windows and not judge.closures:
         yield "no optimizer step was seen"
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
@@ -126,9 +126,8 @@ def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str
         yield f"{remark.sentence} ({times} windows)"
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
         yield f"replay: {refused}"
-    of_factors = [finding for finding in judge.found().values() if finding.rung is Rung.replay and finding.cause in FACTORS]
-    if of_factors and not any(finding in findings for finding in of_factors):
-        yield f"replay: {of_factors[0].message}, though all loss terms weigh what they should: hand over `loss` undivided"
+    for finding in of_loss:
+        yield f"replay: {finding.message}, though all loss terms weigh what they should: hand over `loss` undivided"
     if not judge.replays:
         yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
     yield from _unseen(judge)

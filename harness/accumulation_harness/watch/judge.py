@@ -100,7 +100,8 @@ class Judge:
         if (same := same_labels(window)) is not None:
             self.labels[same] += 1
         self.still += window.still
-        self.remarks.update([Remark.hooked] * window.hooked)
+        if window.hooked:
+            self.remarks[Remark.hooked] += 1
         if window.buffers_moved and len(window.micro_batches) > 1:
             self.remarks[Remark.buffers_moved] += 1
         if total.remark is not None:

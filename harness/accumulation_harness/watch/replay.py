@@ -384,7 +384,7 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
 def _held(value: Any, deep: int) -> Iterator[tuple[Any, Any]]:
     """What a module's attribute leads to that a forward may change (numbers, members of collections), and a copy of it."""
     if isinstance(value, Tensor):
-        if is_plain(value) and not value.requires_grad:
+        if is_plain(value) and not (value.requires_grad or isinstance(value, nn.Parameter)):  # which no forward writes
             yield value, value.detach().clone()
     elif isinstance(value, torch.Generator):
         yield value, value.get_state()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -106,9 +106,10 @@ class Track(Followed):
 
     def _hook(self, place: int, p: Any) -> None:
         """See what comes behind the hooks that the run itself has, and, where there are some, before them."""
-        others, last, first = _hooks_of(p), *(self.fence.hook(partial(self.add, place, bare=bare)) for bare in (False, True))
+        others, last = dict(_hooks_of(p)), self.fence.hook(partial(self.add, place))
         handles = self._hooks[id(p)] = [p.register_hook(last)]
         if others:
+            first = self.fence.hook(partial(self.add, place, bare=True))
             handles.append(p.register_hook(first))
             p._backward_hooks.clear()  # they are called in the order in which they were put here
             p._backward_hooks.update({handles[1].id: first, **others, handles[0].id: last})
@@ -123,15 +124,11 @@ class Track(Followed):
             self._sums = [None] * len(self.parameters)
             self.remove()
             self._choose()
-        for place, p in enumerate(self.parameters):
-            own, every = self._hooks.get(id(p), ()), list(_hooks_of(p))
-            if (
-                own
-                and every
-                and not self.window.micro_batches
-                and [every[-1], every[0]][: len(own)] != [handle.id for handle in own]
-            ):
+        for p in self.parameters if not self.window.micro_batches else ():
+            own, every = [handle.id for handle in self._hooks.get(id(p), ())], list(_hooks_of(p))
+            if own and every and own != [every[-1], every[0]][: len(own)]:
                 self._drop(id(p))  # the run has hooks of its own since
+        for place, p in enumerate(self.parameters):
             if self.sketched[place] and id(p) not in self._hooks and p.requires_grad:
                 self._hook(place, p)
 
@@ -346,9 +343,9 @@ class Track(Followed):
         return Window(**{each.name: getattr(window, each.name) for each in fields(Window)})
 
 
-def _hooks_of(p: Any) -> dict[int, Any]:
+def _hooks_of(p: Any) -> Mapping[int, Any]:
     """Those of a plain tensor; a subclass is not asked."""
-    return dict(p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
+    return (p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
 
 
 def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks | None:

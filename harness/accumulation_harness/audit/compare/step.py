@@ -31,7 +31,7 @@ from accumulation_harness.audit.compare.sums import (
 )
 from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, raw
 from accumulation_harness.audit.evidence import Backward, Call, Run, Step, Vector
-from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line
+from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
 
 FEWEST = 4  # elements below which two directions are alike by chance
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
@@ -241,9 +241,14 @@ class StepFacts:
 
     def _times(self, a: Vector, total: Vector | None) -> float:
         """By what a window's sum was multiplied (or divided) after it was added up; 1 where `a` is no multiple of it."""
-        if total is None or not np.isfinite(total).all() or off_line(a, total) > self.gate:
-            return 1.0
-        return float(a @ total) / float(total @ total)
+        found = self._factor(a, total)
+        return 1.0 if math.isnan(found) else found
+
+    def _factor(self, a: Vector, total: Vector | None) -> float:
+        """`a` as a positive multiple of `total`; NaN where it is none."""
+        if total is None or total.shape != a.shape or not np.isfinite(total).all() or not total.any():
+            return math.nan
+        return proportion(a, total)[0] if off_line(a, total) <= self.gate else math.nan
 
     @cached_property
     def taken(self) -> WeightedSum:
@@ -253,11 +258,7 @@ class StepFacts:
     @cached_property
     def multiple(self) -> float:
         """What the step took, as a multiple of s; NaN where it is none."""
-        total = self.mine.total
-        if total is None or total.shape != self.a.shape or not total.any():
-            return math.nan
-        taken = self.mine.gradient
-        return math.nan if off_line(taken, total) > self.gate else float(taken @ total) / float(total @ total)
+        return self._factor(self.mine.gradient, self.mine.total)
 
     @cached_property
     def given(self) -> float:
@@ -402,9 +403,8 @@ class StepFacts:
     @property
     def left_over(self) -> bool:
         """Whether it began with gradients, and they were not cleared."""
-        starts = [b.start for b in self.mine.backwards]
-        began = self.before is not None and starts[:1] not in ([], ["empty"], ["cleared"], ["manual"])
-        return began and not {"cleared", "empty", "manual"} & {*starts}
+        starts = {b.start for b in self.mine.backwards}
+        return self.before is not None and bool(starts) and starts.isdisjoint(("cleared", "empty", "manual"))
 
     @property
     def cleared_inside(self) -> int:
