@@ -18,13 +18,11 @@ import sys
 import tarfile
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import torch
 
 from accumulation_harness.analysis import faults, ledger, load
@@ -56,18 +54,18 @@ class Group:
     needs: str = ""  # a package that may be missing
     only: str = ""  # of its cases, those that hold none of this
 
-    def has(self, case: str) -> bool:
+    def has(self, case):
         return (self.name in ("", case) or case.startswith(f"{self.name} / ")) and not (self.only and self.only in case)
 
 
-def said(verdict: str, causes: Iterable[str], explained: str = "") -> Said:
+def said(verdict, causes, explained=""):
     return str(verdict), "+".join(sorted({*map(str, causes)} - {""})), explained
 
 
 # -- trials -----------------------------------------------------------------------------------------------------------
 
 
-def trials(folder: Path) -> Rows:
+def trials(folder):
     """Every arm of the trials that are stored in a folder."""
     rows: Rows = {}
     for path in sorted(folder.glob("*/*/trial.json")):
@@ -80,11 +78,11 @@ def trials(folder: Path) -> Rows:
     return rows
 
 
-def _judged(arm: dict[str, Any]) -> Said:
+def _judged(arm):
     return said(arm["verdict"], arm["cause"].split("+"), str(bool(arm["explained"])))
 
 
-def _differing(config: dict[str, Any], usual: dict[str, Any], inside: str = "") -> Iterator[str]:
+def _differing(config, usual, inside=""):
     """The settings that identify a trial, as `name=value`; every arm has its own N."""
     for name, value in config.items():
         if isinstance(value, dict) and name in usual:
@@ -93,14 +91,14 @@ def _differing(config: dict[str, Any], usual: dict[str, Any], inside: str = "") 
             yield f"{inside}{name}={json.dumps(value, separators=(',', ':'))}".replace('"', "")
 
 
-def _claims(folder: Path, experiment: str) -> Rows:
+def _claims(folder, experiment):
     """What an experiment's trials say of the claims that it decides, also where it judges no arms."""
     found = ledger.table(load.read(folder)).to_dict("records")
     own = [row for row in found if experiment in str(row["experiment"]).split(", ")]
     return {f"{experiment} / claim {row['id']}": said(row["verdict"], ()) for row in own}
 
 
-def _kept_grids(folder: Path) -> Rows:
+def _kept_grids(folder):
     """All rows of the quick grids in a folder; claims are those of seed 0."""
     rows = trials(folder)
     for experiment in sorted({path.parts[-3] for path in folder.glob("*/*seed0-*/trial.json")}):
@@ -111,7 +109,7 @@ def _kept_grids(folder: Path) -> Rows:
     return rows
 
 
-def _swept(experiment: str) -> Rows:
+def _swept(experiment):
     """Its quick grid at seed 0."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "accumulation_harness", "run", f"+experiment={experiment}", "hydra.sweeper.size=quick",
@@ -121,7 +119,7 @@ def _swept(experiment: str) -> Rows:
         return trials(Path(folder)) | _claims(Path(folder), experiment)
 
 
-def trial_groups() -> list[Group]:
+def trial_groups():
     names = sorted({case.split(" / ")[0] for source, case in table() if source == "trial"})
     return [Group("trial", name, partial(_swept, name), only="seed=") for name in names]
 
@@ -129,15 +127,15 @@ def trial_groups() -> list[Group]:
 # -- planted faults, the audit, the watch ------------------------------------------------------------------------------
 
 
-def _faults(name: str) -> Rows:
+def _faults(name):
     return {f"{name} / {arm}": _judged(row) for arm, row in test_faults.judged(name).items()}
 
 
-def fault_groups() -> list[Group]:
+def fault_groups():
     return [Group("fault", name, partial(_faults, name), name in test_faults.QUICK) for name in test_faults.SETTINGS]
 
 
-def _audited(train: Any, *steps: int) -> Rows:
+def _audited(train, *steps):
     report = audit(train, batch_size=16, accumulation_steps=steps)
     lookalikes.KEPT.clear()
     assert all(finding.message and finding.evidence for finding in report.findings)
@@ -148,15 +146,15 @@ def _audited(train: Any, *steps: int) -> Rows:
     return {f"{train.__name__} / N={n}": _of_arm(report, n) for n in steps}
 
 
-def _of_arm(report: Any, n: int) -> Said:
+def _of_arm(report, n):
     causes = {finding.cause for finding in report.findings if finding.accumulation_steps == n}
     return said("different" if causes else "inconclusive" if report.problems_of(n) else "equivalent", causes)
 
 
-def audit_groups() -> list[Group]:
+def audit_groups():
     """Quick: a loop of each cause, and every twelfth right one, at N = 4."""
 
-    def group(train: Any, *runs: tuple[int, ...], name: str = "", quick: bool = False) -> Group:
+    def group(train, *runs, name="", quick=False):
         measure = lambda: {case: row for steps in runs for case, row in _audited(train, *steps).items()}  # noqa: E731
         return Group("audit", name or train.__name__, measure, quick)
 
@@ -168,7 +166,7 @@ def audit_groups() -> list[Group]:
     ]
 
 
-def _watched(name: str, train: Callable[[], Any]) -> Rows:
+def _watched(name, train):
     """The reports of a run together: it may have several optimizers."""
     reports = train()
     lookalikes.KEPT.clear()
@@ -177,8 +175,8 @@ def _watched(name: str, train: Callable[[], Any]) -> Rows:
     return {name: said(whole, {cause for report in reports for cause in report.causes})}
 
 
-def watch_groups() -> list[Group]:
-    def group(name: str, train: Callable[[], Any], quick: bool = False, needs: str = "") -> Group:
+def watch_groups():
+    def group(name, train, quick=False, needs=""):
         return Group("watch", name, partial(_watched, name, train), quick, needs)
 
     own = {**test_session.RIGHT, **{str(cause): make for cause, make in test_session.WRONG.items()}}
@@ -190,8 +188,8 @@ def watch_groups() -> list[Group]:
     ]
 
 
-def _wrong_today() -> list[Group]:
-    def measure(name: str, judge: Callable[[], Any]) -> Rows:
+def _wrong_today():
+    def measure(name, judge):
         try:
             return {name: _of_arm(judge(), 4)}
         except Exception:
@@ -203,13 +201,13 @@ def _wrong_today() -> list[Group]:
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-def kept_archive() -> Path:
+def kept_archive():
     """The newest trials that are kept, whose table lies beside them."""
     return max(FINDINGS.glob("*/trials.tar.xz"))
 
 
 @cache
-def kept_results() -> load.Results:
+def kept_results():
     """As a report reads them: the trials that are kept, without their step rows."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a disk takes seconds to remove 2,360 folders
     with tempfile.TemporaryDirectory(dir=memory) as name:
@@ -219,16 +217,16 @@ def kept_results() -> load.Results:
 
 
 @cache
-def kept_claims() -> pd.DataFrame:
+def kept_claims():
     """Every claim, decided by today's rules from the trials that are kept."""
     return ledger.table(kept_results())
 
 
-def _archive() -> Rows:
+def _archive():
     return {f"claims / {row['id']}": said(row["verdict"], ()) for row in kept_claims().to_dict("records")}
 
 
-def _releases() -> Rows:
+def _releases():
     """Audits of released trainers, as recorded: what was measured is not kept."""
     return {
         "audits / {name} {function} N={accumulation_steps} {arithmetic}".format(name=record["name"], **arm): said(
@@ -253,19 +251,19 @@ SOURCES: dict[str, Callable[[], list[Group]]] = {
 
 
 @cache
-def table() -> dict[tuple[str, str], list[str]]:
+def table():
     """(source, case) -> its verdict, causes, `explained` and `wrong_today`."""
     with PATH.open(newline="") as file:
         _, *rows = csv.reader(file)
     return {(source, case): rest for source, case, *rest in rows}
 
 
-def is_right(row: Said, wrong_today: str) -> bool:
+def is_right(row, wrong_today):
     """Whether what is said is what a note as `A10: inconclusive | different loss_not_divided` calls right."""
     return " ".join(row[:2]).strip() in wrong_today.partition(": ")[2].split(" | ")
 
 
-def moved(group: Group, rows: Rows) -> list[str]:
+def moved(group, rows):
     """The rows of a group that are not those of the table, one line each, and none that moved to what is right."""
     kept = {case: row for (source, case), row in table().items() if source == group.source and group.has(case)}
     return [
@@ -276,11 +274,11 @@ def moved(group: Group, rows: Rows) -> list[str]:
     ]
 
 
-def told(row: Sequence[str] | None) -> str:
+def told(row):
     return "no row" if row is None else f"{row[0]} ({row[1]}{', explained' if row[2] == 'True' else ''})"
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", choices=SOURCES, default=[*SOURCES])
     parser.add_argument("--results", type=Path, help="of accumulation-harness run +experiment=all hydra.sweeper.size=quick")
@@ -295,7 +293,7 @@ def main() -> None:
         write([(group, group.measure()) for group in groups])
 
 
-def write(measured: Iterable[tuple[Group, Rows]]) -> None:
+def write(measured):
     """Put the rows of groups in the place of those that they had; a note stays until its row is right."""
     table.cache_clear()
     kept = dict(table()) if PATH.exists() else {}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def softmax_regression_gradients(weights: Array, bias: Array, x: Array, y: NDArray[np.int64]) -> Array:
+def softmax_regression_gradients(weights, bias, x, y):
     """[n, P] per-sample gradients of -log softmax(W x + c)[y], flattened as (W, c)."""
     logits = x @ weights.T + bias
     p = np.exp(logits - logits.max(1, keepdims=True))
@@ -17,7 +17,7 @@ def softmax_regression_gradients(weights: Array, bias: Array, x: Array, y: NDArr
     return np.concatenate([(p[:, :, None] * x[:, None, :]).reshape(len(y), -1), p], axis=1)
 
 
-def sgd(theta: Array, gradients: list[Array], lr: float, momentum: float = 0.0, nesterov: bool = False) -> Array:
+def sgd(theta, gradients, lr, momentum=0.0, nesterov=False):
     """Parameters after the gradients, PyTorch's convention: m <- mu m + g (m_0 = g_0); step m, or g + mu m with Nesterov."""
     velocity = None
     for g in gradients:
@@ -26,7 +26,7 @@ def sgd(theta: Array, gradients: list[Array], lr: float, momentum: float = 0.0, 
     return theta
 
 
-def adam(theta: Array, gradients: list[Array], lr: float, beta1: float, beta2: float, eps: float, decay: float = 0.0) -> Array:
+def adam(theta, gradients, lr, beta1, beta2, eps, decay=0.0):
     """Parameters after the gradients (Kingma & Ba, algorithm 1); `decay` is AdamW's decoupled weight decay."""
     m, v = np.zeros_like(theta), np.zeros_like(theta)
     for t, g in enumerate(gradients, 1):
@@ -36,7 +36,7 @@ def adam(theta: Array, gradients: list[Array], lr: float, beta1: float, beta2: f
     return theta
 
 
-def batch_norm_chunks(x: Array, sizes: list[int], eps: float, momentum: float) -> tuple[Array, Array, Array]:
+def batch_norm_chunks(x, sizes, eps, momentum):
     """Ghost BatchNorm of x [n, C]: outputs, running mean and running variance after all chunks (unbiased variance)."""
     outputs, mean, variance, start = [], np.zeros(x.shape[1]), np.ones(x.shape[1]), 0
     for size in sizes:

@@ -10,7 +10,7 @@ NOUNS = ("matrix", "letter", "folder", "socket", "window", "signal", "archive", 
 VERBS = ("invert", "scatter", "compress", "validate", "reorder", "measure", "publish", "discard")
 
 
-def function(verb: str, noun: str) -> str:
+def function(verb, noun):
     """A function of four lines."""
     return (
         f'def {verb}_{noun}(given, scale=1):\n    """{verb.capitalize()} the {noun} that is given, by its {noun} scale.\n\n'
@@ -19,7 +19,7 @@ def function(verb: str, noun: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+def corpus(tmp_path_factory):
     """The folder's name."""
     folder = tmp_path_factory.mktemp("corpus")
     for noun in NOUNS:
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def config(root: str, **changes: object) -> TrialConfig:
+def config(root, **changes):
     """A trial on it: 48 pairs to train on and 16 held out; `changes` to the workload or the trial."""
     own = {name: changes.pop(name) for name in ("dropout", "contrast", "hard_negatives", "penalty") if name in changes}
     workload = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4, **own)  # type: ignore[arg-type]

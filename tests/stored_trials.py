@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -26,11 +25,11 @@ MakeTrial = Callable[..., str]
 Part = TypeVar("Part")
 
 
-def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) -> dict[str, Any]:
+def arm(config, name, n, shift, **changes):
     """A stored arm; BatchNorm differs and is explained, everything else is equivalent. `changes`: fields of any of its parts."""
     apart = config.norm == Norm.batch and name == "accumulated"
 
-    def part(kind: type[Part], **values: Any) -> Part:
+    def part(kind, **values):
         return kind(**values | {key: changes[key] for key in changes.keys() & {field.name for field in fields(kind)}})  # type: ignore[arg-type]
 
     algebra = part(
@@ -66,12 +65,12 @@ def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) ->
     }
 
 
-def shift(seed: int, n: int) -> float:
+def shift(seed, n):
     """What the held-out loss of an arm lies above its full batch's."""
     return float(np.random.default_rng(1000 * seed + n).normal(1e-3 * n, 1e-3))
 
 
-def step_rows(config: TrialConfig, losses: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+def step_rows(config, losses):
     """`losses`: of further arms, over the loss of the correct arm of the same N."""
     accumulated = [("accumulated", n, 0) for n in config.accumulation_steps]
     arms = [("full", 1, 0), *accumulated, ("permuted", 1, 0), ("null", 1, 0), ("ulp", 1, 0)]
@@ -93,26 +92,26 @@ def step_rows(config: TrialConfig, losses: dict[str, list[float]]) -> Iterator[d
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     return tmp_path / "results"
 
 
 def store_trial(
-    results: Path,
+    results,
     *,
-    norm: str = "none",
-    optimizer: str = "adam",
-    precision: str = "float32",
-    seed: int = 0,
-    experiment: str = "equivalence",
-    change: dict[tuple[str, int], dict[str, Any]] | None = None,
-    seconds: Any = None,
-    faults: dict[str, bool] | None = None,
-    losses: dict[str, list[float]] | None = None,
-    split: str = "even",
-    clip_norm: float | None = None,
-    device: str = "cpu",
-) -> str:
+    norm="none",
+    optimizer="adam",
+    precision="float32",
+    seed=0,
+    experiment="equivalence",
+    change=None,
+    seconds=None,
+    faults=None,
+    losses=None,
+    split="even",
+    clip_norm=None,
+    device="cpu",
+):
     """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
 
     `faults`: arms that are wrong on purpose, and whether that changes anything; `losses`: of such arms, relative to the correct
@@ -138,12 +137,12 @@ def store_trial(
 
 
 @pytest.fixture
-def make_trial(results: Path) -> MakeTrial:
+def make_trial(results):
     """`store_trial` into `results`."""
     return partial(store_trial, results)
 
 
-def store_grid(results: Path) -> list[str]:
+def store_grid(results):
     """Twelve trials: three normalisations, two optimizers of which one in float32 only, two or three seeds."""
     make = partial(store_trial, results)
     trials = [make(norm=norm, seed=seed) for norm in ("none", "group", "batch") for seed in range(3)]
@@ -151,5 +150,5 @@ def store_grid(results: Path) -> list[str]:
 
 
 @pytest.fixture
-def grid(results: Path) -> list[str]:
+def grid(results):
     return store_grid(results)

@@ -37,28 +37,28 @@ NORMS = (Norm.none, Norm.group, Norm.layer, Norm.batch)
 SHARES = st.one_of(st.floats(0, 0.999), st.sampled_from((0.5, 0.9, 0.95, 0.99, 0.999)))
 
 
-def fixed(examples: int) -> settings:
+def fixed(examples):
     """So many examples, the same in every run."""
     return settings(max_examples=examples, derandomize=True, database=None, deadline=None)
 
 
-def decades(low: float, high: float) -> st.SearchStrategy[float]:
+def decades(low, high):
     """10^u with u in [low, high]."""
     return st.floats(low, high).map(lambda u: float(f"{10**u:.6g}"))
 
 
-def mostly(usual: st.SearchStrategy, name: str) -> st.SearchStrategy:
+def mostly(usual, name):
     """Now and then over all that the bounds of a setting allow, where most of it overflows or does nothing."""
     bounds = BOUNDS[name]
     anywhere = decades(math.log10(bounds.low or 1e-12) + 1e-5, math.log10(bounds.high) - 1e-5)
     return st.integers(0, 9).flatmap(lambda k: anywhere if k == 9 else usual)
 
 
-def or_none(values: st.SearchStrategy) -> st.SearchStrategy:
+def or_none(values):
     return st.one_of(st.none(), values)
 
 
-def can_run(config: TrialConfig) -> bool:
+def can_run(config):
     """Accepted, and (a little too strictly) fitting its data: two rows for BatchNorm, a loss term in each window."""
     batch, num = config.effective_batch, max(config.accumulation_steps)
     try:
@@ -70,7 +70,7 @@ def can_run(config: TrialConfig) -> bool:
     return config.workload.data != Data.ignored_labels or batch >= 16  # a third of the labels are ignored
 
 
-def _of(place: tuple[Data, Model, Norm], numbers: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[TrialConfig]:
+def _of(place, numbers):
     data, model, norm = map(st.just, place)
     return st.builds(
         TrialConfig,
@@ -113,7 +113,7 @@ def _of(place: tuple[Data, Model, Norm], numbers: st.SearchStrategy[tuple[int, .
     )
 
 
-def _goes_together(data: Data, model: Model, norm: Norm) -> bool:
+def _goes_together(data, model, norm):
     workload, whole = WorkloadConfig(data=data, model=model), DataConfig(last_window=LastWindow.drop)
     return can_run(TrialConfig(workload=workload, norm=norm, data=whole))
 
@@ -122,9 +122,7 @@ PLACES = [one for one in product(DATA, (Model.conv, Model.mlp, Model.transformer
 MICRO_BATCHES = st.lists(st.integers(1, 16), min_size=1, max_size=2, unique=True).map(lambda found: tuple(sorted(found)))
 
 
-def right_trials(
-    numbers: st.SearchStrategy[tuple[int, ...]] = MICRO_BATCHES, norms: tuple[Norm, ...] = NORMS
-) -> st.SearchStrategy[TrialConfig]:
+def right_trials(numbers=MICRO_BATCHES, norms=NORMS):
     """Trials whose arms are all right; `numbers`: their N."""
     places = st.sampled_from([place for place in PLACES if place[2] in norms])
     return places.flatmap(lambda place: _of(place, numbers)).filter(can_run)
@@ -145,7 +143,7 @@ class Watched:
     replayed: bool
 
 
-def watched_loops() -> st.SearchStrategy[Watched]:
+def watched_loops():
     """Loops with 2 to 6 micro-batches, of equal sizes or not."""
     sizes = st.one_of(
         st.lists(st.integers(2, 9), min_size=2, max_size=6), st.builds(lambda n, b: [b] * n, st.integers(2, 6), st.integers(3, 9))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,19 +58,19 @@ assert inside[-2:] == ["ieee", "ieee"], inside
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-def test_tf32_is_off_inside_however_the_caller_has_set_it(style: str) -> None:
+def test_tf32_is_off_inside_however_the_caller_has_set_it(style):
     subprocess.run([sys.executable, "-c", SHOW.format(STYLES[style])], cwd=ROOT, check=True)
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_gpus(monkeypatch):
     monkeypatch.setattr(experiment, "_has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield
 
 
-def test_a_worker_for_each_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_for_each_gpu(two_gpus, monkeypatch):
     assert experiment._places(HarnessConfig()) == ["0", "1"]
     assert experiment._places(HarnessConfig(workers=2)) == ["0", "1", "0", "1"]
     assert experiment._places(HarnessConfig(device=Device.cpu, workers=3)) == [None] * 3
@@ -84,18 +83,16 @@ def test_a_worker_for_each_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) 
 class Line:
     """In place of the progress bar."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name):
         return lambda *_, **__: None
 
 
-def what_it_sees(config: HarnessConfig) -> None:
+def what_it_sees(config):
     Path(config.results, f"seen-{config.seed}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
 
 
 @pytest.mark.parametrize(("places", "seen"), [(["0", "GPU-7f"], {"0", "GPU-7f"}), ([None, None], {""})])
-def test_the_child_of_a_worker_sees_its_gpu_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, places: list[str | None], seen: set[str]
-) -> None:
+def test_the_child_of_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path, places, seen):
     """Children are forked here: what is tested is what reaches them, and a forkserver takes seconds to start."""
     context = child.multiprocessing.get_context("fork")
     monkeypatch.setattr(child.multiprocessing, "get_context", lambda _: context)
@@ -110,7 +107,7 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(
     assert {(tmp_path / f"seen-{seed}").read_text() for seed in (0, 1)} == seen
 
 
-def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch):
     """The first run starts CUDA, whose generator then stands at the CPU's seed; the second has to start from there too."""
     seeds: list[int] = []
     started = [False]
@@ -120,14 +117,14 @@ def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pyte
     kept: list[list[int]] = []
     fork = torch.random.fork_rng
 
-    def fork_rng(devices: Iterable[int]) -> Any:
+    def fork_rng(devices):
         kept.append(list(devices))
         return fork(devices=[])
 
     monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)])
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         started[0] = True
 
     with fork(devices=[]):
@@ -143,18 +140,18 @@ class OnCuda(torch.Tensor):
 
 
 @pytest.mark.parametrize(("tensor", "roundoff"), [(OnCuda(torch.ones(2)), 2**-11), (torch.ones(2), 0.0)])
-def test_the_audit_allows_for_tf32_on_a_gpu(tensor: torch.Tensor, roundoff: float) -> None:
+def test_the_audit_allows_for_tf32_on_a_gpu(tensor, roundoff):
     seen = forwards.Forwards(Run(batch_size=1, accumulation_steps=1), Fence(lambda: None, "the audit"))
     before = seen.run.roundoff
     seen._note_arithmetic((tensor,))
     assert seen.run.roundoff == max(before, roundoff)
 
 
-def test_the_audit_asks_for_deterministic_kernels_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_asks_for_deterministic_kernels_where_there_is_a_gpu(monkeypatch):
     """Without a word of its own: of an operation that has none torch would warn, in a loop where warnings may be errors."""
     modes: list[int] = []
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         modes.append(torch.get_deterministic_debug_mode())
         warnings.warn("kthvalue does not have a deterministic implementation", stacklevel=1)
 
@@ -165,7 +162,7 @@ def test_the_audit_asks_for_deterministic_kernels_where_there_is_a_gpu(monkeypat
     assert modes == [1, 0] and torch.get_deterministic_debug_mode() == 0
 
 
-def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tall_matrix_is_factorised_by_rows(monkeypatch):
     """The same weights, residual and condition as of the whole matrix; collinear parts too."""
     generator = torch.Generator().manual_seed(0)
     parts = list(torch.randn(3, 1000, dtype=torch.float64, generator=generator))

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_every_row_is_a_ratio() -> None:
+def test_every_row_is_a_ratio():
     command = [sys.executable, ROOT / "benchmarks/run.py", "startup", "report", "--rounds", "1", "--trials", "12"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/harness"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 import dataclasses
 import math
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 
@@ -23,7 +23,7 @@ from accumulation_harness.config.settings import BOUNDS
 from accumulation_harness.config.validation import validate
 
 
-def test_defaults_are_valid() -> None:
+def test_defaults_are_valid():
     validate(TrialConfig())
 
 
@@ -46,19 +46,19 @@ def test_defaults_are_valid() -> None:
     ],
     ids=str,
 )
-def test_bad_settings_are_named(field: str, changes: dict[str, Any]) -> None:
+def test_bad_settings_are_named(field, changes):
     with pytest.raises(ConfigError, match="expected") as raised:
         validate(dataclasses.replace(TrialConfig(), **changes))
     assert raised.value.field == field and str(raised.value).startswith(f"{field}=")
 
 
-def changed(config: Any, name: str, value: object) -> Any:
+def changed(config, name, value):
     """`config` with the field of that dotted name changed."""
     head, _, rest = name.partition(".")
     return dataclasses.replace(config, **{head: changed(getattr(config, head), rest, value) if rest else value})
 
 
-def numeric_fields(kind: Any, prefix: str = "") -> set[str]:
+def numeric_fields(kind, prefix=""):
     found = set()
     for name, hint in get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
@@ -68,12 +68,12 @@ def numeric_fields(kind: Any, prefix: str = "") -> set[str]:
     return found
 
 
-def test_every_number_has_bounds() -> None:
+def test_every_number_has_bounds():
     assert numeric_fields(HarnessConfig) == BOUNDS.keys()
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_bounds_hold_the_defaults_and_nothing_beyond_their_ends(name: str) -> None:
+def test_bounds_hold_the_defaults_and_nothing_beyond_their_ends(name):
     bounds, base = BOUNDS[name], dataclasses.replace(HarnessConfig(), clip_norm=1.0, ema_decay=0.5)
     validate(base)
     step = 1 if bounds.is_integer else max(abs(bounds.low), abs(bounds.high)) * 1e-9
@@ -84,16 +84,16 @@ def test_bounds_hold_the_defaults_and_nothing_beyond_their_ends(name: str) -> No
         assert raised.value.field == name and str(raised.value).startswith(f"{name}=")
 
 
-def test_every_setting_of_a_trial_is_part_of_its_identity() -> None:
+def test_every_setting_of_a_trial_is_part_of_its_identity():
     base = TrialConfig()
     others = [{"seed": 1}, {"referee_every": 51}, {"experiment": "other"}, {"optimizer": OptimizerConfig(eps=1e-7)}]
     assert len({identity(dataclasses.replace(base, **changes)) for changes in [{}, *others]}) == 1 + len(others)
 
 
-def test_auto_counts_as_the_cpu_until_it_is_resolved() -> None:
+def test_auto_counts_as_the_cpu_until_it_is_resolved():
     auto, cpu, cuda = (identity(TrialConfig(device=device)) for device in (Device.auto, Device.cpu, Device.cuda))
     assert auto == cpu != cuda
 
 
-def test_where_a_trial_runs_is_not_part_of_its_identity() -> None:
+def test_where_a_trial_runs_is_not_part_of_its_identity():
     assert identity(HarnessConfig(results="elsewhere", workers=7).trial) == identity(TrialConfig())

@@ -18,14 +18,14 @@ SOMEWHERE = r"[^>]*\b(?:src|href)=\"?https?:"
 LOADED = re.compile(rf"<(?:script|img|iframe)\b{SOMEWHERE}|<link\b[^>]*rel=\"?(?:stylesheet|preconnect){SOMEWHERE}")
 
 
-def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+def build(root, site):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_the_site(tmp_path: Path) -> None:
+def test_the_site(tmp_path):
     pytest.importorskip("mkdocs")
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_the_site(tmp_path: Path) -> None:
         ("[gone](remedies.md#no_cause)", "causes/no_cause.md"),
     ],
 )
-def test_a_broken_link_fails(line: str, told: str, tmp_path: Path) -> None:
+def test_a_broken_link_fails(line, told, tmp_path):
     pytest.importorskip("mkdocs")
     for name in ("harness", "analysis", "tests", "examples", "experiments", "scoreboard", "mkdocs.yml"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -7,7 +7,6 @@ import sys
 import tarfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found v
 ROOT = Path(__file__).parents[1]
 
 
-def test_it_names_torch_the_system_and_why_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_names_torch_the_system_and_why_there_is_no_gpu(capsys):
     assert doctor.main([]) == 0
     told = capsys.readouterr().out
     assert torch.__version__.partition("+")[0] in told and "Python version" in told and "No GPU can be used" in told
@@ -36,12 +35,10 @@ def test_it_names_torch_the_system_and_why_there_is_no_gpu(capsys: pytest.Captur
         ("13.0", "", "7", ("/",), "CUDA_VISIBLE_DEVICES='7' leaves no device (nvidia-smi shows 1)"),
     ],
 )
-def test_why_a_gpu_is_not_seen(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, warns: str, visible: str | None, files: Any, reason: str
-) -> None:
+def test_why_a_gpu_is_not_seen(monkeypatch, cuda, warns, visible, files, reason):
     """Warnings are errors in tests: torch's own, of an old driver, is an answer and not raised."""
 
-    def is_available() -> bool:
+    def is_available():
         if warns:
             warnings.warn(warns, stacklevel=1)
         return False
@@ -57,7 +54,7 @@ def test_why_a_gpu_is_not_seen(
 
 
 @pytest.mark.slow
-def test_what_was_found_until_the_time_was_over_is_packed(tmp_path: Path) -> None:
+def test_what_was_found_until_the_time_was_over_is_packed(tmp_path):
     command = [sys.executable, ROOT / "benchmarks/gpu.py", "--minutes", "0.1", "--out", tmp_path / "gpu", "--device", "cpu"]
     assert subprocess.run(command, check=False).returncode == 1
     with tarfile.open(tmp_path / "gpu.tar.gz") as archive:

@@ -42,6 +42,6 @@ assert sys.modules["torch._dynamo"] is real
         pytest.param("compiled = torch.compile(step, backend='eager'); compiled(); compiled()", marks=pytest.mark.slow),
     ],
 )
-def test_whatever_is_asked_is_answered_by_the_real_module(asked: str) -> None:
+def test_whatever_is_asked_is_answered_by_the_real_module(asked):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", STEP.format(asked=asked)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

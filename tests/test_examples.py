@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ SHORT = ("steps=4", "algebra_steps=4", "permutations=30", "tracking=disabled", "
 FILES = ("images", "language_model", "coupled_loss")
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """What a text tells to type after `accumulation-harness run`."""
     joined = re.sub(r"\\\n\s*", "", text)
     lines = [
@@ -28,7 +27,7 @@ def commands(text: str) -> list[list[str]]:
     return [line[2:] for line in lines]
 
 
-def run(folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
+def run(folder, *arguments):
     """The arms of each trial that is stored after a command in a folder."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "accumulation_harness", "run", *arguments]
@@ -37,7 +36,7 @@ def run(folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
     return {path.parent.name: json.loads(path.read_text())["arms"] for path in sorted(folder.glob("results/*/*/trial.json"))}
 
 
-def causes(trials: dict[str, list[dict[str, Any]]], arm: str = "accumulated") -> dict[str, set[str]]:
+def causes(trials, arm="accumulated"):
     """Of each trial the causes of all its arms of that name; nothing for arms that are equivalent."""
     found = {}
     for trial, arms in trials.items():
@@ -48,17 +47,17 @@ def causes(trials: dict[str, list[dict[str, Any]]], arm: str = "accumulated") ->
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     return tmp_path
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_is_short(name: str) -> None:
+def test_each_is_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
-def test_images_with_batch_norm_and_lion(folder: Path) -> None:
+def test_images_with_batch_norm_and_lion(folder):
     [command] = commands((EXAMPLES / "images.py").read_text())
     assert causes(run(folder, *command, *SHORT)) == {
         "Digits-as_is-Lion-float32": {"batch_statistics"},
@@ -67,7 +66,7 @@ def test_images_with_batch_norm_and_lion(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_language_model_with_token_counts(folder: Path) -> None:
+def test_a_language_model_with_token_counts(folder):
     pytest.importorskip("transformers")
     [command] = commands((EXAMPLES / "language_model.py").read_text())
     trials = run(folder, *command, *SHORT, "faults=[mean_of_means]", "+workload.args.samples=300")
@@ -76,7 +75,7 @@ def test_a_language_model_with_token_counts(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_that_couples_rows(folder: Path) -> None:
+def test_a_loss_that_couples_rows(folder):
     coupled, apart = commands((EXAMPLES / "coupled_loss.py").read_text())
     size = ("effective_batch=48", "accumulation_steps=[4]")
     assert causes(run(folder, *coupled, *SHORT, *size[1:])) == {"Embeddings-as_is-sgd-float32": {"non_separable_loss"}}
@@ -85,7 +84,7 @@ def test_a_loss_that_couples_rows(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sweep_to_copy(folder: Path) -> None:
+def test_the_sweep_to_copy(folder):
     """One trial, the sweep, the page and the notebook, in the student's folder."""
     mine = folder / "examples" / "my_sweep"
     one, sweep, slurm = commands((mine / "README.md").read_text())
@@ -107,7 +106,7 @@ def test_the_sweep_to_copy(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sweep_to_copy_as_jobs(folder: Path) -> None:
+def test_the_sweep_to_copy_as_jobs(folder):
     """The recipe for Slurm, its launcher exchanged for submitit's local executor: a job for each trial of the task."""
     pytest.importorskip("submitit")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")

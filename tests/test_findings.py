@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -20,7 +19,7 @@ from tests.golden import FINDINGS, kept_archive, kept_claims, kept_results
 EXACT = (Ruling.confirmed, Ruling.refuted, Ruling.conditional)
 
 
-def test_what_the_quick_grids_found_does_not_contradict_the_full_ones() -> None:
+def test_what_the_quick_grids_found_does_not_contradict_the_full_ones():
     """One may leave open what the other decides."""
     newest = max(FINDINGS.glob("*-quick/claims.csv")), kept_archive().with_name("claims.csv")
     quick, full = (pd.read_csv(path, keep_default_na=False).set_index("id")["verdict"] for path in newest)
@@ -29,7 +28,7 @@ def test_what_the_quick_grids_found_does_not_contradict_the_full_ones() -> None:
     assert len(decided) and decided[decided["quick"] != decided["full"]].empty
 
 
-def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it() -> None:
+def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it():
     written = io.BytesIO(tables.to_csv(kept_claims()))
     now, kept = (pd.read_csv(source, index_col="id") for source in (written, kept_archive().with_name("claims.csv")))
     now = now.drop(columns=RECORDED)  # nothing is, where every trial is there
@@ -48,7 +47,7 @@ WITH_STEPS = {"momentum": 2, "adam": 1, "gradient_noise": 1, "order_of_operation
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::accumulation_harness.analysis.question.ReportWarning")
-def test_every_section_of_every_question_is_made_of_the_trials_that_are_kept(tmp_path: Path) -> None:
+def test_every_section_of_every_question_is_made_of_the_trials_that_are_kept(tmp_path):
     with tarfile.open(kept_archive()) as file:
         file.extractall(tmp_path / "kept", filter="data")
     page = report.write(tmp_path / "kept", tmp_path / "out")
@@ -60,14 +59,14 @@ def test_every_section_of_every_question_is_made_of_the_trials_that_are_kept(tmp
     assert {name: pages[name].count("A section that is missing") for name in WITH_STEPS} == WITH_STEPS
 
 
-def test_the_faults_are_those_of_the_trials_kept_beside_them() -> None:
+def test_the_faults_are_those_of_the_trials_kept_beside_them():
     now = faults.to_table(kept_results().arms)
     known = list(faults.COLUMNS[:-1])  # the loss curves are not kept
     kept = pd.read_csv(kept_archive().with_name("faults.csv"))
     pd.testing.assert_frame_equal(kept[known], now[known].reset_index(drop=True))
 
 
-def test_the_trials_that_are_kept_are_of_commits_that_the_page_names() -> None:
+def test_the_trials_that_are_kept_are_of_commits_that_the_page_names():
     said = (FINDINGS / "README.md").read_text()
     commits = set()
     with tarfile.open(kept_archive()) as file:

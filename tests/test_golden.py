@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from accumulation_harness.config import Data, Norm
@@ -26,13 +24,13 @@ GROUPS = [
 @pytest.mark.usefixtures("own_objects")
 @pytest.mark.filterwarnings("ignore")  # of the loops' own
 @pytest.mark.parametrize("group", GROUPS)
-def test_no_row_has_moved(group: golden.Group) -> None:
+def test_no_row_has_moved(group):
     if group.needs:
         pytest.importorskip(group.needs)
     assert golden.moved(group, group.measure()) == []
 
 
-def test_a_row_that_moves_is_named() -> None:
+def test_a_row_that_moves_is_named():
     (group,) = golden.SOURCES["release"]()
     rows = group.measure()
     case = min(rows)
@@ -44,13 +42,13 @@ def test_a_row_that_moves_is_named() -> None:
     ]  # fmt: skip
 
 
-def kept(source: str, case: str) -> tuple[Any, ...]:
+def kept(source, case):
     """The verdict and the causes of a row; what is right where it is wrong today."""
     verdict, causes, _, note = golden.table()[source, case]
     return verdict, {*causes.split("+")} - {""}, *([note] if note else [])
 
 
-def test_right_loops_are_equivalent_and_wrong_ones_have_their_causes() -> None:
+def test_right_loops_are_equivalent_and_wrong_ones_have_their_causes():
     for train in RIGHT:
         assert kept("audit", f"{train.__name__} / N=4") == ("equivalent", set())
         verdict, _, *note = kept("watch", f"audit's {train.__name__}")
@@ -65,7 +63,7 @@ def test_right_loops_are_equivalent_and_wrong_ones_have_their_causes() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in test_faults.SETTINGS if ("fault", f"{name} / permuted") in golden.table()])
-def test_every_fault_is_named_where_it_changes_the_computation_and_nothing_else_is(name: str) -> None:
+def test_every_fault_is_named_where_it_changes_the_computation_and_nothing_else_is(name):
     config = test_faults.setting(name)
     inherent = {str(Cause.batch_statistics)} if config.norm == Norm.batch else set()
     inherent |= {str(Cause.non_separable_loss)} if config.workload.data == Data.pairs else set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +40,7 @@ RESNET = WorkloadConfig(model=Model.resnet18)
 
 
 @contextmanager
-def waits_told() -> Iterator[list[warnings.WarningMessage]]:
+def waits_told():
     """What torch warns of inside, waits for the device among it; no later test is warned, whatever is raised inside."""
     try:
         torch.cuda.set_sync_debug_mode("warn")  # warns that it is a prototype
@@ -63,7 +62,7 @@ def waits_told() -> Iterator[list[warnings.WarningMessage]]:
     ],
     ids=str,
 )
-def test_correct_accumulation_is_equivalent_on_cuda(changes: dict[str, Any], precision: Precision) -> None:
+def test_correct_accumulation_is_equivalent_on_cuda(changes, precision):
     settings = {"steps": 26, "algebra_steps": 26, **changes}
     config = TrialConfig(device=Device.cuda, precision=precision, optimizer=ADAM, accumulation_steps=(4,), **settings)
     for row in run_trial(config, lambda step, rows: None).arms:
@@ -73,9 +72,7 @@ def test_correct_accumulation_is_equivalent_on_cuda(changes: dict[str, Any], pre
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
 @pytest.mark.parametrize("execution", [Execution.compile, Execution.cuda_graph])
 @pytest.mark.parametrize("split", list(Split))
-def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(
-    execution: Execution, precision: Precision, split: Split
-) -> None:
+def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(execution, precision, split):
     """Unequal micro-batches are several graphs each; BatchNorm's buffers are written by them, and explained as ever."""
     shared: dict[str, Any] = {"device": Device.cuda, "precision": precision, "split": split, "accumulation_steps": (4,)}
     config = TrialConfig(**shared, execution=execution, optimizer=ADAM, steps=26, algebra_steps=26)
@@ -92,7 +89,7 @@ def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(
     [{}, {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged}, {"workload": RESNET, "norm": Norm.group}],
     ids=str,
 )
-def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Execution) -> None:
+def test_a_step_waits_for_the_device_once(changes, execution):
     """CUDA's sync debug mode warns at every wait: one for all arms of a step, where the table is read."""
     config = TrialConfig(device=Device.cuda, execution=execution, clip_norm=1.0, **changes)
     with deterministic():
@@ -111,7 +108,7 @@ def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Ex
             assert len(waits) == 1, waits
 
 
-def test_batch_norm_is_explained_on_cuda() -> None:
+def test_batch_norm_is_explained_on_cuda():
     config = TrialConfig(
         device=Device.cuda, workload=RESNET, norm=Norm.batch, optimizer=ADAM, accumulation_steps=(4,), steps=5, algebra_steps=5
     )
@@ -120,7 +117,7 @@ def test_batch_norm_is_explained_on_cuda() -> None:
     assert null["verdict"] == "equivalent"
 
 
-def test_cpu_and_cuda_agree_in_float64() -> None:
+def test_cpu_and_cuda_agree_in_float64():
     losses: dict[str, list[float]] = {}
     for device in (Device.cpu, Device.cuda):
         found = losses.setdefault(device, [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -58,25 +57,25 @@ QUESTIONS = {  # file of a question's folder -> what it must not reach
 }
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder):
     """Below a folder, also through links to the folders at the top of the tree."""
     return sorted(
         Path(here, name) for here, _, names in os.walk(folder, followlinks=True) for name in names if name.endswith(".py")
     )
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def modules() -> Mapping[str, Path]:
+def modules():
     paths = [path for folder in OURS for path in _files(ROOT / folder)]
     return {name_of(path): path for path in paths}
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imports(tree):
     """Dotted names of modules, also those of imports inside functions and TYPE_CHECKING blocks."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -88,11 +87,11 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 @cache
-def graph() -> Mapping[str, frozenset[str]]:
+def graph():
     return {name: frozenset(imports(ast.parse(path.read_text()))) for name, path in modules().items()}
 
 
-def reached(name: str) -> dict[str, tuple[str, ...]]:
+def reached(name):
     """Everything that a module reaches, and by which way."""
     ways, waiting = {name: (name,)}, [name]
     while waiting:
@@ -104,11 +103,11 @@ def reached(name: str) -> dict[str, tuple[str, ...]]:
     return ways
 
 
-def inside(names: Iterable[str], room: str) -> list[str]:
+def inside(names, room):
     return [name for name in names if name == room or name.startswith(f"{room}.")]
 
 
-def room_of(name: str) -> str:
+def room_of(name):
     """The folder of a module; where a folder has folders, its files are rooms by themselves."""
     folder = name.rpartition(".")[0]
     has_folders = any(other.startswith(f"{folder}.") and path.name == "__init__.py" for other, path in modules().items())
@@ -116,7 +115,7 @@ def room_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("room", WALLS)
-def test_walls(room: str) -> None:
+def test_walls(room):
     behind = [name for name in inside(modules(), room) if ".notebooks." not in name]  # which read the answers too
     assert behind, f"there is no {room}"
     for name in behind:
@@ -124,49 +123,49 @@ def test_walls(room: str) -> None:
 
 
 @pytest.mark.parametrize("file", QUESTIONS)
-def test_walls_inside_a_question(file: str) -> None:
+def test_walls_inside_a_question(file):
     paths = [path for path in (ROOT / "accumulation_harness" / "experiments").glob(f"*/{file}.py")]
     assert len(paths) > 20
     for path in paths:
         _hold(name_of(path), QUESTIONS[file])
 
 
-def _hold(name: str, wall: Iterable[str]) -> None:
+def _hold(name, wall):
     ways = reached(name)
     for forbidden in wall:
         for found in inside(ways, forbidden):
             pytest.fail(f"{name} must not reach {forbidden}: {' -> '.join(ways[found])}")
 
 
-def test_what_is_lazy_is_imported_inside_a_function() -> None:
+def test_what_is_lazy_is_imported_inside_a_function():
     for name, other in LAZY:
         top = {found for node in ast.parse(modules()[name].read_text()).body for found in _top(node)}
         assert other in graph()[name] and other not in top
 
 
-def _top(node: ast.AST) -> set[str]:
+def _top(node):
     return set(imports(ast.Module([node], []))) if isinstance(node, (ast.Import, ast.ImportFrom)) else set()
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_module_imports_itself_through_others():
     order(graph())
 
 
-def test_no_room_imports_itself_through_others() -> None:
+def test_no_room_imports_itself_through_others():
     rooms: dict[str, set[str]] = {}
     for name, others in graph().items():
         rooms.setdefault(room_of(name), set()).update(room_of(other) for other in others if other in graph())
     order({room: others - {room} for room, others in rooms.items()})
 
 
-def order(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+def order(arrows):
     try:
         return list(TopologicalSorter(arrows).static_order())
     except CycleError as error:
         pytest.fail("a circle: " + " -> ".join(error.args[1]))
 
 
-def test_the_lint_reaches_only_the_standard_library() -> None:
+def test_the_lint_reaches_only_the_standard_library():
     """A pre-commit hook runs it from a clone, where nothing is installed."""
     for name in inside(modules(), "accumulation_harness.lint"):
         foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"accumulation_harness"}
@@ -175,12 +174,12 @@ def test_the_lint_reaches_only_the_standard_library() -> None:
         assert ours <= {f"accumulation_harness.{name}" for name in ("judge.cause", "system.address", "system.enums")}
 
 
-def test_only_tracking_knows_wandb() -> None:
+def test_only_tracking_knows_wandb():
     users = {name for name, others in graph().items() if inside(others, "wandb")}
     assert users == {"accumulation_harness.results.tracking"}
 
 
-def test_the_walls_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walls_would_hold(monkeypatch):
     """A way through two rooms is found, and so is a circle."""
     detour = {**graph(), "accumulation_harness.judge.verdict": frozenset({"accumulation_harness.referee.oracle"})}
     monkeypatch.setattr(f"{__name__}.graph", lambda: detour)

@@ -51,7 +51,7 @@ print(seen.report("run.json"))
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True
@@ -60,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
-def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()) -> Path:
+def installed(wheel, folder, hidden=()):
     """`accumulation-harness` in a fresh environment: beside the packages of this one but for those hidden, no source tree."""
     venv.create(folder)
     (site,) = folder.glob("lib/python3*/site-packages")
@@ -76,7 +76,7 @@ def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()
 
 
 @pytest.fixture(scope="module")
-def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def command(wheel, tmp_path_factory):
     return installed(wheel, tmp_path_factory.mktemp("environment"))
 
 
@@ -85,7 +85,7 @@ CLASHING = ("harness", "analysis", "experiments", "conf", "tests", "hydra_plugin
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(tmp_path):
     """A folder of somebody's own that has every name of ours, of files and of packages; to read any ends a process."""
     for number, name in enumerate(CLASHING):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else's file')\n")
@@ -99,12 +99,12 @@ def hostile(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(command, folder, *arguments):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run([command, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
+def test_a_wheel_takes_no_name_but_its_own(wheel):
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "accumulation_harness",
@@ -129,10 +129,10 @@ def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
 TINY = ("norm=none", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
 
 
-def test_all_commands_in_a_folder_full_of_our_names(command: Path, hostile: Path) -> None:
+def test_all_commands_in_a_folder_full_of_our_names(command, hostile):
     """Trials, their forkserver, an audit's process and the report find their own modules; somebody's stay unread."""
 
-    def said(*arguments: str, code: int = 0) -> str:
+    def said(*arguments, code=0):
         done = run(command, hostile, *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -165,7 +165,7 @@ def test_nothing_is_imported_until_it_is_used():
 """
 
 
-def test_the_pytest_plugin_harms_nobody(command: Path, hostile: Path) -> None:
+def test_the_pytest_plugin_harms_nobody(command, hostile):
     """In every session of the environment; other plugins, which have imports of their own, are off."""
     (hostile / "tests" / "__init__.py").write_text("")
     (hostile / "tests" / "test_theirs.py").write_text(PLUGIN)
@@ -178,7 +178,7 @@ def test_the_pytest_plugin_harms_nobody(command: Path, hostile: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_path: Path, hostile: Path) -> None:
+def test_torch_and_numpy_are_enough_for_an_audit(wheel, tmp_path, hostile):
     """Also for every page that it can save; what needs more says what to install."""
     command = installed(wheel, tmp_path / "environment", OF_SWEEPS)
     saved = ("report.json", "report.xml", "report.md", "report.sarif")
@@ -198,7 +198,7 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "code", "said"), [("right", 0, "equivalent"), ("wrong", 1, "loss_not_divided")])
-def test_ranks_of_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:
+def test_ranks_of_an_audit_in_such_a_folder(command, hostile, loop, code, said):
     """Each is a process of its own, which imports the command and the function's file."""
     (hostile / "beside.py").write_text("DIVIDES = True\n")
     path = hostile / f"{loop}.py"

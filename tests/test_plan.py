@@ -20,7 +20,7 @@ from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe
 
 
-def test_the_largest_divisor_that_fits() -> None:
+def test_the_largest_divisor_that_fits():
     """M = 100 + 10 b, 5 % free: 950 of 1000 bytes hold b = 85, and 64 is the largest divisor of 512 below."""
     chosen = plan.choose(512, 1000, 100, 10)
     assert (chosen.micro_batch, chosen.accumulation_steps, chosen.total) == (64, 8, 740)
@@ -31,12 +31,12 @@ def test_the_largest_divisor_that_fits() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many", "24XB", "-1GB"])
-def test_a_budget_that_is_none(text: str) -> None:
+def test_a_budget_that_is_none(text):
     with pytest.raises(ConfigError, match="memory"):
         plan.parse_bytes(text)
 
 
-def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_holds_for_the_step_itself(capsys):
     """Measured at 8 and 16 samples, predicted for 96: what a step with the planned b takes is what was predicted."""
     config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
     static, per_sample, step = plan.fit_memory(config)
@@ -53,7 +53,7 @@ def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith("b = 96, N = 2:")
 
 
-def address_space(config: TrialConfig, micro_batch: int) -> int:
+def address_space(config, micro_batch):
     """Bytes that a process has asked for, at most, after training."""
     plan.take_windows(config, micro_batch)
     status = Path("/proc/self/status").read_text()
@@ -62,7 +62,7 @@ def address_space(config: TrialConfig, micro_batch: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and measured as on Linux")
-def test_b_is_found_by_trying() -> None:
+def test_b_is_found_by_trying():
     """A window of 960 samples keeps 16 MB for each of its first two activations: 40 MB above what b = 8 takes hold a part."""
     config = TrialConfig(effective_batch=960, accumulation_steps=(1,), workload=WorkloadConfig(width=64))
     assert list(plan.by_trying(config)) == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
@@ -76,14 +76,14 @@ def test_b_is_found_by_trying() -> None:
     assert chosen == f"b = {b}, N = {960 // b}: 2 steps of 960 samples taken on this machine" and b > 8
 
 
-def test_an_error_that_is_none_of_memory_goes_on() -> None:
+def test_an_error_that_is_none_of_memory_goes_on():
     """At b = 1 BatchNorm has one value per channel, and there is nothing smaller to try."""
     config = TrialConfig(effective_batch=1, accumulation_steps=(1,), norm=Norm.batch, workload=WorkloadConfig(model=Model.mlp))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         list(plan.by_trying(config))
 
 
-def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_planned(capsys):
     assert plan.main([]) == 2
     assert plan.main(["memory=1kB", "effective_batch=64"]) == 2
     assert plan.main(["memory=1GB", "effective_batch=many"]) == 2

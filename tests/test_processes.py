@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def as_from_a_terminal() -> Iterator[None]:
+def as_from_a_terminal():
     """A suite in the background, or under nohup, hands on to its processes that signals are ignored."""
     former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     yield
@@ -48,7 +48,7 @@ def as_from_a_terminal() -> Iterator[None]:
 
 
 class Command:
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder, *arguments):
         (folder / "program.py").write_text(PROGRAM)
         self.folder = folder
         self.process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Command:
         self.temporary = next(Path(line) for line in said if not line.isdigit())
         self.child = next((int(line) for line in said if line.isdigit()), None)
 
-    def left(self) -> list[psutil.Process]:
+    def left(self):
         """Processes that were started in the folder, whoever their parents are."""
         found = []
         for process in psutil.process_iter():
@@ -80,10 +80,10 @@ Start = Callable[..., Command]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     started: list[Command] = []
 
-    def make(*arguments: str) -> Command:
+    def make(*arguments):
         started.append(Command(tmp_path, *arguments))
         return started[-1]
 
@@ -94,14 +94,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         command.process.communicate()
 
 
-def eventually(ready: Callable[[], bool]) -> bool:
+def eventually(ready):
     deadline = time.monotonic() + SETTLE_SECONDS
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.05)
     return ready()
 
 
-def test_a_command_that_ends_has_cleared_up_before(start: Start) -> None:
+def test_a_command_that_ends_has_cleared_up_before(start):
     command = start("0")
     assert command.process.wait(30) == 3
     assert not command.temporary.parent.exists() and not command.left()
@@ -109,7 +109,7 @@ def test_a_command_that_ends_has_cleared_up_before(start: Start) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("to_group", [False, True])
-def test_nothing_is_left_of_a_command_that_is_signalled(start: Start, number: int, to_group: bool) -> None:
+def test_nothing_is_left_of_a_command_that_is_signalled(start, number, to_group):
     command = start()
     (os.killpg if to_group else os.kill)(command.process.pid, number)
     assert command.process.wait(30) == -number
@@ -117,7 +117,7 @@ def test_nothing_is_left_of_a_command_that_is_signalled(start: Start, number: in
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_what_dies_with_its_parent_does_so_after_sigkill(start: Start, stopped: bool) -> None:
+def test_what_dies_with_its_parent_does_so_after_sigkill(start, stopped):
     command = start()
     assert command.child is not None
     if stopped:

@@ -6,22 +6,20 @@ leave is compared.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accumulation_harness.config import Data, Norm, Precision, TrialConfig
+from accumulation_harness.config import Data, Norm, Precision
 from accumulation_harness.judge.cause import INHERENT, JOINT
 from accumulation_harness.measure.algebra import windows_of
 from accumulation_harness.measure.lock_step import Setting, arm_state
 from accumulation_harness.measure.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
-from accumulation_harness.recipes.catalogue import FAULTS, Fault
+from accumulation_harness.recipes.catalogue import FAULTS
 from accumulation_harness.recipes.determinism import deterministic, start_randomness
 from accumulation_harness.recipes.micro_batch import hash_seed
-from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.referee.gradients import flatten, gradients, relative_distance
 from accumulation_harness.referee.oracle import snapshot
 from tests.strategies import fixed, right_trials
@@ -36,7 +34,7 @@ SEVERAL = st.integers(2, 24).map(lambda n: (n,))
 @pytest.mark.slow
 @fixed(40)
 @given(right_trials())
-def test_no_right_arm_is_blamed(config: TrialConfig) -> None:
+def test_no_right_arm_is_blamed(config):
     for arm in run_trial(config, lambda step, rows: None).arms:
         own = {*arm["cause"].split(JOINT)} - {""}
         inherent = arm["verdict"] == "different" and own and INHERENT.issuperset(own) and arm["explained"]
@@ -52,7 +50,7 @@ def test_no_right_arm_is_blamed(config: TrialConfig) -> None:
     ),
     st.sampled_from(FAULTS),
 )
-def test_a_fault_is_seen_where_it_changes_something(config: TrialConfig, fault: Fault) -> None:
+def test_a_fault_is_seen_where_it_changes_something(config, fault):
     right = accumulated(config, config.accumulation_steps[0])
     wrong = Candidate(fault.cause, fault.apply(right))
     arms = run_trial(config, lambda step, rows: None, [wrong, *standard_candidates(config)]).arms
@@ -62,7 +60,7 @@ def test_a_fault_is_seen_where_it_changes_something(config: TrialConfig, fault: 
         assert not changes(config, right, fault), own["reasons"]
 
 
-def changes(config: TrialConfig, right: Recipe, fault: Fault) -> bool:
+def changes(config, right, fault):
     """Whether the fault changes what is computed: in float64 over the run, or the first gradient in the format under test."""
     with deterministic(config.precision):
         setting = Setting(config, CPU)
@@ -77,7 +75,7 @@ def changes(config: TrialConfig, right: Recipe, fault: Fault) -> bool:
         return config.precision != Precision.float64 and error(setting, fault.apply(right)) > ROUGHER * error(setting, right)
 
 
-def trained(setting: Setting, recipe: Recipe) -> dict[str, Any]:
+def trained(setting, recipe):
     """Movement of the weights, state, losses and counters after the run in float64."""
     config, windows = setting.config, windows_of(setting)
     arm = setting.arm(recipe, precision=Precision.float64, steps=len(windows))
@@ -94,7 +92,7 @@ def trained(setting: Setting, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def error(setting: Setting, recipe: Recipe) -> float:
+def error(setting, recipe):
     """||g - g_64|| / ||g_64|| of what the first step consumes, in the format under test, without clipping."""
     arm = setting.arm(recipe, clip_norm=None)
     consumed: list[torch.Tensor] = []

@@ -19,17 +19,17 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_every_link_leads_to_a_file() -> None:
+def test_every_link_leads_to_a_file():
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert len(links) > 10 and [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-def blocks(page: str) -> list[tuple[str, str, str]]:
+def blocks(page):
     """Language, title and text of each."""
     return re.findall(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
 
 
-def programs(page: str) -> dict[str, str]:
+def programs(page):
     """What is shown of files, by their names: in the title, or in a comment on the first line."""
     shown = [(title, text) for language, title, text in blocks(page) if language == "python"]
     return {title or text.partition("\n")[0].removeprefix("# "): text for title, text in shown}
@@ -44,7 +44,7 @@ CONSOLES = [
 SLOW = ("run -m", "hf_trainer")  # continuous integration runs these too, and the pages'
 
 
-def test_every_block_is_run() -> None:
+def test_every_block_is_run():
     written = programs("README.md")
     typed = [line for page, console in CONSOLES if page == "README.md" for line in console.splitlines() if line.startswith("$ ")]
     assert all(any(name in line for line in typed) for name in written)
@@ -69,7 +69,7 @@ def test_every_block_is_run() -> None:
         for page, text in CONSOLES
     ],
 )
-def test_what_is_shown_is_what_a_run_prints(page: str, console: str, command: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_shown_is_what_a_run_prints(page, console, command, tmp_path):  # noqa: F811
     for name, text in programs(page).items():
         (tmp_path / name).write_text(text)
     if "hf_trainer" in console:
@@ -86,12 +86,12 @@ def test_what_is_shown_is_what_a_run_prints(page: str, console: str, command: Pa
         assert not missing, f"{missing}\nare not in\n{done.stdout}\n{done.stderr}"
 
 
-def _comparable(printed: str) -> str:
+def _comparable(printed):
     """Without the digits of roundings, which differ between processors, and wherever lines are broken."""
     return " ".join(re.sub(r"\d(\.\d+)?e-\d+( to \d(\.\d+)?e-\d+)?", "rounding", printed).split())
 
 
-def test_the_skill_names_options_that_there_are() -> None:
+def test_the_skill_names_options_that_there_are():
     skill = (ROOT / "skills" / "accumulation-harness" / "SKILL.md").read_text()
     assert skill.startswith("---\nname: accumulation-harness\ndescription: ")
     (line,) = re.findall(r"accumulation-harness audit (.*?)\n```", skill, re.S)
@@ -102,6 +102,6 @@ def test_the_skill_names_options_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"`accumulation-harness run -m ([^`]*)`", README))
-def test_sweeps_that_are_not_run_are_settings_that_there_are(line: str) -> None:
+def test_sweeps_that_are_not_run_are_settings_that_there_are(line):
     """Each axis at its first value."""
     compose_trial([override.partition(",")[0] for override in shlex.split(line)])

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,15 +30,15 @@ Command = Callable[..., tuple[int, list[HarnessConfig]]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(monkeypatch, tmp_path):
     """Runs a command line in this process and returns its exit code and the configurations that would be run."""
     configs: list[HarnessConfig] = []
 
-    def remember(given: Sequence[HarnessConfig]) -> experiment.Outcome:
+    def remember(given):
         configs.extend(given)
         return experiment.Outcome(done=len(given), skipped=0)
 
-    def run_command(*arguments: str) -> tuple[int, list[HarnessConfig]]:
+    def run_command(*arguments):
         configs.clear()
         monkeypatch.setattr(sys, "argv", ["harness", *arguments])
         return run.main(), list(configs)
@@ -49,19 +49,19 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     return run_command
 
 
-def test_the_command_alone_runs_the_defaults_of_the_dataclasses(command: Command, tmp_path: Path) -> None:
+def test_the_command_alone_runs_the_defaults_of_the_dataclasses(command, tmp_path):
     assert command() == (0, [HarnessConfig()])
     assert os.listdir(tmp_path) == [], "Hydra made folders"
 
 
 @pytest.mark.parametrize("name", ["digits", "digits_mlp", "digits_resnet18", "mnist", "cifar10", "text"])
-def test_the_name_of_a_workload_is_its_label(command: Command, name: str) -> None:
+def test_the_name_of_a_workload_is_its_label(command, name):
     root = ["data.root=/data"] if name in ("mnist", "cifar10") else []
     code, (config,) = command(f"workload={name}", *root)
     assert (code, config.workload.label) == (0, name)
 
 
-def test_values_keep_their_types(command: Command) -> None:
+def test_values_keep_their_types(command):
     _, (config,) = command("accumulation_steps=[4,2]", "clip_norm=1", "precision=float16", "optimizer.lr=1e-2", "results=out")
     expected = dataclasses.replace(
         HarnessConfig(), accumulation_steps=(4, 2), clip_norm=1.0, precision=Precision.float16, results="out",
@@ -134,21 +134,21 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("arguments", BAD_INPUT)
-def test_bad_input_is_one_clear_line(command: Command, capfd: pytest.CaptureFixture[str], arguments: str) -> None:
+def test_bad_input_is_one_clear_line(command, capfd, arguments):
     assert command(*arguments.split()) == (2, [])
     output, errors = capfd.readouterr()
     assert output == ""
     assert errors.startswith(BAD_INPUT[arguments]) and errors.count("\n") == 1, errors
 
 
-def test_a_traceback_on_request(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_on_request(command, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ValueError, match="workers"):
         command("workers=-1")
 
 
-def test_a_bug_is_no_bad_input(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
+def test_a_bug_is_no_bad_input(command, monkeypatch):
+    def broken(_):
         raise ValueError("a bug")
 
     monkeypatch.setattr(experiment, "run_many", broken)
@@ -156,7 +156,7 @@ def test_a_bug_is_no_bad_input(command: Command, monkeypatch: pytest.MonkeyPatch
         command()
 
 
-def test_a_sweep_takes_lists_and_ranges(command: Command) -> None:
+def test_a_sweep_takes_lists_and_ranges(command):
     _, configs = command("-m", "seed=range(3)", "norm=none,group", "accumulation_steps=[2],[2,4]")
     assert len(configs) == len({identity(config.trial) for config in configs}) == 12
 
@@ -181,14 +181,14 @@ EQUIVALENCE = {
 @pytest.mark.parametrize(
     "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, one in enumerate(EQUIVALENCE)]
 )
-def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command: Command, arguments: str) -> None:
+def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command, arguments):
     code, configs = command("+experiment=equivalence", *arguments.split())
     assert (code, len(configs)) == (0, EQUIVALENCE[arguments])
     assert len({identity(config.trial) for config in configs}) == len(configs)
 
 
 @pytest.mark.slow
-def test_all_experiments_at_once(command: Command) -> None:
+def test_all_experiments_at_once(command):
     names = {*grids()}
     assert names == set(registered()) - {"released_trainers"}, "the one that is made of audits"
     _, together = command("+experiment=all", "hydra.sweeper.size=quick", "seed=0")
@@ -197,7 +197,7 @@ def test_all_experiments_at_once(command: Command) -> None:
     assert set(together) == {config for configs in one_by_one for config in configs}
 
 
-def test_the_quick_grid_is_a_part_of_the_full_one(command: Command) -> None:
+def test_the_quick_grid_is_a_part_of_the_full_one(command):
     _, full = command("+experiment=accounting")
     _, quick = command("+experiment=accounting", "hydra.sweeper.size=quick")
     assert set(quick) < set(full) and len(quick) == 4
@@ -205,7 +205,7 @@ def test_the_quick_grid_is_a_part_of_the_full_one(command: Command) -> None:
     assert set(restricted) == {config for config in quick if config.optimizer.name == OptimizerName.adam}
 
 
-def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_composition_is_hydras_composition(command, monkeypatch):
     arguments = ["-m", "optimizer=adam,nesterov", "optimizer.lr=0.5,0.25", "norm=none,layer", "accumulation_steps=[2,4],[8]",
                  "data.root=null", "++clip_norm=1.0"]  # fmt: skip
     _, fast = command(*arguments)
@@ -214,12 +214,12 @@ def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: p
     assert len(fast) == 16 and fast == slow
 
 
-def test_every_launcher_of_hydra_can_be_used(command: Command) -> None:
+def test_every_launcher_of_hydra_can_be_used(command):
     code, configs = command("-m", "hydra/launcher=basic", "seed=0,1")
     assert (code, [config.seed for config in configs]) == (0, [0, 1])
 
 
-def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_tells_failures(command, monkeypatch):
     failed = Failure(trial="t", summary="s", details="")
     refuted = dataclasses.replace(failed, is_bad_input=True)
     for failures, code in [((failed,), 1), ((failed, refuted), 1), ((refuted,), 2)]:
@@ -228,7 +228,7 @@ def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.Monk
         assert command()[0] == command("-m", "seed=0,1")[0] == code
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.sweep.run import main\n" + (
         "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
@@ -239,7 +239,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_submitit_runs_a_job_per_trial(tmp_path: Path) -> None:
+def test_submitit_runs_a_job_per_trial(tmp_path):
     """On a cluster's launcher, here its local executor: a job of its own for each trial; one that fails stops no other."""
     pytest.importorskip("submitit")
     tiny = ["workload=digits_mlp", "steps=2", "algebra_steps=2", "accumulation_steps=[2]", "tracking=disabled"]

@@ -6,7 +6,6 @@ import ast
 import csv
 import io
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -23,7 +22,7 @@ TRAINERS = tomllib.loads((HERE / "trainers.toml").read_text())
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-def test_an_audit_is_complete(name: str) -> None:
+def test_an_audit_is_complete(name):
     """Its functions are there, and its environment is pinned."""
     asked = TRAINERS[name]
     tree = ast.parse((HERE / f"{asked['file']}.py").read_text())
@@ -32,21 +31,21 @@ def test_an_audit_is_complete(name: str) -> None:
     assert all("==" in pin for pin in pins) and any(pin.startswith("torch==") for pin in pins)
 
 
-def test_every_record_is_of_an_audit() -> None:
+def test_every_record_is_of_an_audit():
     held = page.records(HERE / "records")
     assert len(held) > 30
     for one in held:
         assert {row["function"] for row in (*one["arms"], *one["problems"])} <= {*TRAINERS[one["name"]]["functions"]}
 
 
-def test_a_record_says_what_the_audit_said() -> None:
+def test_a_record_says_what_the_audit_said():
     part = record.part_of(wrong_loops.mean_of_means, audit(wrong_loops.mean_of_means, batch_size=16, accumulation_steps=(4,)))
     [arm] = part["arms"]
     assert (arm["function"], arm["verdict"], arm["causes"]) == ("mean_of_means", "different", ["mean_of_means"])
     assert arm["distance"] > 0.01 > arm["gate"] and part["findings"][0]["detail"].startswith("micro-batches count")
 
 
-def release(name: str, version: str, **causes: list[str]) -> dict[str, Any]:
+def release(name, version, **causes):
     """The record of one release: `function=[cause, ...]`."""
     arms = [
         {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "causes": said,
@@ -56,7 +55,7 @@ def release(name: str, version: str, **causes: list[str]) -> dict[str, Any]:
     return {"name": name, "framework": "tool", "versions": {"tool": version}, "arms": arms, "problems": []}
 
 
-def test_a_finding_is_dated_by_the_releases_that_were_audited() -> None:
+def test_a_finding_is_dated_by_the_releases_that_were_audited():
     found = page.lines([
         release("tool-old", "1.9", loss=["mean_of_means"], tail=[]),
         release("tool", "1.10", loss=["mean_of_means"], tail=["window_misplaced"]),  # comes after 1.9
@@ -71,7 +70,7 @@ def test_a_finding_is_dated_by_the_releases_that_were_audited() -> None:
     assert row in page.page(found).splitlines()
 
 
-def test_what_is_committed_is_made_of_the_committed_records() -> None:
+def test_what_is_committed_is_made_of_the_committed_records():
     held = page.records(HERE / "records")
     assert page.PAGE.read_text() == page.page(page.lines(held))
     written = io.StringIO()
@@ -95,12 +94,12 @@ E, D = "equivalent", "different"
         ("by_hand", {"divided": D, "undivided": E, "divided_remainder": E}, "refuted"),
     ],
 )
-def test_rulings(rule: str, verdicts: dict[str, str], ruling: str) -> None:
+def test_rulings(rule, verdicts, ruling):
     of = {"name": "x", "framework": "x", "version": "1", "accumulation_steps": 4, "causes": "", "distance": 0.1}
     arms = pd.DataFrame([of | {"function": name, "verdict": said, "largest_distance": 0.1} for name, said in verdicts.items()])
     assert getattr(answers, rule)(arms).verdict == ruling
 
 
-def test_the_ledger_has_them_without_any_trial(tmp_path: Path) -> None:
+def test_the_ledger_has_them_without_any_trial(tmp_path):
     table = ledger.table(load.read(tmp_path)).set_index("id")["verdict"]
     assert dict(table[["G1", "G2", "G3"]]) == {"G1": "conditional", "G2": "refuted", "G3": "conditional"}

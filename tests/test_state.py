@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from accumulation_harness.system.state import Snapshot, differing, in_place, moved, snapshot
+from accumulation_harness.system.state import differing, in_place, moved, snapshot
 
 
 @dataclass
@@ -28,22 +28,22 @@ class Memory:
 class Slotted:
     __slots__ = ("__private", "value")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.value, self.__private = torch.zeros(3), 1
 
-    def change(self) -> None:
+    def change(self):
         self.__private += 1
 
 
 class Model(nn.Sequential):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         self.prior, self.calls, self.memory, self.slotted = torch.zeros(2), 0, Memory(), Slotted()
         self.spectrum = nn.Parameter(torch.ones(2, dtype=torch.complex64))
         vars(self[0].weight)["main_grad"] = torch.zeros(4, 3)
 
 
-def trained(optimizer: str = "Adam", steps: int = 2) -> SimpleNamespace:
+def trained(optimizer="Adam", steps=2):
     torch.manual_seed(0)
     model = Model()
     of = getattr(torch.optim, optimizer)([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
@@ -60,7 +60,7 @@ def trained(optimizer: str = "Adam", steps: int = 2) -> SimpleNamespace:
     return run
 
 
-def state(run: SimpleNamespace, **how: Any) -> Snapshot:
+def state(run, **how):
     return snapshot(vars(run), **how)
 
 
@@ -93,7 +93,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_moved_is_told_by_its_path(change: str) -> None:
+def test_what_moved_is_told_by_its_path(change):
     make, path = CHANGES[change]
     run, twin = trained(), trained()
     before = state(run)
@@ -103,7 +103,7 @@ def test_what_moved_is_told_by_its_path(change: str) -> None:
     assert differing(state(run, keep=in_place), state(twin, keep=in_place), 1e-6).keys() == {path}
 
 
-def test_state_that_is_lost_is_there_instead_of_absent() -> None:
+def test_state_that_is_lost_is_there_instead_of_absent():
     run = trained()
     before = state(run)
     run.optimizer.state.clear()
@@ -111,7 +111,7 @@ def test_state_that_is_lost_is_there_instead_of_absent() -> None:
     assert len(found) == 12 and {str(one).partition(" ")[2] for one in found.values()} == {"is absent instead of there"}
 
 
-def test_equal_is_equal_with_nan_and_infinities() -> None:
+def test_equal_is_equal_with_nan_and_infinities():
     odd = {"t": torch.tensor([float("nan"), float("inf"), 1.0]), "n": float("nan")}
     assert not differing(snapshot({"x": odd}), snapshot({"x": copy.deepcopy(odd)}), 0.0)
     assert differing(snapshot({"x": odd}), snapshot({"x": {**odd, "t": torch.tensor([0.0, float("inf"), 1.0])}}), 0.0)
@@ -119,23 +119,23 @@ def test_equal_is_equal_with_nan_and_infinities() -> None:
 
 class Raising(Tensor):
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         raise RuntimeError(f"{func} was run")
 
 
 class Proxy:
     """What a lazy import gives: any look at it raises."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         raise RuntimeError(f"{name} was asked for")
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         raise RuntimeError("it was iterated")
 
     __len__ = __eq__ = __hash__ = __bool__ = __iter__  # type: ignore[assignment]
 
     @property
-    def value(self) -> Any:
+    def value(self):
         raise RuntimeError("a property was run")
 
 
@@ -156,7 +156,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 }
 
 
-def _freed() -> Tensor:
+def _freed():
     tensor = torch.zeros(4)
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -164,14 +164,14 @@ def _freed() -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_nothing_hostile_is_run_or_raises(kind: str) -> None:
+def test_nothing_hostile_is_run_or_raises(kind):
     item = HOSTILE[kind]()
     before = snapshot({"root": {"first": item, "last": 1.0}})
     after = snapshot({"root": {"first": item, "last": 2.0}})
     assert moved(before, after).keys() == {"root.last"}
 
 
-def test_sparse_and_conjugate_tensors_are_read() -> None:
+def test_sparse_and_conjugate_tensors_are_read():
     sparse, conjugate = torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()
     before = snapshot({"s": sparse, "c": conjugate})
     assert not before.unread and not moved(before, snapshot({"s": sparse.clone(), "c": conjugate.clone()}))

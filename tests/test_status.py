@@ -7,9 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -30,17 +28,17 @@ with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
 """
 
 
-def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+def python(code, *arguments):
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def finish(store: Store, trial: str) -> None:
+def finish(store, trial):
     with store.open_trial("sweep", trial, {}) as writer:
         writer.finish({"arms": [], "environment": {}, "seconds": {}})
 
 
-def test_every_state_of_a_sweep_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_state_of_a_sweep_that_runs(tmp_path, capsys):
     store = Store(tmp_path)
     sweeps.announce(tmp_path, [f"sweep/{name}" for name in ("a", "b", "c", "d", "e")])
     finish(store, "a")
@@ -57,7 +55,7 @@ def test_every_state_of_a_sweep_that_runs(tmp_path: Path, capsys: pytest.Capture
     assert [one.state for one in store.status()] == [State.finished, State.failed, State.finished]
 
 
-def test_time_left_is_the_rate_since_the_sweep_began(tmp_path: Path) -> None:
+def test_time_left_is_the_rate_since_the_sweep_began(tmp_path):
     """Two of six were there before, one has finished in the 30 s since: three more at that rate take 90 s."""
     store, now = Store(tmp_path), time.time()
     for number in range(3):
@@ -75,11 +73,11 @@ def test_time_left_is_the_rate_since_the_sweep_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::accumulation_harness.results.store.StoreWarning")
-def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path: Path) -> None:
+def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path):
     """And while trials are claimed and finished in it, and sweeps are announced."""
     store, end, failures = Store(tmp_path), time.monotonic() + 2, []
 
-    def until_the_end(step: Callable[[int], object]) -> None:
+    def until_the_end(step):
         number = 0
         while time.monotonic() < end:
             try:
@@ -90,17 +88,17 @@ def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path: Path) -> No
                 failures.append(error)
                 raise
 
-    def delete(number: int) -> None:
+    def delete(number):
         shutil.rmtree(tmp_path / ("sweep" if number % 5 else ".sweeps"), ignore_errors=True)
 
-    def look(number: int) -> None:
+    def look(number):
         list(status.lines({one.trial: one for one in store.status()}, sweeps.announced(tmp_path), time.time()))
 
-    def fail(number: int) -> None:
+    def fail(number):
         with suppress(OSError):  # as a sweep does: the others go on
             store.mark_failed("sweep", f"t{number % 3}", "no such luck")
 
-    def store_one(number: int) -> None:
+    def store_one(number):
         finish(store, f"t{number % 3}")
 
     steps = (delete, look, fail, store_one, store_one, lambda number: sweeps.announce(tmp_path, ["sweep/t0"]))
@@ -112,6 +110,6 @@ def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path: Path) -> No
     assert not failures
 
 
-def test_a_store_without_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_without_trials(tmp_path, capsys):
     assert status.main(["--results", str(tmp_path / "nowhere")]) == 1
     assert "no trials" in capsys.readouterr().err

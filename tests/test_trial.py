@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import (
     Candidate,
-    Row,
     full_batch,
     permuted,
     run_trial,
@@ -45,7 +42,7 @@ SHORT = TrialConfig(effective_batch=196, accumulation_steps=(7,), steps=9, algeb
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
 
 
-def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[str, Row]:
+def run(config, candidates=None):
     """Verdict rows by the arm's name in its text form."""
     result = run_trial(config, lambda step, rows: None, candidates)
     return {str(ArmName(row["arm"], row["accumulation_steps"])): row for row in result.arms}
@@ -66,7 +63,7 @@ def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[
     ],
     ids=str,
 )
-def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
+def test_correct_accumulation_is_equivalent(changes):
     for name, row in run(dataclasses.replace(SHORT, **changes)).items():
         assert (row["verdict"], row["cause"]) == ("equivalent", "") and row["reasons"].startswith("seen: "), name
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
@@ -74,7 +71,7 @@ def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
 @pytest.mark.parametrize("split", list(Split))
-def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision: Precision, split: Split) -> None:
+def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision, split):
     rows = run(dataclasses.replace(SHORT, norm=Norm.batch, optimizer=ADAM, precision=precision, split=split))
     accumulated, null = rows["accumulated-7"], rows["permuted-1"]
     assert (accumulated["verdict"], accumulated["cause"], accumulated["explained"]) == ("different", "batch_statistics", True)
@@ -82,18 +79,18 @@ def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision: Precisio
     assert null["verdict"] == "equivalent"
 
 
-def mean_of_means(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
+def mean_of_means(terms, num):
     return [n * num for n in terms]
 
 
-def test_a_fault_of_short_windows_is_invisible_where_there_are_none() -> None:
+def test_a_fault_of_short_windows_is_invisible_where_there_are_none():
     config = dataclasses.replace(SHORT, steps=7, algebra_steps=7)
     wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), normalise=mean_of_means)
     row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong-7"]
     assert row["verdict"] == "equivalent" and row["evidence"]["algebra"]["short_windows"] == 0
 
 
-def test_dropout_differs_and_its_removal_explains_it() -> None:
+def test_dropout_differs_and_its_removal_explains_it():
     rows = run(dataclasses.replace(SHORT, workload=WorkloadConfig(dropout=0.2)))
     row = rows["permuted-1"]  # other rows get the masks
     assert (row["verdict"], row["cause"], row["explained"]) == ("different", "stochastic_layers", True)
@@ -101,8 +98,8 @@ def test_dropout_differs_and_its_removal_explains_it() -> None:
     assert rows["accumulated-7"]["verdict"] == "equivalent"
 
 
-def test_low_precision_accumulators_are_degraded() -> None:
-    def accumulate_in_bfloat16(arm: Any) -> None:
+def test_low_precision_accumulators_are_degraded():
+    def accumulate_in_bfloat16(arm):
         if arm.precision != Precision.float64:
             for p in arm.model.parameters():
                 p.grad = p.grad.bfloat16().float()
@@ -122,13 +119,13 @@ IGNORING = dataclasses.replace(
 )
 
 
-def test_a_window_without_any_loss_term_is_refused_by_name() -> None:
+def test_a_window_without_any_loss_term_is_refused_by_name():
     config = dataclasses.replace(IGNORING, effective_batch=2, accumulation_steps=(2,))
     with pytest.raises(ConfigError, match=r"effective_batch=2: expected windows with a loss term each: window \d+ has none"):
         run(config)
 
 
-def test_training_that_explodes_is_inconclusive() -> None:
+def test_training_that_explodes_is_inconclusive():
     exploding = dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=6e4), workload=WorkloadConfig(penalty=10.0))
     row = run(exploding)["accumulated-7"]
     assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"]
@@ -136,14 +133,14 @@ def test_training_that_explodes_is_inconclusive() -> None:
 
 @pytest.mark.parametrize("workload", [WorkloadConfig(), WorkloadConfig(dropout=0.2)], ids=["plain", "dropout"])
 @pytest.mark.parametrize("precision", [pytest.param(Precision.float32, marks=pytest.mark.slow), Precision.float16])
-def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision) -> None:
+def test_measuring_changes_no_bit(workload, precision):
     """A probed trial and bare loops over the same arms see the same losses, step by step, and the same generator afterwards."""
     config = dataclasses.replace(
         SHORT, norm=Norm.batch, workload=workload, precision=precision, optimizer=ADAM, probe_every=1, referee_every=2
     )
     measured: dict[str, list[float]] = {"full-1": [], "accumulated-7": [], "permuted-1": []}
 
-    def keep(step: int, rows: list[Row]) -> None:
+    def keep(step, rows):
         for row in rows:
             if row["arm"] in ("full", "accumulated", "permuted"):
                 measured[str(ArmName(row["arm"], row["accumulation_steps"]))].append(row["loss"])
@@ -170,7 +167,7 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
     assert measured["full-1"] != measured["accumulated-7"]
 
 
-def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_of_one_store_share_what_they_measure_alike(tmp_path, monkeypatch):
     """Verdict rows are the same to the bit, also where training goes first, because another trial measures at this moment."""
     tiny = WorkloadConfig(model=Model.mlp, width=2)
     float32 = dataclasses.replace(SHORT, workload=tiny, steps=3, algebra_steps=3, norm=Norm.batch)
@@ -181,7 +178,7 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monke
         "adam in float16": dataclasses.replace(float32, optimizer=ADAM, precision=Precision.float16),
     }
 
-    def rows(config: TrialConfig, shared: Measurements | None) -> str:
+    def rows(config, shared):
         return json.dumps(run_trial(config, lambda step, rows: None, None, shared).arms)  # as it is stored
 
     alone = {name: rows(config, None) for name, config in trials.items()}
@@ -212,14 +209,14 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monke
     ],
     ids=str,
 )
-def test_what_cannot_run_names_its_field(changes: dict[str, Any], field: str) -> None:
+def test_what_cannot_run_names_its_field(changes, field):
     with pytest.raises(ConfigError) as raised:
         run(dataclasses.replace(SHORT, **changes))
     assert raised.value.field == field
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-def test_dead_units_of_a_small_micro_batch_are_no_underflow(precision: Precision) -> None:
+def test_dead_units_of_a_small_micro_batch_are_no_underflow(precision):
     """Four samples under BatchNorm leave other channels dead than 64 do: zeros that exact arithmetic has too."""
     config = TrialConfig(norm=Norm.batch, precision=precision, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
     row = run(config)["accumulated-16"]

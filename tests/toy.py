@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from accumulation_harness.config import OptimizerConfig, Precision, ScheduleConfig
-from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.recipes.precision import make_scaler, parameter_dtype
 from accumulation_harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule
 from accumulation_harness.workloads import Batch, Workload
@@ -20,37 +19,30 @@ class Toy(Workload):
 
     num_samples = 24
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, dtype=torch.float64):
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(24, 5, dtype=torch.float64, generator=generator).to(dtype)
         self.y = torch.randint(3, (24,), generator=generator)
         self.held_out = self.batch(torch.arange(24))
 
-    def make_model(self) -> nn.Module:
+    def make_model(self):
         return nn.Linear(5, 3)
 
-    def batch(self, ids: Tensor) -> Batch:
+    def batch(self, ids):
         return Batch(ids=ids, inputs=self.x[ids], targets=self.y[ids])
 
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs, batch):
         wide = outputs if outputs.dtype == torch.float64 else outputs.float()
         return F.cross_entropy(wide, batch.targets, reduction="none") * self.num_terms(batch)
 
-    def num_terms(self, batch: Batch) -> Tensor:
+    def num_terms(self, batch):
         return 1 + batch.ids % 4
 
-    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs, batch):
         return outputs.argmax(1) == batch.targets
 
 
-def make_arm(
-    split: SplitPlan,
-    *,
-    optimizer: OptimizerConfig | None = None,
-    precision: Precision = Precision.float64,
-    clip_norm: float | None = None,
-    **recipe: object,
-) -> Arm:
+def make_arm(split, *, optimizer=None, precision=Precision.float64, clip_norm=None, **recipe):
     """An arm on `Toy` whose model starts from the same weights every time."""
     workload = Toy(parameter_dtype(precision))
     torch.manual_seed(0)

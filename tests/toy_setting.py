@@ -21,7 +21,7 @@ MakeSetting = Callable[[TrialConfig], Setting]
 
 
 @pytest.fixture
-def toy_setting(monkeypatch: pytest.MonkeyPatch) -> MakeSetting:
+def toy_setting(monkeypatch):
     """The setting of a trial whose workload is `Toy`."""
     monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: Toy(dtype))
     return lambda config: Setting(config, CPU)
@@ -30,23 +30,23 @@ def toy_setting(monkeypatch: pytest.MonkeyPatch) -> MakeSetting:
 class Numpy:
     """The toy in numpy: windows of ids, the start, and gradients of mean losses at any weights."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting):
         toy = Toy()
         self.x, self.y = toy.x.numpy(), toy.y.numpy()
         self.start = torch.cat([p.detach().reshape(-1) for p in setting.initial.double().parameters()]).numpy().copy()
         self.config = setting.config
 
-    def windows(self) -> list[NDArray[np.int64]]:
+    def windows(self):
         stream = windows(24, self.config.effective_batch, self.config.seed, self.config.data.last_window)
         return [next(stream).numpy() for _ in range(self.config.steps)]
 
-    def gradient(self, theta: Array, ids: NDArray[np.int64]) -> Array:
+    def gradient(self, theta, ids):
         """Of the mean over loss terms: sample i has 1 + i % 4 of them."""
         terms = 1 + ids % 4
         each = softmax_regression_gradients(theta[:15].reshape(3, 5), theta[15:], self.x[ids], self.y[ids])
         return (terms[:, None] * each).sum(0) / terms.sum()  # type: ignore[no-any-return]
 
-    def loss(self, theta: Array, ids: NDArray[np.int64]) -> float:
+    def loss(self, theta, ids):
         """The mean over loss terms."""
         logits = self.x[ids] @ theta[:15].reshape(3, 5).T + theta[15:]
         top = logits.max(1)
@@ -56,5 +56,5 @@ class Numpy:
 
 
 @pytest.fixture
-def make_numpy() -> Callable[[Setting], Numpy]:
+def make_numpy():
     return Numpy

@@ -16,7 +16,7 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import X, Y, ce, divided, full_windows, own_mean
 
 
-def in_groups(model: nn.Module) -> torch.optim.Optimizer:
+def in_groups(model):
     """A parameter group for each tensor."""
     return torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
 
@@ -24,7 +24,7 @@ def in_groups(model: nn.Module) -> torch.optim.Optimizer:
 loop = partial(frame.loop, optimizer=in_groups)
 
 
-def by_n(at: frame.At, **exchanged: Any) -> dict[str, Any]:
+def by_n(at, **exchanged):
     return {"loss": divided(own_mean, at.n), "windows": full_windows, **exchanged}
 
 
@@ -45,12 +45,12 @@ def schedule_by_micro_batch(at):
 class Autoencoder(nn.Module):
     """A variational one, which draws its code in its forward: 12 numbers in a micro-batch of 4 rows, 48 in 16."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.encode, self.decode = nn.Linear(12, 6), nn.Linear(3, 12)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         mu, logvar = self.encode(x).chunk(2, -1)
         out: Tensor = self.decode(mu + (logvar / 2).exp() * torch.randn_like(mu))
         return out
@@ -77,7 +77,7 @@ def divided_by_own_rows(at):
 def rates_by_layer(at):
     """LARS by hand."""
 
-    def rate() -> None:
+    def rate():
         for group in at.optimizer.param_groups:
             (p,) = group["params"]
             group["lr"] = float(0.05 * p.norm() / p.grad.norm())
@@ -88,12 +88,12 @@ def rates_by_layer(at):
 class Spectral(nn.Module):
     """A filter with complex weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.weight, self.head = nn.Parameter(torch.randn(7, dtype=torch.complex64)), nn.Linear(12, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out: Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=12))
         return out
 
@@ -106,12 +106,12 @@ def complex_weights(at):
 class Scaled(nn.Module):
     """Logits times a temperature of 1e-5 of the gradient, a prior that training alone moves, and an entropy for a log."""
 
-    def __init__(self, remembers: bool) -> None:
+    def __init__(self, remembers):
         super().__init__()
         self.net, self.scale, self.remembers = data.model(), nn.Parameter(torch.tensor(1.0)), remembers
         self.prior, self.entropy = torch.full((4,), 0.25), torch.zeros(())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out: Tensor = self.net(x) * (1 + 1e-5 * self.scale)
         p = out.detach().softmax(-1).mean(0)
         self.entropy = -(p * p.log()).sum()
@@ -137,7 +137,7 @@ def prior_by_forward(at):
     return by_n(at)
 
 
-def _average(model: nn.Module) -> frame.Stage:
+def _average(model):
     """An average of the weights that begins at zeros."""
     kept = [torch.zeros_like(p) for p in model.parameters()]
     return lambda: [old.lerp_(p.detach(), 0.1) for old, p in zip(kept, model.parameters(), strict=True)]
@@ -154,7 +154,7 @@ def average_by_step(at):
     return by_n(at, after_step=_average(at.model))
 
 
-def _with_spare() -> nn.Module:
+def _with_spare():
     return nn.ModuleDict({"net": data.model(), "spare": nn.ParameterList([nn.Parameter(torch.ones(4))])})
 
 
@@ -165,7 +165,7 @@ def unused_weights(at):
     return {"loss": loss, "windows": full_windows, "after_step": lambda: at.model["spare"][0].data.mul_(0.99**at.n)}
 
 
-def audited(train: frame.Loop, **options: Any) -> Callable[[], Any]:
+def audited(train, **options):
     return partial(audit, train, batch_size=16, accumulation_steps=(4,), **options)
 
 

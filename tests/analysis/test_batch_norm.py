@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from accumulation_harness.analysis.load import Results
 from accumulation_harness.experiments.batchnorm.answers import and_with_batch_norm, batch_norm_losses
 from accumulation_harness.experiments.batchnorm.factors import factors
 from accumulation_harness.experiments.batchnorm.tables import (
@@ -26,18 +25,18 @@ from tests.golden import kept_results
 KEPT = kept_results().of("batchnorm")
 
 
-def changed(rows: pd.DataFrame) -> Results:
+def changed(rows):
     return replace(KEPT, measurements=rows)
 
 
-def accuracies(study: str, arm: str, b: int, size: int = 32, norm: str = "batch") -> pd.Series:
+def accuracies(study, arm, b, size=32, norm="batch"):
     rows = KEPT.study(study)
     rows = rows[(rows["model"] == "mlp") & (rows["effective_batch"] == size) & (rows["norm"] == norm)]
     own = rows[(rows["arm"] == arm) & (rows["micro_batch"] == b)]
     return 100 * own.drop_duplicates("seed").set_index("seed")["held_out_accuracy"].sort_index()
 
 
-def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
+def test_costs_are_paired_with_the_full_batch_of_the_same_trial():
     rows = trained(KEPT, norm="batch")
     table = against_full(rows, 1.0)
     (row,) = table.query("model == 'mlp' and effective_batch == 32 and b == 4").to_dict("records")
@@ -49,14 +48,14 @@ def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
     assert (table["p_holm"] >= table["p"]).all()
 
 
-def test_a_training_that_two_grids_hold_counts_once() -> None:
+def test_a_training_that_two_grids_hold_counts_once():
     rows = trained(KEPT, norm="batch")
     twice = pd.concat([rows, rows.assign(trial=rows["trial"] + "-again")], ignore_index=True)
     for table in (lambda given: against_full(given, 1.0), error_cells):
         pd.testing.assert_frame_equal(table(twice), table(rows))
 
 
-def test_advice_calls_a_b_costly_only_after_holm() -> None:
+def test_advice_calls_a_b_costly_only_after_holm():
     """p = 0.04 alone, and not among all cells."""
     rows = KEPT.measurements.query("study == 'convergence' and norm == 'batch' and model == 'mlp' and seed < 6")
     full = rows.query("arm == 'full'").set_index(["effective_batch", "seed"])["held_out_accuracy"]
@@ -70,7 +69,7 @@ def test_advice_calls_a_b_costly_only_after_holm() -> None:
     assert advice is not None and advice.action.startswith("It costs accuracy up to b = 2 ")
 
 
-def test_gains_are_paired_by_seed() -> None:
+def test_gains_are_paired_by_seed():
     rows = fixed_batch(trained(kept_results().of("groupnorm")))
     gains = between_norms(rows)
     own = rows[(rows["model"] == "mlp") & (rows["b"] == 2)].pivot_table(index="seed", columns="norm", values="error")
@@ -79,7 +78,7 @@ def test_gains_are_paired_by_seed() -> None:
     assert between_norms(rows[rows["norm"] == "batch"]).empty
 
 
-def test_effects_of_b_and_n_are_those_of_a_least_squares_fit_of_the_2_x_2_design() -> None:
+def test_effects_of_b_and_n_are_those_of_a_least_squares_fit_of_the_2_x_2_design():
     cells = factors(KEPT)
     corners = {"full": (0, 0), "ghost_full_batch": (1, 0), "two_pass_statistics": (0, 1), "accumulated": (1, 1)}
     (row,) = cells.query("model == 'mlp' and effective_batch == 32 and b == 2").to_dict("records")
@@ -94,7 +93,7 @@ def test_effects_of_b_and_n_are_those_of_a_least_squares_fit_of_the_2_x_2_design
 
 
 @pytest.mark.parametrize("arm", ["two_pass_statistics", "recalibrated", "group_norm"])
-def test_remedies_lose_to_the_large_batch_of_the_same_seed(arm: str) -> None:
+def test_remedies_lose_to_the_large_batch_of_the_same_seed(arm):
     full = accuracies("remedies", "full", 32)
     rows = KEPT.study("remedies").query("model == 'mlp' and effective_batch == 32 and arm == 'accumulated' and micro_batch == 2")
     own = {
@@ -108,14 +107,14 @@ def test_remedies_lose_to_the_large_batch_of_the_same_seed(arm: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"steps": 48}, {"lr": 0.1}, {"effective_batch": 128}, {"model": "other"}, {"norm": "layer"}])
-def test_group_norm_of_another_training_is_no_pair(change: dict[str, object]) -> None:
+def test_group_norm_of_another_training_is_no_pair(change):
     rows = KEPT.measurements
     group = (rows["study"] == "convergence") & (rows["norm"] == "group") & (rows["effective_batch"] == 32)
     other = pd.concat([rows[(rows["study"] == "remedies") & (rows["effective_batch"] == 32)], rows[group].assign(**change)])
     assert "group_norm" not in set(remedied(changed(other))["arm"])
 
 
-def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on() -> None:
+def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on():
     own = gone_on(KEPT).query("model == 'mlp' and effective_batch == 32 and b == 2 and arm == 'frozen_statistics'")
     full = accuracies("fine_tuning", "full", 32)
     assert own.set_index("seed")["lost"].to_dict() == pytest.approx(

@@ -29,7 +29,7 @@ PAIRS = itertools.product([*Norm, "of_ones_own"], [*OptimizerName, "of_ones_own"
 SETTINGS = [(*pair, precision) for pair, precision in zip(PAIRS, itertools.cycle(Precision), strict=False)]
 
 
-def told(*found: tuple[Outcome, tuple[Cause, ...]], settings: list[tuple[str, str, str]]) -> tuple[list[str], str]:
+def told(*found, settings):
     """The advice of each combination, in each of which all this was found; and what is said of whole settings."""
     arms: list[dict[str, Any]] = [
         ROW | {"norm": str(norm), "optimizer": str(optimizer), "precision": str(precision), "accumulation_steps": 2 * place + 2}
@@ -46,9 +46,7 @@ def told(*found: tuple[Outcome, tuple[Cause, ...]], settings: list[tuple[str, st
 
 
 @pytest.mark.parametrize("found", FOUND, ids=str)
-def test_advice_follows_from_verdict_and_cause_and_not_from_the_name_of_a_setting(
-    found: tuple[Outcome, tuple[Cause, ...]],
-) -> None:
+def test_advice_follows_from_verdict_and_cause_and_not_from_the_name_of_a_setting(found):
     verdict, causes = found
     advice, sentences = told(found, settings=SETTINGS)
     assert len(advice) == len(SETTINGS) and len(set(advice)) == 1
@@ -61,6 +59,6 @@ def test_advice_follows_from_verdict_and_cause_and_not_from_the_name_of_a_settin
 
 
 @pytest.mark.parametrize("found", FOUND[1:], ids=str)
-def test_an_equivalent_arm_beside_another_lends_it_no_advice(found: tuple[Outcome, tuple[Cause, ...]]) -> None:
+def test_an_equivalent_arm_beside_another_lends_it_no_advice(found):
     alone, _ = told(found, settings=SETTINGS[:1])
     assert told(FOUND[0], found, settings=SETTINGS[:1])[0] == told(found, FOUND[0], settings=SETTINGS[:1])[0] == alone

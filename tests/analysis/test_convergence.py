@@ -17,7 +17,7 @@ from tests.golden import kept_results
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
 
 
-def test_a_target_is_reached_where_the_closed_form_says() -> None:
+def test_a_target_is_reached_where_the_closed_form_says():
     loss = [2.0 - 0.0015 * s for s in SAMPLES]
     assert reach(SAMPLES, loss, 1.4) == Reach(pytest.approx(400.0), True)
     assert reach(SAMPLES, loss, 0.3) == Reach(1000.0, False)
@@ -25,14 +25,14 @@ def test_a_target_is_reached_where_the_closed_form_says() -> None:
     assert reach(SAMPLES, [math.nan] * len(SAMPLES), 1.0) == Reach(1000.0, False)
 
 
-def test_area_and_drift() -> None:
+def test_area_and_drift():
     loss = [math.exp(-s / 300) for s in SAMPLES]
     assert area(SAMPLES, loss) == pytest.approx(300 * (1 - math.exp(-10 / 3)) / 1000, rel=1e-4)
     assert abs(drift([1.0] * 50)) < convergence.FLAT < abs(drift(loss))
     assert drift([3.0] * 40 + [2.0] * 5 + [1.0] * 5) == pytest.approx(-0.5)
 
 
-def test_roughness_is_the_deviation_of_white_noise_and_blind_to_a_steady_decay() -> None:
+def test_roughness_is_the_deviation_of_white_noise_and_blind_to_a_steady_decay():
     noise = np.random.default_rng(0).normal(0, 0.03, 20_000)
     assert roughness(np.exp(noise).tolist()) == pytest.approx(0.03, rel=0.03)
     assert roughness(np.exp(noise - np.linspace(0, 9, 20_000)).tolist()) == pytest.approx(0.03, rel=0.03)
@@ -40,7 +40,7 @@ def test_roughness_is_the_deviation_of_white_noise_and_blind_to_a_steady_decay()
     assert roughness([1e6, 1.0, *[1.0] * 18]) == 0, "the first tenth is not looked at"
 
 
-def kaplan_meier(costs: list[float], reached: list[bool]) -> float:
+def kaplan_meier(costs, reached):
     """By redistribution to the right (Efron 1967): a censored training gives its weight to those that ran longer."""
     order = sorted(range(len(costs)), key=lambda i: (costs[i], not reached[i]))
     weight = dict.fromkeys(order, 1 / len(costs))
@@ -57,7 +57,7 @@ def kaplan_meier(costs: list[float], reached: list[bool]) -> float:
     return math.nan
 
 
-def test_the_censored_median_is_kaplan_and_meiers() -> None:
+def test_the_censored_median_is_kaplan_and_meiers():
     draws = np.random.default_rng(0)
     for _ in range(200):
         costs = [float(c) for c in draws.permutation(40)[: draws.integers(1, 12)]]
@@ -67,7 +67,7 @@ def test_the_censored_median_is_kaplan_and_meiers() -> None:
     assert median_reach([Reach(1, True), Reach(2, False), Reach(2, False)]) != 2  # a censored cost is not an arrival
 
 
-def test_what_computes_the_full_batch_has_its_rate_and_judging_seeds_have_no_say() -> None:
+def test_what_computes_the_full_batch_has_its_rate_and_judging_seeds_have_no_say():
     rows = convergence.trainings(kept_results().of("convergence"))
     liar = (rows["seed"] < TUNING_SEEDS) | rows["arm"].isin(("permuted", "accumulated"))
     lied = rows.assign(validation_loss=rows["validation_loss"].where(~liar, -rows["lr"]))
@@ -84,7 +84,7 @@ def test_what_computes_the_full_batch_has_its_rate_and_judging_seeds_have_no_say
     assert levels == pytest.approx([start - share * (start - end) for share in (0.5, 0.8, 0.95)])
 
 
-def test_a_training_that_is_stored_twice_is_one_and_a_shorter_one_is_another() -> None:
+def test_a_training_that_is_stored_twice_is_one_and_a_shorter_one_is_another():
     kept = kept_results().of("convergence")
     once = kept.measurements
     for other in (once, once.assign(steps=3)):
@@ -92,7 +92,7 @@ def test_a_training_that_is_stored_twice_is_one_and_a_shorter_one_is_another() -
         pd.testing.assert_frame_equal(convergence.trainings(replace(kept, measurements=twice)), convergence.trainings(kept))
 
 
-def test_spread_is_measured_by_the_nulls() -> None:
+def test_spread_is_measured_by_the_nulls():
     judged = convergence.judged(convergence.trainings(kept_results().of("convergence")))
     moved = judged["test_loss"] + 0.5 * (judged["arm"] == "accumulated") * (judged["seed"] % 2)
     spreads = [{(one.key[:4], one.key[4]): one.spread for one in convergence.beside_full(judged.assign(test_loss=loss))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,11 +24,11 @@ LATE = [1.0] * 5 + [1.2] * 7  # visible from step 5 on
 BATCH = "batch_statistics"
 
 
-def different(cause: str, **more: Any) -> dict[str, Any]:
+def different(cause, **more):
     return {"verdict": "different", "cause": cause, "explained": "unexplained" not in cause, **more}
 
 
-def both(changes: dict[str, Any], fault: str = FAULT) -> dict[tuple[str, int], dict[str, Any]]:
+def both(changes, fault=FAULT):
     """The same for both N."""
     return {(fault, n): changes for n in (2, 4)}
 
@@ -56,9 +55,7 @@ def both(changes: dict[str, Any], fault: str = FAULT) -> dict[tuple[str, int], d
         ("batch", different("unexplained"), True, False, False),
     ],
 )
-def test_detection_and_naming(
-    results: Path, make_trial, norm: str, judgement: dict[str, Any], detected: bool, named: bool, confidently_wrong: bool
-) -> None:
+def test_detection_and_naming(results, make_trial, norm, judgement, detected, named, confidently_wrong):
     make_trial(norm=norm, faults={FAULT: True}, change=both(judgement))
     rows = faults.judged(load.from_store(results))
     assert len(rows) == 2
@@ -67,7 +64,7 @@ def test_detection_and_naming(
     assert rows["confidently_wrong"].tolist() == [confidently_wrong] * 2
 
 
-def test_the_correct_arm_is_that_of_the_same_n(results: Path, make_trial) -> None:
+def test_the_correct_arm_is_that_of_the_same_n(results, make_trial):
     """A cause that the correct arm of another N has is none of this one's."""
     odd = {("accumulated", 4): different(BATCH)}
     make_trial(faults={FAULT: True}, change={**both(different(BATCH)), **odd})
@@ -75,7 +72,7 @@ def test_the_correct_arm_is_that_of_the_same_n(results: Path, make_trial) -> Non
     assert rows["detected"].to_dict() == {2: True, 4: False}
 
 
-def reference_first_visible(losses: list[float], correct: list[float]) -> float:
+def reference_first_visible(losses, correct):
     """Slow, in plain words."""
     for start in range(len(losses)):
         run = range(start, start + 3)
@@ -87,7 +84,7 @@ def reference_first_visible(losses: list[float], correct: list[float]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_visibility_against_an_independent_computation(seed: int) -> None:
+def test_visibility_against_an_independent_computation(seed):
     rng = np.random.default_rng(seed)
     correct = rng.uniform(0.5, 2, 30).tolist()
     losses = [c * (1 + d) for c, d in zip(correct, rng.normal(0, 0.06, 30), strict=True)]
@@ -96,12 +93,12 @@ def test_visibility_against_an_independent_computation(seed: int) -> None:
     assert faults.first_visible(losses, correct) == reference_first_visible(losses, correct)
 
 
-def write_report(results: Path, out: Path) -> list[dict[str, str]]:
+def write_report(results, out):
     assert report.main(["--results", str(results), "--out", str(out)]) == 0
     return list(csv.DictReader(io.StringIO((out / "faults.csv").read_text())))
 
 
-def test_faults_csv(results: Path, tmp_path: Path, make_trial) -> None:
+def test_faults_csv(results, tmp_path, make_trial):
     always = {("accumulated", n): {} for n in (2, 4)}
     make_trial(
         experiment="fault_matrix",
@@ -129,9 +126,7 @@ def test_faults_csv(results: Path, tmp_path: Path, make_trial) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_trial_with_lost_steps_keeps_its_verdicts_and_is_in_no_number_of_curves(
-    results: Path, tmp_path: Path, make_trial, lost: int
-) -> None:
+def test_a_trial_with_lost_steps_keeps_its_verdicts_and_is_in_no_number_of_curves(results, tmp_path, make_trial, lost):
     """Without its loss curve a fault would look as if it never showed."""
     trials = [
         make_trial(
@@ -149,7 +144,7 @@ def test_a_trial_with_lost_steps_keeps_its_verdicts_and_is_in_no_number_of_curve
     assert ("The loss curve shows 2 of 2" in page) is (lost == 1)
 
 
-def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path: Path, make_trial) -> None:
+def test_faults_do_not_enter_the_question_of_equivalence(results, tmp_path, make_trial):
     """Also where somebody put fault arms into its trials."""
     for norm in ("none", "batch"):
         make_trial(norm=norm, faults={FAULT: True}, losses={FAULT: LATE}, change=both(different("unexplained")))
@@ -180,7 +175,7 @@ RIGHT = Algebra(
     "changes",
     [{}, {"high": 2.5}, {"scale": 1 + 1e-5}, {"rank_p": 0.01}, {"high": math.nan}, {"rank_p": 0.011, "scale": 1 + 9e-7}],
 )
-def test_rounding_as_the_verdict_has_it(precision: str, changes: dict[str, float]) -> None:
+def test_rounding_as_the_verdict_has_it(precision, changes):
     rounding = replace(ROUND, **changes)
     evidence = Evidence(
         precision=Precision(precision), algebra=RIGHT, rounding=rounding,
@@ -197,7 +192,7 @@ def test_rounding_as_the_verdict_has_it(precision: str, changes: dict[str, float
 
 @pytest.mark.parametrize("name", ["gradient_error", "state_error", "loss_error", "trajectory_error"])
 @pytest.mark.parametrize("value", [1e-15, 1.1e-12, 1.1e-9, math.nan])
-def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
+def test_algebra_as_the_verdict_has_it(name, value):
     algebra = replace(RIGHT, **{name: value})
     row = {key: getattr(algebra, key) for key in ("gradient_error", "state_error", "loss_error", "trajectory_error")}
     row |= {"precision": "float64", "counters": "", "rounding_ratio": 1.0, "rounding_high": 1.0, "rank_p": 1.0}
@@ -206,7 +201,7 @@ def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
     assert int(checks.sum(axis=1).iloc[0]) == len(verdict.algebra_failures(algebra))
 
 
-def test_reports_and_experiments_import_no_torch() -> None:
+def test_reports_and_experiments_import_no_torch():
     module = "accumulation_harness.analysis.question"
     report = "accumulation_harness.analysis.report"
     code = f"import sys, {report}, {module} as question; question.registered(); sys.exit('torch' in sys.modules)"

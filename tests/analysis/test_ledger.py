@@ -8,36 +8,35 @@ import pytest
 
 from accumulation_harness.analysis import ledger, load
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
-from tests.stored_trials import MakeTrial
 
 ROOT = Path(__file__).parents[2]
 
 
-def finding(verdict: Ruling, measured: float = 1.0, n: int = 3) -> ClaimResult:
+def finding(verdict, measured=1.0, n=3):
     condition = "in spring" if verdict == Ruling.conditional else ""
     return ClaimResult(verdict=verdict, condition=condition, measured=measured, threshold="< 2", n=n, explanation="Because.")
 
 
-def claim(name: str, verdict: Ruling, expects: Ruling = Ruling.confirmed) -> Claim:
+def claim(name, verdict, expects=Ruling.confirmed):
     return Claim(id=name, expects=expects, rule="", decide=lambda results: finding(verdict))
 
 
-def experiment(*claims: Claim) -> Experiment:
+def experiment(*claims):
     return Experiment(name="equivalence", title="", question="", prediction="", rule="", claims=claims, sections=())
 
 
-def rulings(results: Path) -> dict[str, str]:
+def rulings(results):
     table = ledger.table(load.read(results))
     return dict(zip(table["id"], table["verdict"], strict=True))
 
 
-def test_without_results_nothing_has_a_verdict(results: Path, make_trial: MakeTrial) -> None:
+def test_without_results_nothing_has_a_verdict(results, make_trial):
     make_trial(experiment="something_else")
     recorded = {claim.id for one in registered().values() for claim in one.claims if claim.is_recorded}
     assert {verdict for name, verdict in rulings(results).items() if name not in recorded} <= {"no data", "pending"}
 
 
-def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
+def test_every_claim_of_an_experiment_is_in_the_ledger():
     known = ledger.claims()
     assert known["id"].is_unique and len(known) == 64
     for one in registered().values():
@@ -45,14 +44,14 @@ def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
         assert all(claim.expects in ledger.DECIDED for claim in one.claims)
 
 
-def test_every_source_of_a_claim_is_a_text_with_a_title() -> None:
+def test_every_source_of_a_claim_is_a_text_with_a_title():
     texts = pd.read_csv(ROOT / "experiments" / "sources.csv", dtype=str)
     assert texts["id"].is_unique and texts.notna().all(axis=None)
     named = set(ledger.claims()["source"].str.findall(r"S\d").explode().dropna())
     assert named == set(texts["id"])
 
 
-def test_claims_on_one_id_go_together() -> None:
+def test_claims_on_one_id_go_together():
     together = ledger._together
     assert together([]).verdict == Ruling.pending
     assert together([finding(Ruling.refuted), finding(Ruling.refuted)]).n == 6
@@ -65,7 +64,7 @@ def test_claims_on_one_id_go_together() -> None:
     assert together([finding(Ruling.confirmed), finding(Ruling.refuted)]).condition == "in some experiments, not in others"
 
 
-def test_a_conditional_finding_names_its_condition_and_no_other_keeps_one() -> None:
+def test_a_conditional_finding_names_its_condition_and_no_other_keeps_one():
     with pytest.raises(AssertionError):
         ClaimResult(verdict=Ruling.conditional, measured=1.0, threshold="", n=1, explanation="")
     refuted = ClaimResult(verdict=Ruling.refuted, condition="in spring", measured=1.0, threshold="", n=1, explanation="")
@@ -73,9 +72,7 @@ def test_a_conditional_finding_names_its_condition_and_no_other_keeps_one() -> N
 
 
 @pytest.mark.parametrize("holds", [True, False, None])
-def test_whether_a_prediction_held_is_its_own_comparison_or_is_not_said(
-    results: Path, make_trial: MakeTrial, holds: bool | None
-) -> None:
+def test_whether_a_prediction_held_is_its_own_comparison_or_is_not_said(results, make_trial, holds):
     make_trial()
     own = experiment(claim("A1", Ruling.confirmed), claim("A2", Ruling.refuted))
     plain = ledger.answer(own, load.read(results))

@@ -14,7 +14,7 @@ from accumulation_harness.results.record import read_trial, write_record
 from accumulation_harness.results.store import Store
 
 
-def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
+def test_one_row_per_trial_and_arm(results, grid):
     arms = load.from_store(results)
     assert len(arms) == 3 * len(grid)
     assert list(arms.columns[: len(VERDICT_COLUMNS)]) == list(VERDICT_COLUMNS)
@@ -25,13 +25,13 @@ def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
     assert (groups[["norm", "optimizer", "precision"]].nunique() == 1).all(axis=None) and len(groups) == 6
 
 
-def test_group_is_of_the_settings_whatever_their_order_and_kind_of_number() -> None:
+def test_group_is_of_the_settings_whatever_their_order_and_kind_of_number():
     one = load.group({"lr": 1, "nested": {"a": [0, True], "b": None}, "seed": 1})
     assert one == load.group({"nested": {"b": None, "a": (0.0, True)}, "seed": 2, "lr": 1.0})
     assert one != load.group({"lr": 1, "nested": {"a": [0, 1], "b": None}, "seed": 1}), "a truth value is no number"
 
 
-def test_trials_without_result_are_named(results: Path, make_trial) -> None:
+def test_trials_without_result_are_named(results, make_trial):
     good, torn, changed = make_trial(seed=0), make_trial(seed=1), make_trial(seed=2)
     store = Store(results)
     (store.folder("equivalence", torn) / "trial.json").write_text("{")
@@ -53,7 +53,7 @@ def test_trials_without_result_are_named(results: Path, make_trial) -> None:
     assert any("of all things" in one.detail for one in found.missing)
 
 
-def test_a_column_that_is_missing_is_named(results: Path, make_trial) -> None:
+def test_a_column_that_is_missing_is_named(results, make_trial):
     good, other = make_trial(seed=0), make_trial(seed=1)
     folder = Store(results).folder("equivalence", other)
     record = read_trial(folder).record
@@ -64,7 +64,7 @@ def test_a_column_that_is_missing_is_named(results: Path, make_trial) -> None:
     assert [(one.trial, one.state, one.detail) for one in found.missing] == [(other, "damaged", "KeyError: 'cause'")]
 
 
-def test_step_rows_of_chosen_trials_and_damage(results: Path, grid: list[str]) -> None:
+def test_step_rows_of_chosen_trials_and_damage(results, grid):
     rows, missing = load.steps(results, "equivalence", grid[:2])
     assert set(rows["trial"]) == set(grid[:2])
     assert not missing
@@ -75,7 +75,7 @@ def test_step_rows_of_chosen_trials_and_damage(results: Path, grid: list[str]) -
 
 
 @pytest.mark.slow
-def test_logging_a_run_per_arm_changes_no_bit_of_a_training(tmp_path: Path) -> None:
+def test_logging_a_run_per_arm_changes_no_bit_of_a_training(tmp_path):
     tiny = ["steps=3", "algebra_steps=2", "accumulation_steps=[2,8]", "precision=float16", "tracking.per_arm=true"]
     command = [sys.executable, "-m", "accumulation_harness", "run", *tiny, f"results={tmp_path}"]
     subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
@@ -87,12 +87,12 @@ def test_logging_a_run_per_arm_changes_no_bit_of_a_training(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("source", ["results", "/nowhere/results", "a/b/c"])
-def test_a_folder_is_no_project(source: str) -> None:
+def test_a_folder_is_no_project(source):
     with pytest.raises(ConfigError, match=f"project={source}: expected a project on a W&B server"):
         load.from_wandb(source)
 
 
-def test_whole_numbers_stay_whole_beside_a_study_without_them(results: Path) -> None:
+def test_whole_numbers_stay_whole_beside_a_study_without_them(results):
     """One store holds all studies: a column that one of them lacks is no reason for 8.0 micro-batches in another."""
     for study, rows in {
         "counted": [{"accumulation_steps": 8, "share": 1.0}, {"accumulation_steps": 2, "share": 2.0}],

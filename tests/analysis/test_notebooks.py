@@ -24,11 +24,11 @@ SWEEPS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("notebooks")
 
 
-def make_results(notebook: Path, folder: Path) -> None:
+def make_results(notebook, folder):
     for sweep in SWEEPS[notebook.stem]:
         command = [
             sys.executable,
@@ -43,12 +43,12 @@ def make_results(notebook: Path, folder: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
 
 
-def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(notebook, cwd, **variables):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "PYTHONWARNINGS": "error", **variables}
     return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
-def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_notebook_says_what_is_missing(tmp_path):
     done = run(ROOT / "analysis/notebooks/batch_norm.py", tmp_path, HARNESS_RESULTS="elsewhere")
     told = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "batchnorm in elsewhere; run `accumulation-harness run +experiment=batchnorm" in told
@@ -56,7 +56,7 @@ def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_in_jupyter(notebook: Path, folder: Path) -> None:
+def test_notebook_in_jupyter(notebook, folder):
     """As a user opens it: converted by jupytext and executed in a kernel; at least one figure or table is shown."""
     jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
     make_results(notebook, folder)

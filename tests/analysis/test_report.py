@@ -6,7 +6,6 @@ import csv
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from accumulation_harness.analysis import report
 from accumulation_harness.analysis.content import Section, Text, plain
-from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.equivalence.answers import EXPERIMENT
 from accumulation_harness.results.record import MOST_TOLD
 from accumulation_harness.results.store import Store
@@ -30,7 +28,7 @@ NAMES = ['=1+1" onload="x<script>$\\frac{$\ttab\a', "claims", "a" * 200]
 class Page(HTMLParser):
     """What a browser would fetch or run, the text, and the cells of the matrix."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.path, self.text = path, ""
         self.fetched: list[str] = []
@@ -39,7 +37,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.feed(path.read_text())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         values = {name: value or "" for name, value in attrs}
         self.fetched += [value for name, value in values.items() if name in FETCHED and not value.startswith(("#", "data:"))]
@@ -48,27 +46,27 @@ class Page(HTMLParser):
         if tag == "td" and "title" in values:
             self.cells.append(values["class"].split()[0])
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "reports"
 
 
-def make(results: Path, out: Path, experiment: str = "equivalence") -> Page:
+def make(results, out, experiment="equivalence"):
     """The page of an experiment."""
     assert report.main(["--results", str(results), "--out", str(out)]) == 0
     return page_of(out, experiment)
 
 
-def page_of(out: Path, experiment: str) -> Page:
+def page_of(out, experiment):
     return Page(out / "pages" / f"{plain(experiment)}.html")
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def everything(tmp_path_factory):
     """Results and report: the grid of a question, sweeps of one's own with odd names, and two trials without a result."""
     folder = tmp_path_factory.mktemp("everything")
     results = folder / "results"
@@ -88,7 +86,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
-def test_the_page_answers_in_numbers(everything: Path) -> None:
+def test_the_page_answers_in_numbers(everything):
     page = page_of(everything / "reports", "equivalence")
     assert "16 of 16 accumulated arms without BatchNorm are equivalent" in page.text
     explained = "8 of 8 BatchNorm arms are different, all explained exactly by batch statistics (largest oracle error 4e-15)"
@@ -101,7 +99,7 @@ def test_the_page_answers_in_numbers(everything: Path) -> None:
     assert "<b>bold</b>" in provenance, "as text: nothing of a store is markup"
 
 
-def test_the_entry_shows_the_newest_sweep_first_and_summarises_earlier_ones(everything: Path) -> None:
+def test_the_entry_shows_the_newest_sweep_first_and_summarises_earlier_ones(everything):
     first, _, rest = Page(everything / "reports/index.html").text.partition("Earlier sweeps")
     assert "Your sweep “mine”" in first and "“clipped”" not in first and "Caveats" in first
     assert "“clipped”" in rest and "Caveats" not in rest.partition("What to know")[0]
@@ -109,7 +107,7 @@ def test_the_entry_shows_the_newest_sweep_first_and_summarises_earlier_ones(ever
     assert "runs with BatchNorm are a different one" in rest
 
 
-def test_claims_have_the_columns_of_the_contract(everything: Path) -> None:
+def test_claims_have_the_columns_of_the_contract(everything):
     with open(everything / "reports/claims.csv", newline="") as file:
         own = {row["id"]: row for row in csv.DictReader(file)}
     columns = "id source claim verdict condition measured threshold n experiment rule explanation recorded"
@@ -123,7 +121,7 @@ def test_claims_have_the_columns_of_the_contract(everything: Path) -> None:
     assert "64 claims" in page and "another computation with it (8 of 8 arms)" in page
 
 
-def test_pages_fetch_and_run_nothing_and_every_link_leads_to_a_file(everything: Path) -> None:
+def test_pages_fetch_and_run_nothing_and_every_link_leads_to_a_file(everything):
     pages = [Page(path) for path in (everything / "reports").rglob("*.html")]
     for page in pages:
         assert not {"script", "iframe", "object", "embed", "base", "img"} & set(page.tags)
@@ -135,7 +133,7 @@ def test_pages_fetch_and_run_nothing_and_every_link_leads_to_a_file(everything: 
     assert [name for folder, name in led if not (folder / name).is_file()] == []
 
 
-def test_every_figure_is_a_file_and_on_its_page(everything: Path) -> None:
+def test_every_figure_is_a_file_and_on_its_page(everything):
     figures = [*(everything / "reports/figures").iterdir()]
     for path in figures:
         ElementTree.parse(path)
@@ -145,12 +143,12 @@ def test_every_figure_is_a_file_and_on_its_page(everything: Path) -> None:
     assert shown[0].path.read_text().count('role="img" aria-label="') == shown[0].tags.count("svg") == 7
 
 
-def test_a_name_is_text_everywhere(everything: Path) -> None:
+def test_a_name_is_text_everywhere(everything):
     for name in NAMES:
         assert all(name in page.text for page in (page_of(everything / "reports", name), Page(everything / "reports/index.html")))
 
 
-def test_a_sweep_of_ones_own_carries_its_caveats(everything: Path) -> None:
+def test_a_sweep_of_ones_own_carries_its_caveats(everything):
     text = page_of(everything / "reports", "mine").text
     assert "This is a property of the model, not a fault of the loop." in text  # BatchNorm
     assert "4 of 4 that differ by batch_statistics are what an exact simulation of it gives." in text
@@ -167,9 +165,7 @@ def test_a_sweep_of_ones_own_carries_its_caveats(everything: Path) -> None:
     assert "single," in (everything / "reports/verdicts.csv").read_text()
 
 
-def test_a_different_arm_changes_headline_and_matrix_and_the_same_store_gives_the_same_bytes(
-    results: Path, out: Path, make_trial
-) -> None:
+def test_a_different_arm_changes_headline_and_matrix_and_the_same_store_gives_the_same_bytes(results, out, make_trial):
     wrong = {"verdict": "different", "cause": "unexplained", "explained": False, "algebra_error": 0.3}
     make_trial(norm="group", change={("accumulated", 4): wrong})
     make_trial(norm="batch", precision="float64")
@@ -183,7 +179,7 @@ def test_a_different_arm_changes_headline_and_matrix_and_the_same_store_gives_th
     assert one == other and len(one) > 10
 
 
-def test_a_store_without_results_says_why(results: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_without_results_says_why(results, out, capsys):
     assert report.main(["--results", str(results), "--out", str(out)]) == 1
     assert "no trials in" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError), Store(results).open_trial("equivalence", "raised", {}):
@@ -193,14 +189,12 @@ def test_a_store_without_results_says_why(results: Path, out: Path, capsys: pyte
     assert not out.exists()
 
 
-def test_step_rows_that_are_lost_cost_a_curve_and_not_the_page(
-    results: Path, out: Path, make_trial, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_step_rows_that_are_lost_cost_a_curve_and_not_the_page(results, out, make_trial, monkeypatch, capsys):
     """They are counted by experiment; a section that needs them, or cannot be made at all, says so in its place."""
     names = [make_trial(experiment="equivalence", seed=seed) for seed in range(MOST_TOLD + 1)]
     kept = make_trial(experiment="mine")
 
-    def curve(material: Material) -> Section:
+    def curve(material):
         return Section("A curve", (Text(f"{len(material.read_steps(names[:1]))} rows"),))
 
     monkeypatch.setattr("accumulation_harness.experiments.equivalence.answers.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
@@ -222,7 +216,7 @@ def test_step_rows_that_are_lost_cost_a_curve_and_not_the_page(
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
 @pytest.mark.parametrize("width", [1200, 500])  # chromium has no narrower window
-def test_in_a_real_browser(everything: Path, tmp_path: Path, width: int) -> None:
+def test_in_a_real_browser(everything, tmp_path, width):
     """The browser draws every figure, no wider than the window."""
     probe = """<script>addEventListener("load", () => {
         document.querySelectorAll("details").forEach((one) => { one.open = true; });

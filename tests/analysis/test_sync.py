@@ -23,7 +23,7 @@ from tests.results.wandb_stand_in import API_KEY, stand_in
 
 
 @pytest.fixture(scope="module")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mirrored(tmp_path_factory):
     """Two real trials, of 5 judged arms each (two of them with a planted error)."""
     results = tmp_path_factory.mktemp("mirrored")
     tiny = ["steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", "workers=2", f"results={results}"]
@@ -43,7 +43,7 @@ EVIDENCE = {  # column of the arms -> where it lies in a stored arm's evidence
 }  # fmt: skip
 
 
-def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
+def test_the_evidence_of_real_trials_is_the_stored_one(mirrored):
     arms = load.from_store(mirrored).set_index(["trial", "arm", "accumulation_steps"])
     stored = [arm for trial in Store(mirrored).trials() for arm in read_trial(trial.folder, evidence=True).arms]
     assert len(stored) == len(arms) == 2 * 5
@@ -59,9 +59,7 @@ def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
     assert arms["oracle_error"].max() < 1e-12 < arms["algebra_error"].max(), "some arm differs and is explained"
 
 
-def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(
-    mirrored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(mirrored, tmp_path, monkeypatch):
     """One trial after `wandb sync`, read through W&B's own API, as far as a stand-in of its server goes."""
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         monkeypatch.delenv(name)
@@ -95,7 +93,7 @@ def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(
         assert all(row[f"gradient_difference_norm/accumulated-{n}"] > 0 for n in (2, 8)), "at every step"
 
 
-def test_nothing_to_upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_upload(tmp_path, capsys):
     assert sync.main(["--results", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == (
         f"--results={tmp_path}/none: expected a folder with offline runs of W&B, as `accumulation-harness run "
@@ -103,7 +101,7 @@ def test_nothing_to_upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_the_table_and_the_figures_of_a_sweep(mirrored: Path, tmp_path: Path) -> None:
+def test_the_table_and_the_figures_of_a_sweep(mirrored, tmp_path):
     arms = load.from_store(mirrored)
     table = sync.table(arms)
     assert set(table) == set(VERDICT_COLUMNS) and len(table) == len(arms)
@@ -115,7 +113,7 @@ def test_the_table_and_the_figures_of_a_sweep(mirrored: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_runs_are_uploaded_once(mirrored: Path, tmp_path: Path) -> None:
+def test_runs_are_uploaded_once(mirrored, tmp_path):
     results = tmp_path / "results"
     shutil.copytree(mirrored, results)
     num = len(list(results.rglob("*.wandb")))
@@ -124,7 +122,7 @@ def test_runs_are_uploaded_once(mirrored: Path, tmp_path: Path) -> None:
     with stand_in() as server:
         environment = {**clean, "HOME": str(tmp_path), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": API_KEY}
 
-        def run() -> list[str]:
+        def run():
             done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             return [line for line in done.stdout.splitlines() if "uploaded" in line or "sweep" in line]

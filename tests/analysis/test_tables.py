@@ -5,7 +5,6 @@ import io
 import math
 import struct
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,11 +18,11 @@ from accumulation_harness.results.store import Store
 MARGIN = 0.02
 
 
-def bits(value: float) -> bytes:
+def bits(value):
     return struct.pack("d", value)
 
 
-def test_csv_gives_every_double_back(results: Path, grid: list[str]) -> None:
+def test_csv_gives_every_double_back(results, grid):
     arms = load.from_store(results)
     header, *rows = csv.reader(io.StringIO(tables.to_csv(tables.verdicts(arms)).decode()))
     assert tuple(header) == VERDICT_COLUMNS
@@ -34,7 +33,7 @@ def test_csv_gives_every_double_back(results: Path, grid: list[str]) -> None:
     assert {row[header.index("explained")] for row in rows} == {"True", "False"}
 
 
-def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
+def test_matrix_counts_what_the_trials_say(results, make_trial):
     for seed in range(3):
         wrong = {("accumulated", 4): {"verdict": "different", "cause": "unexplained", "explained": False}} if seed == 1 else {}
         make_trial(norm="group", seed=seed, change=wrong)
@@ -55,7 +54,7 @@ def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
     assert cells["batch", "permuted", 1].verdict == "equivalent"
 
 
-def test_convergence_against_numpy(results: Path, make_trial) -> None:
+def test_convergence_against_numpy(results, make_trial):
     for seed in range(4):
         make_trial(seed=seed)
     losses = {
@@ -81,7 +80,7 @@ def test_convergence_against_numpy(results: Path, make_trial) -> None:
     assert row["detectable"] == pytest.approx((stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)) * error, rel=1e-9)
 
 
-def test_convergence_must_differ(results: Path, make_trial) -> None:
+def test_convergence_must_differ(results, make_trial):
     """A margin below the measured difference fails; without a second seed nothing is concluded."""
     for seed in range(3):
         make_trial(norm="group", seed=seed)
@@ -95,7 +94,7 @@ def test_convergence_must_differ(results: Path, make_trial) -> None:
     assert alone[["tost_p", "low", "detectable", "apart_p"]].isna().all(axis=None)
 
 
-def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> None:
+def test_pairs_that_are_not_finite_are_left_out(results, make_trial):
     outcome = dict.fromkeys(("final_loss", "tail_loss", "held_out_loss"), math.nan)
     for seed in range(3):
         make_trial(seed=seed, change={("accumulated", 2): outcome} if seed == 0 else {})
@@ -104,7 +103,7 @@ def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> No
     assert l4["mean"].notna().all()
 
 
-def test_holm_over_the_accumulated_arms(results: Path, grid: list[str]) -> None:
+def test_holm_over_the_accumulated_arms(results, grid):
     l4 = tables.convergence(load.from_store(results), MARGIN)
     judged = l4[l4["apart_p"].notna()]
     assert set(judged["arm"]) == {"accumulated"}
@@ -116,7 +115,7 @@ def test_holm_over_the_accumulated_arms(results: Path, grid: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "a\r=1", "\uff1d1"])
-def test_no_text_is_a_formula_and_numbers_stay_numbers(text: str) -> None:
+def test_no_text_is_a_formula_and_numbers_stay_numbers(text):
     content = tables.to_csv(pd.DataFrame({"text": [text], "number": [-0.1], "count": [-3]})).decode()
     _, *rows = csv.reader(io.StringIO(content, newline=""))
     assert [row[1:] for row in rows] == [["-0.1", "-3"]]

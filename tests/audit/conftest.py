@@ -6,5 +6,5 @@ collect_ignore_glob = ["scripts/*"]  # which are audited, and import what lies b
 
 
 @pytest.fixture(autouse=True)
-def _own_objects(own_objects: None) -> None:
+def _own_objects(own_objects):
     pass

@@ -31,7 +31,7 @@ class Job:
 
     folder: Path
 
-    def run(self, **given: str) -> subprocess.CompletedProcess[str]:
+    def run(self, **given):
         """All steps, until one fails; the last of them. Inputs that are not given have their defaults."""
         inputs = {name: str(item.get("default", "")) for name, item in ACTION["inputs"].items()}
         inputs |= {name.replace("_", "-"): value for name, value in given.items()}
@@ -48,12 +48,12 @@ class Job:
         assert done is not None
         return done
 
-    def _filled(self, value: str, inputs: dict[str, str]) -> str:
+    def _filled(self, value, inputs):
         """With every `${{ ... }}` replaced, as GitHub does before the shell starts."""
         contexts = {f"inputs.{name}": text for name, text in inputs.items()} | {"github.action_path": str(ROOT)}
         return re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: contexts[found[1]], value)
 
-    def _surroundings(self) -> dict[str, str]:
+    def _surroundings(self):
         tools = self.folder / "bin"
         tools.mkdir(exist_ok=True)
         for name, script in (("python", PYTHON), ("accumulation-harness", COMMAND)):
@@ -69,18 +69,18 @@ class Job:
         }
 
     @property
-    def output(self) -> Path:
+    def output(self):
         return self.folder / "output"
 
     @property
-    def summary(self) -> Path:
+    def summary(self):
         return self.folder / "summary"
 
 
 SIZES = {"batch_size": "8", "accumulation_steps": "4"}
 
 
-def test_inputs_reach_the_shell_as_variables_alone() -> None:
+def test_inputs_reach_the_shell_as_variables_alone():
     steps = ACTION["runs"]["steps"]
     assert ACTION["runs"]["using"] == "composite" and all(step["shell"] == "bash" for step in steps)
     assert not any("${{" in step["run"] for step in steps)
@@ -88,7 +88,7 @@ def test_inputs_reach_the_shell_as_variables_alone() -> None:
     assert used == set(ACTION["inputs"])
 
 
-def test_a_wrong_loop_fails_the_job_and_is_annotated(tmp_path: Path) -> None:
+def test_a_wrong_loop_fails_the_job_and_is_annotated(tmp_path):
     job = Job(tmp_path)
     done = job.run(function=write(tmp_path, WRONG), packages="a[b]>=1\n  c *", save="a.sarif\nwith blank.xml", **SIZES)
     assert done.returncode == 1 and job.output.read_text() == "exit-code=1\n", done.stderr
@@ -100,7 +100,7 @@ def test_a_wrong_loop_fails_the_job_and_is_annotated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_right_loop_passes(tmp_path: Path) -> None:
+def test_a_right_loop_passes(tmp_path):
     job = Job(tmp_path)
     target = write(tmp_path, RIGHT)
     done = job.run(function=target, reference=target, report="issue.md", **SIZES)
@@ -110,7 +110,7 @@ def test_a_right_loop_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_is_told_the_numbers(tmp_path: Path) -> None:
+def test_a_script_is_told_the_numbers(tmp_path):
     write(tmp_path, RIGHT)
     with (tmp_path / "loop.py").open("a") as script:
         script.write("\nimport sys\ntrain(int(sys.argv[2]), int(sys.argv[4]))\n")
@@ -122,7 +122,7 @@ def test_a_script_is_told_the_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "function", ["loop.py:none", '"; touch stolen; "', "$(touch stolen)", "--help", "`touch stolen`.py:train"]
 )
-def test_what_an_input_holds_is_not_run(tmp_path: Path, function: str) -> None:
+def test_what_an_input_holds_is_not_run(tmp_path, function):
     job = Job(tmp_path)
     write(tmp_path, RIGHT)
     done = job.run(function=function, **SIZES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,16 +20,16 @@ Change = Callable[[Tensor, int, int], Tensor]  # (mean loss of a micro-batch, it
 class Noisy(nn.Module):
     """Draws of its own, as in a variational autoencoder."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encode, self.decode = nn.Linear(FEATURES, 6), nn.Linear(3, FEATURES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         middle, spread = self.encode(x).chunk(2, -1)
         return self.decode(middle + spread.exp() * torch.randn_like(middle))  # type: ignore[no-any-return]
 
 
-def plain(*layers: nn.Module) -> nn.Module:
+def plain(*layers):
     return nn.Sequential(nn.Linear(FEATURES, 6), *layers, nn.Linear(6, FEATURES))
 
 
@@ -48,14 +47,14 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def right(loss: Tensor, rows: int, n: int) -> Tensor:
+def right(loss, rows, n):
     return loss / n
 
 
-def loop(make: Callable[[], nn.Module], change: Change, *, inside: bool = False) -> Callable[[int, int], Any]:
+def loop(make, change, *, inside=False):
     """`inside`: an average of the weights, which is none of the model's, is updated per micro-batch."""
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model, x = make(), torch.randn(48, FEATURES)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -74,7 +73,7 @@ def loop(make: Callable[[], nn.Module], change: Change, *, inside: bool = False)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model: str) -> None:
+def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model):
     make, cause, compared = MODELS[model]
     report = audit(loop(make, right), batch_size=16, accumulation_steps=(4,), allow={cause, "non_separable_loss"})
     assert (report.status == "equivalent") == compared, str(report)
@@ -87,13 +86,13 @@ REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.produc
 
 
 @pytest.mark.parametrize(("model", "change"), [*QUICK, *REST])
-def test_no_allowance_makes_a_wrong_loop_equivalent(model: str, change: str) -> None:
+def test_no_allowance_makes_a_wrong_loop_equivalent(model, change):
     make, cause, _ = MODELS[model]
     report = audit(loop(make, CHANGES[change]), batch_size=16, accumulation_steps=(4,), allow={cause})
     assert report.status != "equivalent", str(report)
 
 
-def test_an_average_is_excused_and_a_wrong_gradient_beside_it_is_not() -> None:
+def test_an_average_is_excused_and_a_wrong_gradient_beside_it_is_not():
     allow = {Cause.ema_per_micro_batch}
     alone = audit(loop(plain, right, inside=True), batch_size=16, accumulation_steps=(4,), allow=allow)
     assert alone.status == "equivalent" and {f.cause for f in alone.allowed} == allow, str(alone)

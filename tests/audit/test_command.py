@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ PARTS = {
 }
 
 
-def audited(folder: Path, **parts: str) -> str:
+def audited(folder, **parts):
     file = folder / "code.py"
     file.write_text(FILE.format(**PARTS | parts))
     return f"{file}:train"
@@ -67,7 +66,7 @@ def audited(folder: Path, **parts: str) -> str:
         [RIGHT, "--batch-size", "40"],
     ],
 )
-def test_what_cannot_be_run_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_exit_code_2(arguments, capsys):
     try:
         code, said, error = judge(parser().parse_args(arguments))
     except SystemExit as stopped:  # argparse
@@ -75,7 +74,7 @@ def test_what_cannot_be_run_is_exit_code_2(arguments: list[str], capsys: pytest.
     assert code == 2 and not said and ("expected" in error or "required" in error), error
 
 
-def test_the_command_says_and_saves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_and_saves(tmp_path, capfd):
     saved = tmp_path / "a.json"
     assert main([WRONG, *SIZES, "--save", str(saved)]) == 1
     out = capfd.readouterr().out
@@ -96,7 +95,7 @@ def test_the_command_says_and_saves(tmp_path: Path, capfd: pytest.CaptureFixture
         ("within", "raise GeneratorExit", "GeneratorExit"),
     ],
 )
-def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path: Path, place: str, deed: str, words: str) -> None:
+def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path, place, deed, words):
     code, said, error = judge(parser().parse_args([audited(tmp_path, **{place: deed}), *SIZES]))
     assert code == 2 and words in " ".join((said + error).split()) and error.count("\n") <= 1
 
@@ -110,9 +109,7 @@ def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path: Path, p
         pytest.param("before", "import os; os.fork()", 0, "equivalent", marks=pytest.mark.slow),
     ],
 )
-def test_what_ends_its_process_does_not_end_the_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, deed: str, code: int, words: str
-) -> None:
+def test_what_ends_its_process_does_not_end_the_command(tmp_path, capfd, place, deed, code, words):
     assert main([audited(tmp_path, **{place: deed}), *SIZES]) == code
     output = capfd.readouterr()
     assert words in output.out + output.err and "Traceback" not in output.err
@@ -120,7 +117,7 @@ def test_what_ends_its_process_does_not_end_the_command(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("divisor", ["accumulation_steps", "1"])
-def test_threads_and_processes_that_never_end_do_not_hold_it(tmp_path: Path, divisor: str) -> None:
+def test_threads_and_processes_that_never_end_do_not_hold_it(tmp_path, divisor):
     threads = "import threading, time, subprocess; threading.Thread(target=time.sleep, args=(900,)).start(); "
     target = audited(tmp_path, at_import=threads + "subprocess.Popen(['sleep', '900'])", divisor=divisor)
     done = subprocess.run(
@@ -129,8 +126,8 @@ def test_threads_and_processes_that_never_end_do_not_hold_it(tmp_path: Path, div
     assert done.returncode == (0 if divisor == "accumulation_steps" else 1), done
 
 
-def test_os_exit_in_a_function_does_not_end_the_caller() -> None:
-    def train(batch_size: int, accumulation_steps: int) -> None:
+def test_os_exit_in_a_function_does_not_end_the_caller():
+    def train(batch_size, accumulation_steps):
         os._exit(0)
 
     report = audit(train, batch_size=16, accumulation_steps=(4,))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -14,8 +12,8 @@ X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.ara
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"
 
 
-def whole_batch(divide: bool = True, steps_per_epoch: int | None = None) -> Callable[[int, int], None]:
-    def train(batch_size: int, accumulation_steps: int) -> None:
+def whole_batch(divide=True, steps_per_epoch=None):
+    def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -31,8 +29,8 @@ def whole_batch(divide: bool = True, steps_per_epoch: int | None = None) -> Call
     return train
 
 
-def evaluating(divide: bool = True, uses_eval: bool = True) -> Callable[[int, int], None]:
-    def train(batch_size: int, accumulation_steps: int) -> None:
+def evaluating(divide=True, uses_eval=True):
+    def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -62,16 +60,14 @@ def evaluating(divide: bool = True, uses_eval: bool = True) -> Callable[[int, in
         (evaluating(uses_eval=False), (4,), {"stochastic_layers"}, ""),
     ],
 )
-def test_the_function_is_understood(
-    train: Callable[[int, int], None], steps: tuple[int, ...], causes: set[str], said: str
-) -> None:
+def test_the_function_is_understood(train, steps, causes, said):
     report = audit(train, batch_size=16, accumulation_steps=steps)
     assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
     assert [note[: len(said)] for note in report.notes] == [said] * bool(said)
 
 
-def test_an_error_of_another_kind_is_none_of_the_convention() -> None:
-    def train(batch_size: int, accumulation_steps: int) -> None:
+def test_an_error_of_another_kind_is_none_of_the_convention():
+    def train(batch_size, accumulation_steps):
         if accumulation_steps > 1:
             raise ValueError("no")
         whole_batch()(batch_size, accumulation_steps)

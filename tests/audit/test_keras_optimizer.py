@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.observe.adapters import KERAS, KERAS_BASE
@@ -19,15 +18,15 @@ from tests.audit.loops.frame import TOKENS, full_windows
 class BaseOptimizer:
     """As `keras.optimizers.Optimizer`: built with its variables, then given gradients; it accumulates N of them by itself."""
 
-    def __init__(self, accumulation_steps: int) -> None:
+    def __init__(self, accumulation_steps):
         self.accumulation_steps, self.built, self.seen = accumulation_steps, False, 0
         ALIVE.append(self)
 
-    def build(self, variables: list[Any]) -> None:
+    def build(self, variables):
         self.built, self._trainable_variables = True, variables
         self.sums = [torch.zeros_like(variable.value) for variable in variables]
 
-    def apply(self, gradients: list[Tensor]) -> None:
+    def apply(self, gradients):
         for total, gradient in zip(self.sums, gradients, strict=True):
             total += gradient / self.accumulation_steps
         self.seen += 1
@@ -39,7 +38,7 @@ class BaseOptimizer:
 
 class TorchParallelOptimizer(BaseOptimizer):
     @torch.no_grad()
-    def _backend_update_step(self, gradients: list[Tensor], variables: list[Any], learning_rate: float) -> None:
+    def _backend_update_step(self, gradients, variables, learning_rate):
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.value -= learning_rate * gradient
 
@@ -48,7 +47,7 @@ ALIVE: list[BaseOptimizer] = []  # as a framework's global state: what a run has
 
 
 @pytest.fixture(autouse=True)
-def keras(monkeypatch: pytest.MonkeyPatch) -> None:
+def keras(monkeypatch):
     for name, kind in ((KERAS, TorchParallelOptimizer), (KERAS_BASE, BaseOptimizer)):
         module = ModuleType(name)
         setattr(module, kind.__name__, kind)
@@ -56,7 +55,7 @@ def keras(monkeypatch: pytest.MonkeyPatch) -> None:
     ALIVE.clear()
 
 
-def means_of_means(batch_size: int, accumulation_steps: int) -> None:
+def means_of_means(batch_size, accumulation_steps):
     """The optimizer is built in the first step, as Keras' are."""
     model: nn.Module = data.language_model()
     optimizer = TorchParallelOptimizer(accumulation_steps)
@@ -70,7 +69,7 @@ def means_of_means(batch_size: int, accumulation_steps: int) -> None:
             optimizer.apply([p.grad for p in model.parameters() if p.grad is not None])
 
 
-def test_what_an_earlier_audit_has_left_behind_changes_no_finding() -> None:
+def test_what_an_earlier_audit_has_left_behind_changes_no_finding():
     first, second = [audit(means_of_means, batch_size=16, accumulation_steps=(4,)) for _ in range(2)]
     assert len(ALIVE) > 8
     assert first.to_json() == second.to_json()

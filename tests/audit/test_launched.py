@@ -37,12 +37,12 @@ Train = Callable[..., Any]
 class Apart(Launched):
     """A rank without a group: its function speaks to no other."""
 
-    def _join(self) -> None:
+    def _join(self):
         if self.functions[True] is not None and not self.rank.number:
             self._write(REFERENCE, self._alone)
 
 
-def recorded(folder: Path, *ranks: Train, reference: Train | None = None) -> Path:
+def recorded(folder, *ranks, reference=None):
     """The evidence of these ranks, made one after the other in this process."""
     settings = {"batch_size": 8, "accumulation_steps": (1, 4), "max_steps": 200, "replicas": 1}
     setting = setting_of(ranks[0], reference, **settings)  # type: ignore[arg-type]
@@ -54,12 +54,12 @@ def recorded(folder: Path, *ranks: Train, reference: Train | None = None) -> Pat
     return folder
 
 
-def changed(path: Path, **fields: Any) -> None:
+def changed(path, **fields):
     evidence = Evidence.read(path)
     replace(evidence, **fields).write(path)
 
 
-def _change_gradients(path: Path, change: Callable[[Any], Any]) -> None:
+def _change_gradients(path, change):
     """Of the last step of every run that accumulates."""
     evidence = Evidence.read(path)
     for key, run in evidence.runs:
@@ -69,7 +69,7 @@ def _change_gradients(path: Path, change: Callable[[Any], Any]) -> None:
     evidence.write(path)
 
 
-def test_parts_of_a_model_are_put_together_in_the_order_of_the_reference(tmp_path: Path) -> None:
+def test_parts_of_a_model_are_put_together_in_the_order_of_the_reference(tmp_path):
     report = merge(recorded(tmp_path, halves.first_rank, halves.second_rank, reference=halves.whole))
     assert report.equivalent and {result.accumulation_steps for result in report.results} == {1, 4}, str(report)
     assert any("ranks 0 | 1 start from different weights" in line for line in report.hidden)
@@ -77,21 +77,21 @@ def test_parts_of_a_model_are_put_together_in_the_order_of_the_reference(tmp_pat
     assert tensors == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_a_fault_of_one_part_is_found(tmp_path: Path) -> None:
+def test_a_fault_of_one_part_is_found(tmp_path):
     report = merge(recorded(tmp_path, halves.first_rank, halves.second_rank_not_divided))
     assert report.exit_code == 1
     off = {name for name, seen in report.results[0].facts[0].steps[0].tensors.items() if seen.distance > 1}
     assert off == {"0.weight", "0.bias"}
 
 
-def test_replicas_are_compared_with_each_other(tmp_path: Path) -> None:
+def test_replicas_are_compared_with_each_other(tmp_path):
     report = merge(recorded(tmp_path, halves.whole, halves.whole))
     assert report.equivalent and not any("parts of one model" in line for line in report.hidden), str(report)
     _change_gradients(tmp_path / name_of(1, 2), lambda gradient: gradient * 1.01)
     assert {f.cause for f in merge(tmp_path).findings} == {"replicas_not_synchronised"}
 
 
-def test_what_no_rank_has_looked_into_is_said(tmp_path: Path, evidence: Path) -> None:
+def test_what_no_rank_has_looked_into_is_said(tmp_path, evidence):
     for rank in range(2):
         (tmp_path / name_of(rank, 2)).write_bytes((evidence / name_of(rank, 2)).read_bytes())
     _change_gradients(tmp_path / name_of(1, 2), np.cos)
@@ -101,8 +101,8 @@ def test_what_no_rank_has_looked_into_is_said(tmp_path: Path, evidence: Path) ->
     assert "rows and terms of the loss" in said and "operations in double precision" in said
 
 
-def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(tmp_path: Path) -> None:
-    def run(rank: int) -> Run:
+def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(tmp_path):
+    def run(rank):
         found: Run = Evidence.read(tmp_path / name_of(rank, 2)).runs[0][1]
         return found
 
@@ -114,7 +114,7 @@ def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(tmp_
     assert holders([run(0), moved]) == [[0, 1]]
 
 
-def test_a_rank_that_raises_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_raises_is_told(tmp_path):
     report = merge(recorded(tmp_path, halves.first_rank, halves.second_rank_raises))
     assert (
         report.status == "inconclusive"
@@ -123,22 +123,22 @@ def test_a_rank_that_raises_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evidence(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("evidence"), halves.first_rank, halves.second_rank)
 
 
-def _flip(path: Path) -> None:
+def _flip(path):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
 
 
-def _smuggle(path: Path) -> None:
+def _smuggle(path):
     held = Evidence.read(path)
     replace(held, targets=(Path("/"), None)).write(path)  # type: ignore[arg-type] - a class that is no part of evidence
 
 
-def _other_setting(path: Path) -> None:
+def _other_setting(path):
     changed(path, setting=replace(Evidence.read(path).setting, batch_size=16))
 
 
@@ -155,9 +155,7 @@ DEEDS: dict[Callable[[Path], object], str] = {
 
 
 @pytest.mark.parametrize(("deed", "words"), DEEDS.items(), ids=range(len(DEEDS)))
-def test_files_that_are_not_the_evidence_of_one_audit_are_refused(
-    tmp_path: Path, evidence: Path, deed: Callable[[Path], object], words: str
-) -> None:
+def test_files_that_are_not_the_evidence_of_one_audit_are_refused(tmp_path, evidence, deed, words):
     for path in evidence.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     deed(tmp_path / name_of(1, 2))
@@ -166,7 +164,7 @@ def test_files_that_are_not_the_evidence_of_one_audit_are_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_the_command_judges_evidence(evidence: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_judges_evidence(evidence, tmp_path, capfd):
     assert main(["merge", str(evidence), "--format", "json", "--report", str(tmp_path / "issue.md")]) == 0
     assert json.loads(capfd.readouterr().out)["status"] == "equivalent"
     issue = (tmp_path / "issue.md").read_text()
@@ -176,7 +174,7 @@ def test_the_command_judges_evidence(evidence: Path, tmp_path: Path, capfd: pyte
     assert "expected a folder with the evidence of all ranks" in error
 
 
-def test_outside_of_a_launcher_no_evidence_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_launcher_no_evidence_is_written(tmp_path, monkeypatch):
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="expected to be started by torchrun"):
@@ -191,7 +189,7 @@ def test_outside_of_a_launcher_no_evidence_is_written(tmp_path: Path, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def of_four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_four_ranks(tmp_path_factory):
     """The evidence of all functions of `meshes`, from one start of torchrun."""
     folder = tmp_path_factory.mktemp("meshes")
     command = [*TORCHRUN, str(ROOT / "tests/audit/loops/meshes.py"), str(folder), *meshes.RIGHT, *meshes.WRONG]
@@ -203,7 +201,7 @@ def of_four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*meshes.RIGHT, *meshes.WRONG])
-def test_four_ranks(of_four_ranks: Path, name: str) -> None:
+def test_four_ranks(of_four_ranks, name):
     report = merge(of_four_ranks / name)
     causes = meshes.WRONG[name][1] if name in meshes.WRONG else set()
     assert {f.cause for f in report.findings} == causes, str(report)
@@ -211,7 +209,7 @@ def test_four_ranks(of_four_ranks: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_starts_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_torchrun_starts_the_command(tmp_path, capfd):
     target = f"{ROOT / 'tests/audit/loops/meshes.py'}:initialises"
     sizes = ("--batch-size", "4", "--accumulation-steps", "4")
     command = [*TORCHRUN, "-m", "accumulation_harness.audit", target, *sizes, "--evidence", str(tmp_path)]
@@ -222,7 +220,7 @@ def test_torchrun_starts_the_command(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_is_named(tmp_path):
     target = f"{ROOT / 'tests/audit/loops/meshes.py'}:one_rank_killed"
     command = [sys.executable, "-m", "accumulation_harness.audit", target, "--batch-size", "4", "--accumulation-steps", "4"]
     with socket.socket() as listener:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.allowed import with_allowed
-from accumulation_harness.audit.report import Report
 from accumulation_harness.judge.cause import Cause
 from scoreboard import data
 from tests.audit.loops import (
@@ -35,17 +31,17 @@ RIGHT = [loop for module in (right_loops, *BOTH) for loop in module.RIGHT]
 WRONG = {loop: causes for module in (wrong_loops, *BOTH) for loop, causes in module.WRONG.items()}
 
 
-def name(function: Any) -> str:
+def name(function):
     return str(getattr(function, "__name__", function))
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def kept():
     yield
     lookalikes.KEPT.clear()
 
 
-def nothing_is_hidden_by_what_is_allowed(report: Report) -> None:
+def nothing_is_hidden_by_what_is_allowed(report):
     """A wrong loop is equivalent only where all its causes are allowed, and gradients were compared or are known to be apart."""
     causes = {finding.cause for finding in report.findings}
     for allowed in (*({cause} for cause in Cause), causes, set(Cause)):
@@ -67,7 +63,7 @@ SLOW = {*TOLD} - {*TOLD[::3], *order_seeds.RIGHT[:1], lost_gradients.head_cleare
 
 
 @pytest.mark.parametrize("train", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW), id=name(one)) for one in TOLD])
-def test_what_is_said_beside_a_verdict(train: Loop) -> None:
+def test_what_is_said_beside_a_verdict(train):
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     causes = (WRONG | odd_loops.WRONG).get(train, set())
     assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
@@ -76,18 +72,18 @@ def test_what_is_said_beside_a_verdict(train: Loop) -> None:
     assert train not in order_seeds.RIGHT or report.frame.gate.max() < 1e-3, "another order is not taken for rounding"
 
 
-def _means_added(batch_size: int, accumulation_steps: int) -> None:
+def _means_added(batch_size, accumulation_steps):
     """Means over each micro-batch's own tokens are added, in the short window at the end of an epoch as well."""
     frame.train(batch_size, accumulation_steps, data.language_model(), frame.own_token_mean)
 
 
-def test_means_that_are_added_are_named_in_every_window() -> None:
+def test_means_that_are_added_are_named_in_every_window():
     report = audit(_means_added, batch_size=16, accumulation_steps=(4,))
     assert {f.cause: f.steps for f in report.findings} == dict.fromkeys(["mean_of_means", "loss_not_divided"], tuple(range(6)))
 
 
 @pytest.mark.parametrize(("train", "words"), empty.EMPTY.items(), ids=map(name, empty.EMPTY))
-def test_nothing_compared_is_never_equivalent(train: Loop, words: str) -> None:
+def test_nothing_compared_is_never_equivalent(train, words):
     empty.CALLS.clear()
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
@@ -95,19 +91,19 @@ def test_nothing_compared_is_never_equivalent(train: Loop, words: str) -> None:
 
 
 @pytest.mark.parametrize("train", lost_gradients.AT_EVERY_N, ids=name)
-def test_gradients_cleared_at_every_n_show_beside_a_reference(train: Loop) -> None:
+def test_gradients_cleared_at_every_n_show_beside_a_reference(train):
     report = audit(train, batch_size=16, accumulation_steps=(4,), reference=lost_gradients.cleared_after_the_step)
     causes = lost_gradients.AT_EVERY_N[train]
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, cause) for n in (1, 4) for cause in causes}
 
 
-def test_a_clip_that_nobody_sees_hides_no_mean_of_means() -> None:
+def test_a_clip_that_nobody_sees_hides_no_mean_of_means():
     """At N=16 alone gradients are long enough: the sum is that of means, and shorter than it was added up."""
     report = audit(held_out.shortened_by_hand_of_means, batch_size=16, accumulation_steps=(16,))
     assert {finding.cause for finding in report.findings} == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
 
 
-def _cleared(batch_size: int, accumulation_steps: int) -> None:
+def _cleared(batch_size, accumulation_steps):
     """Gradients are cleared before every backward, for more windows than are looked at closely."""
     model = data.model()
     optimizer = frame.sgd(model)
@@ -118,6 +114,6 @@ def _cleared(batch_size: int, accumulation_steps: int) -> None:
         optimizer.step()
 
 
-def test_windows_whose_contributions_are_not_kept_add_no_second_name() -> None:
+def test_windows_whose_contributions_are_not_kept_add_no_second_name():
     report = audit(_cleared, batch_size=16, accumulation_steps=(4,))
     assert [finding.cause for finding in report.findings] == [Cause.gradients_cleared_in_window], str(report)

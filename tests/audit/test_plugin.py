@@ -38,7 +38,7 @@ def test_of_something_else():
 """
 
 
-def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
+def test_a_session_that_does_not_use_it_imports_nothing(tmp_path):
     names = ("torch", "numpy", "pandas", "rich", "jinja2", "accumulation_harness.audit.session")
     text = f"import sys\ndef test_nothing():\n    assert not {set(names)} & sys.modules.keys()\n"
     (tmp_path / "test_it.py").write_text(text)
@@ -48,7 +48,7 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
-def test_marker_and_json(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_and_json(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_it=USES_IT)
     result = pytester.runpytest(*PLUGIN, "-m", "accumulation", "--strict-markers", "--audit-json=found")
@@ -62,13 +62,13 @@ def test_marker_and_json(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPa
     ("names", "told"),
     [("stochastic_layers", "a set of causes"), ({"stochastic_layer"}, "as stochastic_layers, got 'stochastic_layer'")],
 )
-def test_what_cannot_be_allowed(names: set[str] | str, told: str) -> None:
+def test_what_cannot_be_allowed(names, told):
     with pytest.raises(ValueError, match=told):
         causes_of(names)
 
 
 @pytest.fixture
-def two_threads() -> object:
+def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -76,10 +76,10 @@ def two_threads() -> object:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_the_number_of_threads_is_the_callers_afterwards() -> None:
+def test_the_number_of_threads_is_the_callers_afterwards():
     seen = []
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         torch.set_num_threads(1)
         wrong_loops.not_divided(batch_size, accumulation_steps)
 

@@ -12,14 +12,14 @@ from tests.audit.loops import replicas
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("train", "causes"), replicas.CASES.items(), ids=[f.__name__ for f in replicas.CASES])
-def test_two_ranks(train: Any, causes: set[str]) -> None:
+def test_two_ranks(train, causes):
     report = audit(train, batch_size=8, accumulation_steps=(4,), processes=2)
     assert {f.cause for f in report.findings} == causes, str(report)
     assert report.equivalent == (not causes)
 
 
 @pytest.mark.slow
-def test_sum_over_replicas_shows_against_one_process() -> None:
+def test_sum_over_replicas_shows_against_one_process():
     report = audit(replicas.ddp_summed, batch_size=8, accumulation_steps=(4,), processes=2, reference=replicas.one_process)
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(1, "replica_scale"), (4, "replica_scale")}, str(report)
     assert audit(
@@ -28,7 +28,7 @@ def test_sum_over_replicas_shows_against_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_unequal_tokens_per_rank_show_against_one_process() -> None:
+def test_unequal_tokens_per_rank_show_against_one_process():
     options: dict[str, Any] = {
         "batch_size": 8,
         "accumulation_steps": (4,),
@@ -43,11 +43,11 @@ def test_unequal_tokens_per_rank_show_against_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_is_told() -> None:
+def test_a_rank_that_raises_is_told():
     report = audit(replicas.one_rank_raises, batch_size=8, accumulation_steps=(4,), processes=2)
     assert report.status == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]
 
 
-def test_a_function_that_ranks_cannot_import_is_refused() -> None:
+def test_a_function_that_ranks_cannot_import_is_refused():
     with pytest.raises(ValueError, match="top of a file"):
         audit(lambda batch_size, accumulation_steps: None, batch_size=8, accumulation_steps=(4,), processes=2)

@@ -15,25 +15,25 @@ from tests.audit.test_loops import BOTH, WRONG
 PAGE = Path(__file__).parents[2] / "docs/remedies.md"
 
 
-def sections() -> dict[str, str]:
+def sections():
     """Cause -> the text of its section."""
     parts = re.split(r"^## (\w+)\n", PAGE.read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_every_cause_has_a_loop_that_shows_it() -> None:
+def test_every_cause_has_a_loop_that_shows_it():
     shown = [*WRONG.values(), *CASES.values(), *(causes for _, causes in meshes.WRONG.values())]
     assert set.union(*map(set, shown)) == set(Cause) - set(BY_DESIGN)
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_a_section_says_what_the_table_says(cause: Cause) -> None:
+def test_a_section_says_what_the_table_says(cause):
     assert sections().keys() == set(Cause)
     told = sections()[cause].partition("Right:")[0]
     assert " ".join(told.split()) == MEANINGS[cause].remedy
 
 
-def test_every_remedy_names_a_loop_that_is_audited_as_right() -> None:
+def test_every_remedy_names_a_loop_that_is_audited_as_right():
     right = {loop.__name__ for loop in right_loops.RIGHT} | {"accelerate_loops.documented"}
     right |= {f"replicas.{loop.__name__}" for loop, causes in CASES.items() if not causes}
     right |= {f"{module.__name__.rpartition('.')[2]}.{loop.__name__}" for module in BOTH for loop in module.RIGHT}

@@ -41,7 +41,7 @@ class Case:
     is_fast: bool = False
     framework: str = ""  # whose advice for the cause is what the right script does
 
-    def plant(self, folder: Path) -> None:
+    def plant(self, folder):
         file = folder / (self.file or self.target.partition(":")[0])
         assert file.read_text().count(self.old) == 1
         file.write_text(file.read_text().replace(self.old, self.new))
@@ -277,7 +277,7 @@ CASES = {
 
 
 @pytest.fixture
-def home(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def home(tmp_path, request):
     """The user's folder, with data, and a checkpoint and logs of earlier runs."""
     folder = tmp_path / "home"
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -298,24 +298,24 @@ def home(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def run(command: Sequence[str], home: Path) -> tuple[int, str, str]:
+def run(command, home):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "harness", ROOT)))}
     environment = {name: value for name, value in environment.items() if not name.startswith("WANDB")}
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
-def audit(home: Path, *words: str) -> tuple[int, str, str]:
+def audit(home, *words):
     return run([sys.executable, "-m", "accumulation_harness", "audit", *words], home)
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def everything(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if case.is_fast else pytest.mark.slow) for k, case in CASES.items()])
-def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
+def test_a_script_as_it_is(kind, planted, home):
     case = CASES[kind]
     if missing := [name for name in case.needs if find_spec(name) is None]:
         pytest.skip(f"needs {missing}")
@@ -332,7 +332,7 @@ def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
         assert f"With {case.framework}: " in told["findings"][0]["change"]
 
 
-def test_what_is_advised_for_a_framework_is_what_a_right_script_does() -> None:
+def test_what_is_advised_for_a_framework_is_what_a_right_script_does():
     named = [(case, cause) for case in CASES.values() if case.framework for cause in case.cause.split("+")]
     tested = {(case.framework, cause): case.old.strip() for case, cause in named}
     advised = {(framework, cause): text for framework, known in ADVICE.items() for cause, text in known.items()}
@@ -344,7 +344,7 @@ def test_what_is_advised_for_a_framework_is_what_a_right_script_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
-def test_a_script_that_torchrun_starts(planted: bool, home: Path) -> None:
+def test_a_script_that_torchrun_starts(planted, home):
     if planted:
         CASES["DDP"].plant(home)
     before = everything(home)

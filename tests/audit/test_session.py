@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +20,14 @@ from tests.audit.loops.right_loops import RIGHT, adamw_clipped, sgd_mean_over_wi
 from tests.audit.loops.wrong_loops import dropout, not_divided
 
 
-def shown_first(batch_size: int, accumulation_steps: int) -> None:
+def shown_first(batch_size, accumulation_steps):
     """A model that is called for its shapes before there is an optimizer; the loss is not divided."""
     model = data.model()
     model(X[:2])
     train(batch_size, accumulation_steps, model, divided(mean_over_window, 1 / accumulation_steps))
 
 
-def hooks() -> list[Any]:
+def hooks():
     """Everything that watching replaces or adds, as it is now."""
     from torch.nn.modules import module
     from torch.optim import optimizer
@@ -43,12 +42,12 @@ def hooks() -> list[Any]:
     return [*replaced, *imported, *counts]
 
 
-def final_weights(train: Any) -> list[Tensor]:
+def final_weights(train):
     """Bits of all parameters that an optimizer of this call ever held, after it."""
     kept: list[Tensor] = []
     original = torch.optim.Optimizer.add_param_group
 
-    def keep(optimizer: Any, group: dict[str, Any]) -> None:
+    def keep(optimizer, group):
         original(optimizer, group)
         kept.extend(optimizer.param_groups[-1]["params"])
 
@@ -62,11 +61,11 @@ def final_weights(train: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("train", [*RIGHT, dropout, not_divided], ids=lambda f: f.__name__)
-def test_a_watched_run_is_bit_identical_to_an_unwatched_one(train: Any) -> None:
+def test_a_watched_run_is_bit_identical_to_an_unwatched_one(train):
     plain = final_weights(lambda: train(batch_size=4, accumulation_steps=4))
     run = Run(batch_size=4, accumulation_steps=4)
 
-    def watched() -> None:
+    def watched():
         with Recorder(run, namespaces=[train.__globals__]):
             train(batch_size=4, accumulation_steps=4)
 
@@ -76,7 +75,7 @@ def test_a_watched_run_is_bit_identical_to_an_unwatched_one(train: Any) -> None:
     assert run.num_steps > 0
 
 
-def test_hooks_are_taken_away_afterwards_also_after_an_exception() -> None:
+def test_hooks_are_taken_away_afterwards_also_after_an_exception():
     before = hooks()
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -88,7 +87,7 @@ def test_hooks_are_taken_away_afterwards_also_after_an_exception() -> None:
     assert gates["float64"] < 1e-13 < 1e-7 < gates["as trained"] < 1e-4
     assert not any("ended there" in line for line in report.hidden), "it ended by itself"
 
-    def fails(batch_size: int, accumulation_steps: int) -> None:
+    def fails(batch_size, accumulation_steps):
         adamw_clipped(batch_size, accumulation_steps)
         raise KeyError("no such thing")
 
@@ -100,24 +99,24 @@ def test_hooks_are_taken_away_afterwards_also_after_an_exception() -> None:
     assert hooks() == before
 
 
-def _interrupts(batch_size: int, accumulation_steps: int) -> None:
+def _interrupts(batch_size, accumulation_steps):
     raise KeyboardInterrupt
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def _never_steps(batch_size: int, accumulation_steps: int) -> None:
+def _never_steps(batch_size, accumulation_steps):
     model = data.model()
     x, _ = data.images()
     model(x).sum().backward()
 
 
-def _does_nothing(batch_size: int, accumulation_steps: int) -> None:
+def _does_nothing(batch_size, accumulation_steps):
     """As a function that trains in another process looks from here."""
 
 
-def _random(batch_size: int, accumulation_steps: int) -> None:
+def _random(batch_size, accumulation_steps):
     _random.seed = getattr(_random, "seed", 0) + 1  # type: ignore[attr-defined]
     x, y = data.images()
     torch.manual_seed(_random.seed)  # type: ignore[attr-defined]
@@ -127,7 +126,7 @@ def _random(batch_size: int, accumulation_steps: int) -> None:
     optimizer.step()
 
 
-def _shape_depends(batch_size: int, accumulation_steps: int) -> None:
+def _shape_depends(batch_size, accumulation_steps):
     x, _ = data.images()
     model = nn.Linear(data.FEATURES, batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -135,26 +134,26 @@ def _shape_depends(batch_size: int, accumulation_steps: int) -> None:
     optimizer.step()
 
 
-def _raises_late(batch_size: int, accumulation_steps: int) -> None:
+def _raises_late(batch_size, accumulation_steps):
     steps = iter(range(100))
 
-    def fails() -> None:
+    def fails():
         if next(steps) == 3 and accumulation_steps > 1:
             raise RuntimeError("out of luck")
 
     train(batch_size, accumulation_steps, data.model(), before_step=fails)
 
 
-def _seeded(batch_size: int, accumulation_steps: int, seed: int, factor: float = 1.0) -> None:
+def _seeded(batch_size, accumulation_steps, seed, factor=1.0):
     torch.manual_seed(seed)
     train(batch_size, accumulation_steps, nn.Linear(data.FEATURES, data.CLASSES), divided(mean_over_window, factor))
 
 
-def _seed_depends(batch_size: int, accumulation_steps: int) -> None:
+def _seed_depends(batch_size, accumulation_steps):
     _seeded(batch_size, accumulation_steps, seed=accumulation_steps)
 
 
-def _overflows(batch_size: int, accumulation_steps: int) -> None:
+def _overflows(batch_size, accumulation_steps):
     _seeded(batch_size, accumulation_steps, seed=1, factor=0.0)
 
 
@@ -171,7 +170,7 @@ def _overflows(batch_size: int, accumulation_steps: int) -> None:
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )
-def test_bad_input_is_told_plainly(train: Any, words: str) -> None:
+def test_bad_input_is_told_plainly(train, words):
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert any(words in problem for problem in report.problems), report.problems
     assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
@@ -192,7 +191,7 @@ def test_bad_input_is_told_plainly(train: Any, words: str) -> None:
         ({"batch_size": "16", "accumulation_steps": (4,)}, "batch_size as a whole number of 1 or more, got '16'"),
     ],
 )
-def test_arguments_that_cannot_be_run_raise(options: Any, words: str) -> None:
+def test_arguments_that_cannot_be_run_raise(options, words):
     with pytest.raises(ValueError, match=words):
         audit(sgd_mean_over_window, **options)
 
@@ -205,7 +204,7 @@ def test_arguments_that_cannot_be_run_raise(options: Any, words: str) -> None:
         (lambda batch_size, accumulation_steps, lr: None, "lr"),
     ],
 )
-def test_functions_that_cannot_be_called_are_refused(train: Any, words: str) -> None:
+def test_functions_that_cannot_be_called_are_refused(train, words):
     with pytest.raises(ValueError, match=words):
         audit(train, batch_size=16, accumulation_steps=(4,))
     if train is not None:
@@ -213,14 +212,14 @@ def test_functions_that_cannot_be_called_are_refused(train: Any, words: str) -> 
             audit(sgd_mean_over_window, batch_size=16, accumulation_steps=(4,), reference=train)
 
 
-def _endless(batch_size: int, accumulation_steps: int) -> None:
+def _endless(batch_size, accumulation_steps):
     """With a new optimizer for every two epochs, of six steps each."""
     model = data.model()
     while True:
         train(batch_size, accumulation_steps, model)
 
 
-def test_a_run_without_an_end_is_ended() -> None:
+def test_a_run_without_an_end_is_ended():
     told: list[str] = []
     report = audit(_endless, batch_size=16, accumulation_steps=(4,), max_steps=7, progress=told.append)
     assert report.equivalent and len(report.frame[report.frame.tensor == "all"]) == 7
@@ -229,11 +228,11 @@ def test_a_run_without_an_end_is_ended() -> None:
     assert any("of 6 optimizer steps agree" in line or "of 7 optimizer steps agree" in line for line in told)
 
 
-def _divergence(batch_size: int, accumulation_steps: int, threshold: float) -> None:
+def _divergence(batch_size, accumulation_steps, threshold):
     """A loss of three terms: rows, a divergence clamped at 0, and one with the coefficient 0."""
     model, reference = data.model(), data.model()
 
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         outputs = model(X[ids])
         apart = (outputs - reference(X[ids]).detach()).square().mean(1)
         rows = mean_over_window(model, ids, window)
@@ -242,15 +241,15 @@ def _divergence(batch_size: int, accumulation_steps: int, threshold: float) -> N
     train(batch_size, accumulation_steps, model, loss)
 
 
-def _divergence_at_rest(batch_size: int, accumulation_steps: int) -> None:
+def _divergence_at_rest(batch_size, accumulation_steps):
     _divergence(batch_size, accumulation_steps, threshold=100.0)
 
 
-def _divergence_at_work(batch_size: int, accumulation_steps: int) -> None:
+def _divergence_at_work(batch_size, accumulation_steps):
     _divergence(batch_size, accumulation_steps, threshold=0.0)
 
 
-def test_terms_of_the_loss_without_a_gradient_are_told() -> None:
+def test_terms_of_the_loss_without_a_gradient_are_told():
     report = audit(_divergence_at_rest, batch_size=16, accumulation_steps=(4,))
     silent = [line for line in report.hidden if "gave no gradient" in line]
     assert (
@@ -263,17 +262,17 @@ def test_terms_of_the_loss_without_a_gradient_are_told() -> None:
 # -- optional parameters ------------------------------------------------------------------------------------------------
 
 
-def _miscounts(batch_size: int, accumulation_steps: int) -> None:
+def _miscounts(batch_size, accumulation_steps):
     """Padding counts as tokens, at every N alike."""
     model = data.language_model()
 
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         return data.token_loss(model(TOKENS[ids]), TOKENS[ids]) / TOKENS[window][:, 1:].numel()
 
     train(batch_size, accumulation_steps, model, loss, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 
-def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference() -> None:
+def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference():
     assert audit(_miscounts, batch_size=16, accumulation_steps=(4,)).equivalent
     report = audit(_miscounts, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted)
     assert {f.accumulation_steps for f in report.findings} == {1, 4}
@@ -281,7 +280,7 @@ def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference() -> None
     assert audit(tokens_weighted, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted).equivalent
 
 
-def test_what_could_not_be_seen_is_said() -> None:
+def test_what_could_not_be_seen_is_said():
     hidden = " ".join(audit(not_divided, batch_size=16, accumulation_steps=(4,)).hidden)
     assert "every window is full" in hidden and "weighs the same" in hidden and "constant" in hidden
     for loop in (tokens_weighted, habits.padded_vectors):
@@ -292,7 +291,7 @@ def test_what_could_not_be_seen_is_said() -> None:
 @pytest.mark.parametrize(
     ("train", "causes"), [(lookalikes.spectral_norm, {"stateful_forward"}), (shown_first, {"loss_not_divided"})]
 )
-def test_another_program_s_optimizer_is_no_part_of_it(train: Any, causes: set[str]) -> None:
+def test_another_program_s_optimizer_is_no_part_of_it(train, causes):
     """The function runs a forward before it makes its own; the other one's model has the same shapes."""
     model = lookalikes._spectral() if train is lookalikes.spectral_norm else data.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -303,13 +302,13 @@ def test_another_program_s_optimizer_is_no_part_of_it(train: Any, causes: set[st
 
 
 @pytest.mark.parametrize("is_divided", [True, False])
-def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(is_divided: bool) -> None:
+def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(is_divided):
     """Beside somebody else's, which is older and has the same shapes."""
     other, model = data.model(), data.model()
     kept = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
     start = copy.deepcopy(model.state_dict())
 
-    def trained(batch_size: int, accumulation_steps: int) -> None:
+    def trained(batch_size, accumulation_steps):
         model.load_state_dict(start)
         kept[1].zero_grad()
         loss = divided(mean_over_window, 1 if is_divided else 1 / accumulation_steps)
@@ -321,10 +320,10 @@ def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(
 
 
 @pytest.mark.parametrize(("repeat", "cause"), [(1, Cause.window_misplaced), (2, Cause.samples_repeated)])
-def test_rows_that_come_again_because_the_runs_were_ended_are_not_repeated(repeat: int, cause: Cause) -> None:
+def test_rows_that_come_again_because_the_runs_were_ended_are_not_repeated(repeat, cause):
     """Micro-batches that are left at the end of an epoch belong to the next window: the runs do not end at the same row."""
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         rows, model = torch.randn(12 if repeat == 1 else 16, 3), nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit import audit
-from accumulation_harness.audit.evidence import Intervention, Run
+from accumulation_harness.audit.evidence import Intervention
 from accumulation_harness.audit.observe import sample
 from accumulation_harness.audit.observe.runs import Job, watch
 from scoreboard import data
 from tests.audit.loops import right_loops, wrong_loops
-from tests.audit.loops.frame import Loop, sgd, train
+from tests.audit.loops.frame import sgd, train
 
 WIDTH, WORDS = 400, 300
 
 
 class Wide(data.LanguageModel):
-    def __init__(self) -> None:
+    def __init__(self):
         nn.Module.__init__(self)
         self.embedding = nn.Embedding(data.VOCABULARY, 8)
         self.hidden = nn.Linear(8, WIDTH)
@@ -31,19 +29,19 @@ class Wide(data.LanguageModel):
         self.head = nn.Linear(WIDTH, data.VOCABULARY)
 
 
-def model(dtype: torch.dtype = torch.float32, *extra: nn.Module) -> nn.Sequential:
+def model(dtype=torch.float32, *extra):
     torch.manual_seed(0)
     layers = (nn.Linear(data.FEATURES, WIDTH), *extra, nn.Tanh(), nn.Linear(WIDTH, data.CLASSES))
     return nn.Sequential(*layers).to(torch.float64).to(dtype)
 
 
-def language_model(dtype: torch.dtype = torch.float32) -> data.LanguageModel:
+def language_model(dtype=torch.float32):
     torch.manual_seed(0)
     return Wide().to(torch.float64).to(dtype)
 
 
 @pytest.fixture(autouse=True)
-def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def large(monkeypatch):
     """Models of some thousand parameters, of which 2,000 are kept."""
     monkeypatch.setattr(sample, "WHOLE", 2500)
     monkeypatch.setattr(sample, "KEPT", 2000)
@@ -60,20 +58,20 @@ LOOPS = {loop: causes for loop, causes in ALL.items() if not any(part in loop.__
 QUICK = ("not_divided", "mean_of_means", "adamw_clipped", "averaged_weights")
 
 
-def slow_but_a_few(loop: Loop) -> Any:
+def slow_but_a_few(loop):
     marks = [] if loop.__name__ in QUICK else [pytest.mark.slow]
     return pytest.param(loop, LOOPS[loop], id=loop.__name__, marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(("loop", "causes"), [slow_but_a_few(loop) for loop in LOOPS])
-def test_a_large_model_has_the_findings_of_a_small_one(loop: Loop, causes: set[str]) -> None:
+def test_a_large_model_has_the_findings_of_a_small_one(loop, causes):
     report = audit(loop, batch_size=16, accumulation_steps=(4,))
     assert {finding.cause for finding in report.findings} == causes, str(report)
     assert not report.problems and report.equivalent == (not causes)
 
 
-def test_the_report_says_that_a_sample_was_compared() -> None:
+def test_the_report_says_that_a_sample_was_compared():
     report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
     (said,) = [line for line in report.hidden if "elements" in line]
     assert said.startswith("2,0") and "of the 6,804 elements of SGD were compared one by one" in said
@@ -82,7 +80,7 @@ def test_the_report_says_that_a_sample_was_compared() -> None:
 class Words(nn.Module):
     """An embedding of which most rows are used, and one of them is spoilt where there are several micro-batches."""
 
-    def __init__(self, spoilt: int | None) -> None:
+    def __init__(self, spoilt):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(WORDS, 16)
@@ -90,33 +88,33 @@ class Words(nn.Module):
         self.spoilt = spoilt
         self.embedding.weight.register_hook(self._spoil)
 
-    def _spoil(self, gradient: Tensor) -> Tensor:
+    def _spoil(self, gradient):
         gradient = gradient.clone()
         if self.spoilt is not None:
             gradient.view(-1)[self.spoilt] += 1e-3
         return gradient
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows):
         hidden: Tensor = self.embedding((rows * 100).long() % WORDS).mean(1)
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def outside() -> int:
+def outside():
     """An element of the embedding that is not kept."""
     places = sample.sample_of(list(Words(None).parameters())).places[0]
     assert places is not None
     return int(next(i for i in range(WORDS * 16) if i not in set(places.tolist())))
 
 
-def spoils(batch_size: int, accumulation_steps: int) -> None:
+def spoils(batch_size, accumulation_steps):
     train(batch_size, accumulation_steps, Words(outside() if accumulation_steps > 1 else None))
 
 
-def spares(batch_size: int, accumulation_steps: int) -> None:
+def spares(batch_size, accumulation_steps):
     train(batch_size, accumulation_steps, Words(None))
 
 
-def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch):
     assert audit(spares, batch_size=16, accumulation_steps=(4,)).equivalent
     report = audit(spoils, batch_size=16, accumulation_steps=(4,))
     assert not report.equivalent and [f.cause for f in report.findings] == ["unexplained"]
@@ -124,7 +122,7 @@ def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch: pytest.Monkey
     assert audit(spoils, batch_size=16, accumulation_steps=(4,)).equivalent  # nothing else sees it
 
 
-def vectors_in(value: Any) -> Iterator[np.ndarray]:
+def vectors_in(value):
     if isinstance(value, np.ndarray):
         yield value
     elif dataclasses.is_dataclass(value):
@@ -137,11 +135,11 @@ def vectors_in(value: Any) -> Iterator[np.ndarray]:
             yield from vectors_in(item)
 
 
-def watched(n: int, intervention: Intervention) -> Run:
+def watched(n, intervention):
     return watch(right_loops.adamw_clipped, Job(batch_size=16 // n, accumulation_steps=n, intervention=intervention))
 
 
-def test_a_run_holds_samples_and_each_of_them_once() -> None:
+def test_a_run_holds_samples_and_each_of_them_once():
     run = watched(1, Intervention(leads=True))
     held = {id(v): v for v in vectors_in(run.tracks)}.values()
     first = run.tracks[0].steps[0]
@@ -152,10 +150,10 @@ def test_a_run_holds_samples_and_each_of_them_once() -> None:
     assert len(held) <= 6 * steps + 1
 
 
-def test_a_run_follows_another_one_by_all_its_elements() -> None:
+def test_a_run_follows_another_one_by_all_its_elements():
     reference, found = watched(1, Intervention(leads=True)), list[list[Tensor]]()
 
-    def slower(batch_size: int, accumulation_steps: int) -> None:
+    def slower(batch_size, accumulation_steps):
         net = model()
         keep = lambda: found.append([p.detach().clone() for p in net.parameters()])  # noqa: E731
         train(batch_size, accumulation_steps, net, optimizer=sgd(net, 0.01), before_step=keep)
@@ -170,7 +168,7 @@ def test_a_run_follows_another_one_by_all_its_elements() -> None:
         assert all(torch.equal(a, b) for a, b in zip(put, weights, strict=True))
 
 
-def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_told(monkeypatch):
     monkeypatch.setattr(
         "accumulation_harness.audit.observe.sample.tempfile.TemporaryFile",
         lambda: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115

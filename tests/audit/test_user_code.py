@@ -15,7 +15,7 @@ import torch
 
 from accumulation_harness.audit.observe.runs import this_process_goes_on
 from accumulation_harness.audit.user_code import scratch, trackers
-from accumulation_harness.audit.user_code.call import UserCode, load
+from accumulation_harness.audit.user_code.call import load
 from accumulation_harness.audit.user_code.settings import Settings, edited
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the scripts close nothing
@@ -23,7 +23,7 @@ NUMBERS = Settings(words=("{batch_size}", "{accumulation_steps}"))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     folder = tmp_path / "home"
     for name in ("out/ckpt.pt", "out/old/a.log", "data/x.bin", "runs/log.txt", "conf.yaml", "data.sqlite"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,11 +34,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def everything(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def script(home: Path, text: str, settings: Settings = NUMBERS, *, in_place: bool = False) -> UserCode:
+def script(home, text, settings=NUMBERS, *, in_place=False):
     (home / "script.py").write_text(text)
     return load("script.py", settings, in_place=in_place)
 
@@ -66,9 +66,7 @@ def script(home: Path, text: str, settings: Settings = NUMBERS, *, in_place: boo
     ],
 )
 @pytest.mark.parametrize("largest", [1 << 20, 0], ids=["copied", "linked"])
-def test_files_are_read_from_the_folder_and_written_to_another(
-    home: Path, deed: str, written: list[str], largest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_from_the_folder_and_written_to_another(home, deed, written, largest, monkeypatch):
     if not largest and "__file__" in deed:
         pytest.skip("no script is so large that it is linked")
     monkeypatch.setattr(scratch, "LARGEST_COPY", largest)
@@ -83,14 +81,7 @@ def test_files_are_read_from_the_folder_and_written_to_another(
 @pytest.mark.parametrize("deed", ["open({path!r}, 'w')", "import torch; torch.save(1, {path!r})", "os.remove({path!r})"])
 @pytest.mark.parametrize("place", ["out/ckpt.pt", "../elsewhere.pt", "../new.pt"])
 @pytest.mark.parametrize("is_spelled", [True, False], ids=["spelled", "composed"])
-def test_what_is_named_by_its_whole_path_is_not_changed(
-    home: Path,
-    deed: str,
-    place: str,
-    is_spelled: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_what_is_named_by_its_whole_path_is_not_changed(home, deed, place, is_spelled, monkeypatch, tmp_path_factory):
     """In sources, paths of the folder become those of its image; what is there and named otherwise is refused."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))  # what is in there is nobody's
     if (is_new := place == "../new.pt") and "remove" in deed:
@@ -110,7 +101,7 @@ def test_what_is_named_by_its_whole_path_is_not_changed(
     assert not is_new or "new.pt: removed again" in " ".join(code.remarks)
 
 
-def test_a_setting_in_a_folder_that_is_linked_is_changed_in_a_copy(home: Path) -> None:
+def test_a_setting_in_a_folder_that_is_linked_is_changed_in_a_copy(home):
     (home / ".conf").mkdir()
     (home / ".conf/a.yaml").write_text("b: 1\nn: 1\n")
     words = [f".conf/a.yaml:{name}" + "={" + number + "}" for name, number in (("b", "batch_size"), ("n", "accumulation_steps"))]
@@ -141,7 +132,7 @@ GROUP = "import torch.distributed as d\nd.init_process_group('gloo', init_method
         (GROUP + "d.destroy_process_group()", []),
     ],
 )
-def test_every_run_is_like_a_process_of_its_own(home: Path, deed: str, written: list[str]) -> None:
+def test_every_run_is_like_a_process_of_its_own(home, deed, written):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     code = script(home, deed.replace("PORT", str(port)))
@@ -159,17 +150,17 @@ def test_every_run_is_like_a_process_of_its_own(home: Path, deed: str, written: 
 
 
 @pytest.mark.parametrize("question", ["input('name? ')", "import sys; sys.stdin.read()", "import sys; next(sys.stdin)"])
-def test_nobody_answers(home: Path, question: str) -> None:
+def test_nobody_answers(home, question):
     with pytest.raises(EOFError, match="the code asks for input, and during an audit nobody answers: leave the question out"):
         script(home, question)(4, 1)
 
 
-def test_in_place_is_the_folder_itself(home: Path) -> None:
+def test_in_place_is_the_folder_itself(home):
     script(home, "open('out/ckpt.pt', 'w').write('new')", in_place=True)(4, 1)
     assert (home / "out/ckpt.pt").read_text() == "new"
 
 
-def test_trackers_are_off_and_nothing_is_uploaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_off_and_nothing_is_uploaded(home, monkeypatch):
     """Stand-ins in the place of trackers: what they are called with is what the code would have started."""
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     for name in ("mlflow", "neptune", "swanlab"):
@@ -196,14 +187,14 @@ def test_trackers_are_off_and_nothing_is_uploaded(home: Path, monkeypatch: pytes
     assert "WANDB_MODE" not in os.environ
 
 
-def test_uploads_to_a_hub_are_refused_in_a_line(home: Path) -> None:
+def test_uploads_to_a_hub_are_refused_in_a_line(home):
     pytest.importorskip("huggingface_hub")
     code = script(home, "from huggingface_hub import HfApi\nHfApi(token='no').create_repo('me/model')")
     with pytest.raises(PermissionError, match="an audit uploads nothing; switch it off, as by push_to_hub=False"):
         code(4, 1)
 
 
-def test_this_process_is_as_before(home: Path) -> None:
+def test_this_process_is_as_before(home):
     (home / "own.py").write_text("state = []\n")
     code = script(
         home,
@@ -216,7 +207,7 @@ def test_this_process_is_as_before(home: Path) -> None:
         Settings(words=NUMBERS.words, rest=("rest",)),
     )
 
-    def seen() -> list[object]:
+    def seen():
         import logging
         import random
 
@@ -232,7 +223,7 @@ def test_this_process_is_as_before(home: Path) -> None:
     assert seen() == before and "own" not in sys.modules
 
 
-def test_last_words_are_told(home: Path) -> None:
+def test_last_words_are_told(home):
     code = script(home, "import argparse\nargparse.ArgumentParser().parse_args()")
     with pytest.raises(SystemExit, match=r"2; its last words were: .*unrecognized arguments: 4 1"):
         code(4, 1)
@@ -255,7 +246,7 @@ def test_last_words_are_told(home: Path) -> None:
         ("a.py", "loader = x.a(data, b=8)\n", "a.b", "loader = x.a(data, b=16)\n"),
     ],
 )
-def test_a_value_in_a_file_is_exchanged(name: str, text: str, key: str, expected: str) -> None:
+def test_a_value_in_a_file_is_exchanged(name, text, key, expected):
     assert edited(Path(name), text, key, "16") == expected
     with pytest.raises(ValueError, match=r"expected a\.x"):
         edited(Path(name), text, "a.x", "16")
@@ -270,7 +261,7 @@ def test_a_value_in_a_file_is_exchanged(name: str, text: str, key: str, expected
         (([], [], ["no.yaml:a={batch_size}"]), "expected a file, got no.yaml"),
     ],
 )
-def test_settings_that_cannot_be_meant(home: Path, arguments: tuple[list[str], ...], words: str) -> None:
+def test_settings_that_cannot_be_meant(home, arguments, words):
     with pytest.raises(ValueError, match="expected") as error:
         Settings.of(*arguments, [])
     assert words in str(error.value)
@@ -286,7 +277,7 @@ RELATIVE += "def main():\n    import sys\n    return len(sys.argv)\ndef f(size, 
 @pytest.mark.parametrize(
     "target", ["pkg/a.py:f", "pkg.a:f", "loose/a.py:f", "pkg.a:A.s", "pkg/a.py:A.m", "pkg.a:B.m", "pkg.a:main"]
 )
-def test_functions_and_methods_are_found(home: Path, target: str) -> None:
+def test_functions_and_methods_are_found(home, target):
     for name, text in {**PACKAGE, "pkg/a.py": RELATIVE, "loose/a.py": RELATIVE}.items():
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text(text)
@@ -322,7 +313,7 @@ def test_functions_and_methods_are_found(home: Path, target: str) -> None:
         ("bs = 2", "as --set-file 'script.py:bs={batch_size}' (or"),
     ],
 )
-def test_how_the_numbers_may_be_told_is_shown(home: Path, text: str, words: str) -> None:
+def test_how_the_numbers_may_be_told_is_shown(home, text, words):
     (home / "script.py").write_text(text)
     (home / "near.py").write_text("ACCUM = 4")
     (home / "conf.json").write_text('{"a": {"batch_size": 4}}')
@@ -346,7 +337,7 @@ def test_how_the_numbers_may_be_told_is_shown(home: Path, text: str, words: str)
         ("notebook.ipynb:train", "takes no (batch_size"),
     ],
 )
-def test_what_is_missing_is_asked_for(home: Path, target: str, words: str) -> None:
+def test_what_is_missing_is_asked_for(home, target, words):
     (home / "script.py").write_text("options = ['--batch', '--accumulate']\ndef main(): pass\n")
     magic = ["%%bash\nrm x", "%%time\n!pip install x\nif 1:\n    %env A=1\nfiles = !ls\ndisplay(files)\nget_ipython().x()\nx?"]
     cells = [{"cell_type": "code", "source": text} for text in (*magic, "def train(): pass", "1 / 0")]

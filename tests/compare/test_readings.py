@@ -19,7 +19,7 @@ Sizes = Sequence[Sequence[int]]  # loss terms of the micro-batches of each windo
 sizes = st.lists(st.lists(st.integers(2, 9), min_size=N, max_size=N), min_size=3, max_size=5)
 
 
-def weighed(terms: Sequence[int], each: Sequence[Fraction], constants: Sequence[Constant] | None = ()) -> Weighed:
+def weighed(terms, each, constants=()):
     """A window whose loss terms weigh so much each; right is one over their number."""
     total = sum(terms)
     return Weighed(
@@ -29,22 +29,22 @@ def weighed(terms: Sequence[int], each: Sequence[Fraction], constants: Sequence[
     )  # fmt: skip
 
 
-def means(terms: Sequence[int], by: Fraction) -> Weighed:
+def means(terms, by):
     """Each micro-batch's mean, divided by a number."""
     return weighed(terms, [1 / (n * by) for n in terms], [Constant(float(1 / by), divides=True)] if by != 1 else [])
 
 
-def sums(terms: Sequence[int], by: Fraction) -> Weighed:
+def sums(terms, by):
     return weighed(terms, [1 / by] * len(terms), [Constant(float(1 / by), divides=True)])
 
 
-def equal(runs: Sizes) -> bool:
+def equal(runs):
     return any(len(set(terms)) == 1 for terms in runs)
 
 
 @fixed(60)
 @given(sizes)
-def test_the_window_divided_by_its_terms_is_right_and_twice_or_not_at_all_is_not(runs: Sizes) -> None:
+def test_the_window_divided_by_its_terms_is_right_and_twice_or_not_at_all_is_not(runs):
     assert told([sums(terms, Fraction(sum(terms))) for terms in runs], N).right
     twice = [weighed(t, [Fraction(1, sum(t) * N)] * N, [Constant(1 / sum(t), True), Constant(1 / N, True)]) for t in runs]
     assert told(twice, N).causes == (Cause.loss_divided_twice,)
@@ -54,7 +54,7 @@ def test_the_window_divided_by_its_terms_is_right_and_twice_or_not_at_all_is_not
 
 @fixed(60)
 @given(sizes.filter(lambda runs: not equal(runs)))
-def test_means_over_micro_batches(runs: Sizes) -> None:
+def test_means_over_micro_batches(runs):
     assert told([means(terms, Fraction(N)) for terms in runs], N).causes == (Cause.mean_of_means,)
     assert set(told([means(terms, Fraction(1)) for terms in runs], N).causes) == {Cause.mean_of_means, Cause.loss_not_divided}
     last = [*runs[:-1], runs[-1][:2]]
@@ -63,8 +63,8 @@ def test_means_over_micro_batches(runs: Sizes) -> None:
 
 @fixed(60)
 @given(sizes, st.sampled_from([0.3, 0.7, 2.5, 10.0]))
-def test_a_coefficient_is_no_fault_where_it_was_seen_and_hides_none(runs: Sizes, c: float) -> None:
-    def run(*of_n: Constant) -> Sequence[Weighed]:
+def test_a_coefficient_is_no_fault_where_it_was_seen_and_hides_none(runs, c):
+    def run(*of_n):
         factor = Fraction(c) * math.prod(Fraction(one.factor) for one in of_n)
         return [
             weighed(t, [factor / sum(t)] * N, [Constant(1 / sum(t), divides=True), Constant(c), *of_n])
@@ -77,13 +77,13 @@ def test_a_coefficient_is_no_fault_where_it_was_seen_and_hides_none(runs: Sizes,
 
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("by", [Fraction(2), Fraction(1, 2)])
-def test_half_a_loss_of_two_micro_batches_may_be_a_division_or_a_coefficient(by: Fraction, seen: bool) -> None:
+def test_half_a_loss_of_two_micro_batches_may_be_a_division_or_a_coefficient(by, seen):
     constants = [Constant(float(1 / by)), Constant(0.5, divides=True)] if seen else None
     found = told([weighed((3, 3), [1 / (6 * by)] * 2, constants) for _ in range(4)], 2)
     assert not found.right and not found.causes and found.words
 
 
-def test_a_division_that_may_be_a_coefficient_is_told_and_a_short_window_tells_them_apart() -> None:
+def test_a_division_that_may_be_a_coefficient_is_told_and_a_short_window_tells_them_apart():
     """0.25 times a mean, of 4 micro-batches."""
     alike = [weighed((3,) * 4, [Fraction(1, 12)] * 4, [Constant(0.25)]) for _ in range(3)]
     assert not told(alike, 4).right and not told(alike, 4).causes
@@ -91,26 +91,26 @@ def test_a_division_that_may_be_a_coefficient_is_told_and_a_short_window_tells_t
     assert told([*alike, short], 4).causes == (Cause.short_window_divided_by_n,)
 
 
-def test_labels_before_their_shift() -> None:
+def test_labels_before_their_shift():
     runs = ((7, 5, 9, 6), (8, 4, 6, 5), (9, 9, 4, 7))
     found = told([weighed(t, [Fraction(1, sum(t) + sum(n // 2 for n in t))] * 4) for t in runs], N)
     assert found.causes == (Cause.counter_wrong,) and "shift" in found.words
 
 
-def test_what_a_replay_found_right_is_the_weighting_that_is_wanted() -> None:
+def test_what_a_replay_found_right_is_the_weighting_that_is_wanted():
     """Means of sequences' means, and the same with a window that is not divided."""
     seen = [means((3, 5, 7, 4), Fraction(N)), means((6, 2, 3, 8), Fraction(N))]
     assert told(seen, N, seen[:1]).right
     assert not told([*seen, means((2, 9, 3, 4), Fraction(1))], N, seen[:1]).right
 
 
-def test_a_fault_of_some_windows_is_named() -> None:
+def test_a_fault_of_some_windows_is_named():
     right, wrong = [sums((3, 5, 7, 4), Fraction(19))], [means((3, 5, 7, 4), Fraction(1)), means((6, 2, 3, 8), Fraction(1))]
     found = told([*right, *wrong], N)
     assert set(found.causes) == {Cause.loss_not_divided, Cause.mean_of_means} and len(found.windows) == 2
 
 
 @pytest.mark.parametrize("shares", [(1, 0, 0, 1), (1, 2, 1, 1), (0.3, 1.2, 0.9, 1.7), (1, -1, 1, 1)])
-def test_weights_that_have_no_name_are_told(shares: Sequence[float]) -> None:
+def test_weights_that_have_no_name_are_told(shares):
     found = told([weighed((5, 5, 5, 5), [Fraction(share) / 20 for share in shares]) for _ in range(3)], N)
     assert not found.right and not found.causes and all(f"{share:.3g}" in found.words for share in shares)

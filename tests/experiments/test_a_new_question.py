@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import hydra
 import pandas as pd
 import pytest
@@ -40,7 +37,7 @@ EXPERIMENT = Experiment(name="lengths", title="How long are the windows?", quest
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """Below `experiments/`, as far as Python can tell."""
     place = tmp_path / "more" / "lengths"
     place.mkdir(parents=True)
@@ -53,12 +50,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _forget()
 
 
-def _forget() -> None:
+def _forget():
     questions.folders.cache_clear()
     questions.studies.cache_clear()
 
 
-def test_one_place_is_enough(folder: Path, tmp_path: Path) -> None:
+def test_one_place_is_enough(folder, tmp_path):
     assert [*questions.questions()][:3] == ["equivalence", "lengths", "normalisation_of_loss"]
     register_schema()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):

@@ -9,7 +9,7 @@ from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.experiments.accounting.answers import arithmetic, cache_ruling
 
 
-def caches(*, old: int = 100, new: int = 0, beyond: int = 0) -> pd.DataFrame:
+def caches(*, old=100, new=0, beyond=0):
     """Bytes per sample of the caches of two releases, and of those that autograd does not hold."""
     return pd.DataFrame(
         [
@@ -28,11 +28,11 @@ def caches(*, old: int = 100, new: int = 0, beyond: int = 0) -> pd.DataFrame:
         (caches().assign(cache_bytes=[1, 5, 0, 0]), Ruling.needs_full_grid),  # not in proportion to b
     ],
 )
-def test_d3(rows: pd.DataFrame, verdict: Ruling) -> None:
+def test_d3(rows, verdict):
     assert cache_ruling(rows).verdict == verdict
 
 
-def test_what_is_calculated_is_not_counted_as_measured() -> None:
+def test_what_is_calculated_is_not_counted_as_measured():
     right, wrong = (arithmetic(value, 4.0, "Because.") for value in (4.0, 16.0))
     assert (right.verdict, wrong.verdict) == (Ruling.right_by_arithmetic, Ruling.wrong_by_arithmetic)
     assert right.n == 0 and pd.isna(right.measured)

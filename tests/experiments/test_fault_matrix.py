@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from accumulation_harness.analysis import report
 from accumulation_harness.analysis.rates import Rate
 from accumulation_harness.experiments.fault_matrix import answers as fault_matrix
@@ -13,7 +11,7 @@ SAME = [1.0] * 12
 LATE = [1.0] * 5 + [1.2] * 7  # visible from step 5 on
 
 
-def test_what_was_missed_and_which_optimizer_hides_what(results: Path, tmp_path: Path, make_trial) -> None:
+def test_what_was_missed_and_which_optimizer_hides_what(results, tmp_path, make_trial):
     """Adam hides one fault that sgd shows; nobody shows the other, which has a wrong name at N = 4."""
     for optimizer, curve in (("sgd", LATE), ("adam", SAME)):
         change = {(fault, n): {"verdict": "different", "cause": fault} for fault in (FAULT, OTHER) for n in (2, 4)}
@@ -30,5 +28,5 @@ def test_what_was_missed_and_which_optimizer_hides_what(results: Path, tmp_path:
     assert "0 of 2 (0%, 95% interval 0% to 84.2%) trials" in page, "arms are no draws"
 
 
-def test_how_many_trials_without_a_failure_are_enough() -> None:
+def test_how_many_trials_without_a_failure_are_enough():
     assert Rate(0, fault_matrix.ENOUGH).high <= fault_matrix.IN_TRIALS < Rate(0, fault_matrix.ENOUGH - 1).high

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -64,7 +63,7 @@ TINY: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], dict[str, str]]] = 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "adam")) for name in TINY])
-def test_the_page_of_tiny_trials(name: str, tmp_path: Path) -> None:
+def test_the_page_of_tiny_trials(name, tmp_path):
     trials, shown, verdicts = TINY[name]
     for changes in trials:
         config = replace(MLP, experiment=name, **changes)
@@ -76,7 +75,7 @@ def test_the_page_of_tiny_trials(name: str, tmp_path: Path) -> None:
     assert claims.loc[[*verdicts], "verdict"].to_dict() == verdicts
 
 
-def test_arms_that_change_nothing_are_at_rest() -> None:
+def test_arms_that_change_nothing_are_at_rest():
     losses = {"accumulated": [1.0, 0.5], "full": [1.0, 0.5], "clip_per_micro_batch": [1.0, 0.5000001], "step_every": [1.0, 2.0]}
     rows = [(arm, step, loss) for arm, own in losses.items() for step, loss in enumerate(own)]
     steps = pd.DataFrame(rows, columns=["arm", "step", "loss"]).assign(trial="a")

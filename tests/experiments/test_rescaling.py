@@ -21,12 +21,12 @@ from accumulation_harness.recipes.rescaling import Rescaling
         ([-0.1] * 7 + [math.nan], 0.01, "undecided"),  # one diverged
     ],
 )
-def test_what_is_decided(differences: list[float], p: float, verdict: str) -> None:
+def test_what_is_decided(differences, p, verdict):
     assert Effect(("a", "b", 1, 1, 1, 1.0), Rescaling.rate, FINAL, tuple(differences), p).verdict == verdict
 
 
-def test_advice_is_what_all_settings_decide_alike() -> None:
-    def one(setting: str, difference: float) -> Effect:
+def test_advice_is_what_all_settings_decide_alike():
+    def one(setting, difference):
         return Effect((setting,), Rescaling.rate, CURVE, tuple(difference + 0.001 * i for i in range(8)), 0.01)
 
     assert "rescale: learning rate" in advice([one("a", -0.2), one("b", -0.1)])

@@ -24,11 +24,11 @@ WRONG = {
 Objective = Callable[..., Any]
 
 
-def named(function: Objective) -> str:
+def named(function):
     return str(function.__name__)
 
 
-def test_rollouts_hold_what_the_objectives_are_audited_on() -> None:
+def test_rollouts_hold_what_the_objectives_are_audited_on():
     held = rl_objectives.rollouts()
     lengths = held.mask.sum(1)
     assert (lengths == 0).any() and lengths.max() == rl_objectives.LONGEST and len(lengths.unique()) > 5
@@ -41,19 +41,19 @@ def test_rollouts_hold_what_the_objectives_are_audited_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", RIGHT, ids=named)
-def test_a_normaliser_of_the_window_is_equivalent(objective: Objective) -> None:
+def test_a_normaliser_of_the_window_is_equivalent(objective):
     report = audit(objective, batch_size=16, accumulation_steps=(4, 16))
     assert report.equivalent, str(report)
 
 
 @pytest.mark.parametrize("objective", (rl_objectives.grpo, rl_objectives.bnpo), ids=named)
-def test_one_right_and_one_wrong_normaliser(objective: Objective) -> None:
+def test_one_right_and_one_wrong_normaliser(objective):
     report = audit(objective, batch_size=16, accumulation_steps=(4,))
     assert {f.cause for f in report.findings} == WRONG.get(objective, set()), str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "causes"), WRONG.items(), ids=[named(objective) for objective in WRONG])
-def test_a_normaliser_of_the_micro_batch_is_named(objective: Objective, causes: set[str]) -> None:
+def test_a_normaliser_of_the_micro_batch_is_named(objective, causes):
     report = audit(objective, batch_size=16, accumulation_steps=(4, 16))
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, c) for n in (4, 16) for c in causes}, str(report)

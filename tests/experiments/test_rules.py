@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import ledger
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, registered
+from accumulation_harness.analysis.question import registered
 from accumulation_harness.experiments.balance_loss import answers as balance_loss
 from accumulation_harness.experiments.convergence import trainings, wastefulness
 from accumulation_harness.experiments.critical_batch import answers as critical_batch
@@ -31,19 +28,19 @@ from tests.golden import kept_results
 ROWS = [*csv.DictReader(Path(__file__).with_name("rules.csv").read_text().splitlines())]
 
 
-def by_claim(claim: Claim) -> Callable[[Results], str]:
+def by_claim(claim):
     return lambda results: (
         str((found := ledger._decide(claim, results)).verdict) + (f": {found.condition}" if found.condition else "")
     )
 
 
-def by_answer(name: str) -> Callable[[Results], str]:
+def by_answer(name):
     decide = registered()[name].answer
     assert decide is not None
     return lambda results: str(decide(results.arms).holds)
 
 
-def of_convergence(results: Results) -> str:
+def of_convergence(results):
     rows = trainings.trainings(results)
     judged = trainings.judged(rows)
     beside = [f"{' '.join(map(str, one.key))}: {one.verdict}" for one in trainings.beside_full(judged)]
@@ -51,7 +48,7 @@ def of_convergence(results: Results) -> str:
     return f"{wasteful['yes']} wasteful, {wasteful['no']} not, {wasteful['undecided']} undecided, {', '.join(beside)}"
 
 
-def of_critical_batch(results: Results) -> str:
+def of_critical_batch(results):
     found = critical_batch.growths(critical_batch.critical_batches(results))
     return " ".join([*sorted({one.verdict for one in found}), critical_batch.advice(found)])
 
@@ -68,11 +65,11 @@ RULES = {f"{name} {claim.id}": by_claim(claim) for name, one in registered().ite
 
 
 @cache
-def kept(question: str) -> Results:
+def kept(question):
     return kept_results().of(question)
 
 
-def changed(frame: pd.DataFrame, where: str, change: str) -> pd.DataFrame:
+def changed(frame, where, change):
     """The frame without the rows `where` (a query of pandas), or with new values of a column in them."""
     chosen = frame.query(where, engine="python").index
     assert len(chosen), f"no row is {where}"
@@ -85,7 +82,7 @@ def changed(frame: pd.DataFrame, where: str, change: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.values()))
-def test_what_would_change_what_is_said(row: dict[str, str]) -> None:
+def test_what_would_change_what_is_said(row):
     own = kept(row["rule"].partition(" ")[0])
     for step in row["changes"].split("; "):
         where, _, change = step.partition(": ")
@@ -95,7 +92,7 @@ def test_what_would_change_what_is_said(row: dict[str, str]) -> None:
     assert told.startswith(row["said"]) if " " in row["rule"] else row["said"] in told, told
 
 
-def test_every_rule_that_reads_results_has_a_row() -> None:
+def test_every_rule_that_reads_results_has_a_row():
     assert {*RULES} - {row["rule"] for row in ROWS} == {
         "equivalence A5", *(f"accounting {id}" for id in ("D3", "D8", "G5", "G6", "G7", "G8", "G9")),
         *(f"released_trainers {id}" for id in ("G1", "G2", "G3")),

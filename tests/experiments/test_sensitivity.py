@@ -20,12 +20,12 @@ from tests.golden import kept_results
         ([20, 20, 18], math.nan),
     ],
 )
-def test_smallest_size_with_all_larger_ones(counts: list[int], size: float) -> None:
+def test_smallest_size_with_all_larger_ones(counts, size):
     found = smallest(pd.DataFrame({"size": [1.0, 2.0, 3.0], "k": counts, "n": 20}))
     assert found == size or (math.isnan(found) and math.isnan(size))
 
 
-def test_rates_count_the_arms_of_a_size_that_are_otherwise_than_the_correct_one() -> None:
+def test_rates_count_the_arms_of_a_size_that_are_otherwise_than_the_correct_one():
     arms = kept_results().of("sensitivity").arms
     table = rates(arms)
     found = arms.assign(found=arms["verdict"].isin(["different", "degraded"])).groupby(["precision", "arm"])["found"]

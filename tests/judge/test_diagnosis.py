@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 
 from accumulation_harness.judge.cause import parsed
 from accumulation_harness.judge.counters import Counter
 from accumulation_harness.judge.diagnosis import diagnose
-from accumulation_harness.judge.signature import Attribution, Errors, Movement, Samples, Signature, WrongWindow
+from accumulation_harness.judge.signature import Attribution, Movement, Samples, Signature, WrongWindow
 
 FOURFOLD = Attribution(distance=3.0, scale=4.0, cosine=1.0, weights=(4.0,) * 4, residual=1e-16, condition=3.0)
 WINDOW = WrongWindow(
@@ -24,7 +23,7 @@ Window = dict[str, float]  # joined causes -> error
 OTHER_SAMPLES = Samples(missing=1)
 
 
-def windows(*errors: Window) -> tuple[Errors, ...]:
+def windows(*errors):
     return tuple({parsed(causes): error for causes, error in each.items()} for each in errors)
 
 
@@ -35,7 +34,7 @@ BESIDE = {f"batch_statistics+{cause}": 0.0 for cause in CLEARED}
 WRONG = Signature(probes=5, worst_window=WINDOW, wrong_windows=windows(*[{"loss_not_divided": 1e-16}] * 5))
 
 
-def wrong(*errors: Window) -> dict[str, Any]:
+def wrong(*errors):
     """All five probed windows wrong: one kind of window, or several and as many of the last as are left."""
     return {"wrong_windows": windows(*errors[:-1], *[errors[-1]] * (6 - len(errors)))}
 
@@ -75,9 +74,7 @@ def wrong(*errors: Window) -> dict[str, Any]:
     ],
     ids=str,
 )  # fmt: skip
-def test_gradients_and_windows(
-    changes: dict[str, Any], counters: dict[str, Any], causes: tuple[str, ...], explained: bool
-) -> None:
+def test_gradients_and_windows(changes, counters, causes, explained):
     found = diagnose(dataclasses.replace(WRONG, **changes), counters)
     assert (found.causes, found.explained) == (causes, explained)
     assert len(found.sentences) == len(causes)
@@ -101,5 +98,5 @@ def test_gradients_and_windows(
     ],
     ids=str,
 )
-def test_faults_that_leave_the_gradient_alone(changes: dict[str, Any], counters: dict[str, Any], cause: str) -> None:
+def test_faults_that_leave_the_gradient_alone(changes, counters, cause):
     assert diagnose(Signature(probes=5, **changes), counters).causes == (cause,)

@@ -20,7 +20,7 @@ from accumulation_harness.judge.signature import (
 BATCH, CLEARED, SHORT = Cause.batch_statistics, Cause.gradients_cleared_in_window, Cause.short_window_divided_by_n
 
 
-def window(distance: float) -> WrongWindow:
+def window(distance):
     whole = Attribution(distance=distance, scale=1.0, cosine=1.0, weights=(), residual=0.0, condition=1.0)
     return WrongWindow(step=0, samples=8, micro_batches=2, clip_norm=None, whole=whole, groups={}, tensors={})
 
@@ -39,12 +39,12 @@ SIGNATURES = st.builds(
 
 
 @given(SIGNATURES, SIGNATURES, SIGNATURES)
-def test_merging_is_associative_and_nothing_seen_changes_nothing(a: Signature, b: Signature, c: Signature) -> None:
+def test_merging_is_associative_and_nothing_seen_changes_nothing(a, b, c):
     assert repr(a.merged(b).merged(c)) == repr(a.merged(b.merged(c)))
     assert repr(a.merged(Signature()).explanations) == repr(Signature().merged(a).explanations) == repr(a.explanations)
 
 
-def test_a_cause_must_fit_every_wrong_window() -> None:
+def test_a_cause_must_fit_every_wrong_window():
     a, b = (CLEARED,), (SHORT,)
     assert explanations([{a: 1e-16, b: 1e-15}, {a: 0.2, b: 1e-14}, {b: 1e-16}]) == {b: 1e-14}
     assert explanations([]) == {}

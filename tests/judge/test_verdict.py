@@ -1,6 +1,5 @@
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ GOOD = Evidence(
 )
 
 
-def changed(**changes: Any) -> Evidence:
+def changed(**changes):
     """`GOOD` with fields of its parts replaced: `algebra__floor=1` and the like."""
     evidence = GOOD
     for path, value in changes.items():
@@ -88,7 +87,7 @@ def changed(**changes: Any) -> Evidence:
     ],
     ids=str,
 )
-def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
+def test_gates(changes, outcome):
     verdict = judge(changed(**changes))
     assert verdict.verdict == outcome
     assert (len(verdict.reasons) > 1) == (outcome != Outcome.equivalent)
@@ -103,9 +102,7 @@ def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
         (0.2, 0.13, ("batch_statistics",)),  # the loss scale is too small for the full batch as well
     ],
 )
-def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(
-    zeros: float, full_zeros: float, causes: tuple[str, ...]
-) -> None:
+def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(zeros, full_zeros, causes):
     inherent = dataclasses.replace(WRONG, **wrong({"batch_statistics": 0.0}))
     evidence = changed(
         algebra__gradient_error=0.4,
@@ -118,6 +115,6 @@ def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(
     assert verdict.causes == causes and verdict.explained == (len(causes) == 1)
 
 
-def test_weights_that_leave_what_shuffled_rows_do_are_a_remark() -> None:
+def test_weights_that_leave_what_shuffled_rows_do_are_a_remark():
     verdict = judge(changed(trajectory__ratio=1.1e3, trajectory__step=7))
     assert verdict.verdict == Outcome.equivalent and "by 1e+03 times what a shuffled one's do, at window 7;" in verdict.reasons[0]

@@ -60,29 +60,29 @@ class Classifier(PreTrainedModel):
 """
 
 
-def flat(**parts: str) -> str:
+def flat(**parts):
     usual = {"loss": "criterion(model(x), y) / accumulation_steps", "backward": "loss.backward()"}
     usual["boundary"] = "(i + 1) % accumulation_steps == 0"
     return filled(FLAT, usual | parts)
 
 
-def nested(**parts: str) -> str:
+def nested(**parts):
     return filled(NESTED, {"scaled": "loss = loss / gradient_accumulation_steps"} | parts)
 
 
-def accelerate(**parts: str) -> str:
+def accelerate(**parts):
     return filled(ACCELERATE, {"loss": "model(**batch).loss"} | parts)
 
 
-def trainer(body: str, arguments: str = "num_items_in_batch=None", flag: str = "") -> str:
+def trainer(body, arguments="num_items_in_batch=None", flag=""):
     return filled(HF, {"body": body, "arguments": arguments, "flag": flag})
 
 
-def head(loss: str, rest: str = "**kwargs", flag: str = "", kind: str = "Tensor") -> str:
+def head(loss, rest="**kwargs", flag="", kind="Tensor"):
     return filled(HEAD, {"loss": loss, "rest": rest, "flag": flag, "kind": kind})
 
 
-def filled(text: str, parts: dict[str, str]) -> str:
+def filled(text, parts):
     """Put each part in its place; what is not given is `pass`, and a part of several lines keeps its indentation."""
     lines = []
     for line in text.strip().splitlines():

@@ -36,7 +36,7 @@ class Told:
 
 
 @cache
-def loops(modules: tuple[ModuleType, ...]) -> list[Told]:
+def loops(modules):
     """Each loop is read alone, written out."""
     results = []
     for module in modules:

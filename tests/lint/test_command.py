@@ -22,19 +22,19 @@ STANDARD = set(sys.stdlib_module_names) | {"accumulation_harness", "__main__", "
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "right.py").write_text(RIGHT["textbook"])
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "theirs.py").write_text(WRONG["not divided"][0])
     return tmp_path
 
 
-def test_clean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean(folder, capsys):
     assert main([str(folder)]) == 0
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_hit_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hit_is_one_line(folder, capsys):
     path = folder / "wrong.py"
     path.write_text(flat(after="scheduler.step()"))
     assert main([str(folder)]) == 1
@@ -53,9 +53,7 @@ def test_a_hit_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("cells.ipynb", b'{"cells": []}', "ValueError: a notebook"),
     ],
 )
-def test_what_cannot_be_read(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, said: str
-) -> None:
+def test_what_cannot_be_read(folder, capsys, name, content, said):
     path = folder / name
     if content is not None:
         path.write_bytes(content)
@@ -66,14 +64,14 @@ def test_what_cannot_be_read(
     assert "schedule_per_micro_batch" in out, "the other files are read all the same"
 
 
-def test_every_remedy_is_there() -> None:
+def test_every_remedy_is_there():
     sections = (ROOT / "docs" / "remedies.md").read_text()
     told = {cause for _, cause in WRONG.values()}
     assert all(f"\n## {cause}\n" in sections for cause in told) and told <= set(Cause)
 
 
 @pytest.mark.parametrize("command", [[str(SCRIPT)], ["-m", "accumulation_harness.lint"]], ids=["script", "module"])
-def test_only_the_standard_library_is_imported(folder: Path, command: list[str]) -> None:
+def test_only_the_standard_library_is_imported(folder, command):
     """As a script it runs in any folder, in an interpreter that has no packages (`-S`)."""
     at = ROOT / "harness" if command[0] == "-m" else folder
     done = subprocess.run(
@@ -84,7 +82,7 @@ def test_only_the_standard_library_is_imported(folder: Path, command: list[str])
     assert "ast" in imported and imported <= STANDARD, imported - STANDARD
 
 
-def test_the_hook_of_the_script_runs_it() -> None:
+def test_the_hook_of_the_script_runs_it():
     """It needs its mode and its first line; the other hook is the command that a wheel installs."""
     hooks = (ROOT / ".pre-commit-hooks.yaml").read_text().split("- id: ")
     (script,) = [hook for hook in hooks if "language: script" in hook]
@@ -95,7 +93,7 @@ def test_the_hook_of_the_script_runs_it() -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_flake8_is_told_the_same(name: str) -> None:
+def test_flake8_is_told_the_same(name):
     source, cause = WRONG[name]
     hits = list(Checker(ast.parse(source), source.splitlines(keepends=True)).run())
     assert {(line, column + 1) for line, column, *_ in hits} == {(hit.line, hit.column) for hit in found(Source(source))}

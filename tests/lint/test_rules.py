@@ -10,13 +10,13 @@ from tests.lint.cases import RIGHT, WRONG, flat
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_source_has_its_cause_and_no_other(name: str) -> None:
+def test_wrong_source_has_its_cause_and_no_other(name):
     source, cause = WRONG[name]
     assert {str(hit.cause) for hit in found(Source(source))} == {cause}, source
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_source_has_none(name: str) -> None:
+def test_right_source_has_none(name):
     assert not found(Source(RIGHT[name])), RIGHT[name]
 
 
@@ -30,7 +30,7 @@ def test_right_source_has_none(name: str) -> None:
         ("'# accumulation-lint: ignore'", False),
     ],
 )
-def test_a_comment_silences_its_line(comment: str, silent: bool) -> None:
+def test_a_comment_silences_its_line(comment, silent):
     call = f"scheduler.step()  {comment}" if comment.startswith("#") else f"scheduler.step(); {comment}"
     assert (not found(Source(flat(after=call)))) is silent
     assert found(Source(flat(before=comment, after="scheduler.step()"))), "a comment on another line"

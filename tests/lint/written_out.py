@@ -6,7 +6,6 @@ import ast
 import copy
 import inspect
 from collections.abc import Mapping
-from types import ModuleType
 
 LOOP = """
 for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, WINDOWS):
@@ -31,7 +30,7 @@ LOSSES = {  # of `frame`
 Names = Mapping[str, ast.expr | ast.FunctionDef]
 
 
-def functions(module: ModuleType) -> dict[str, ast.FunctionDef]:
+def functions(module):
     tree = ast.parse(inspect.getsource(module))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -39,18 +38,18 @@ def functions(module: ModuleType) -> dict[str, ast.FunctionDef]:
 class _Run(ast.NodeTransformer):
     """A loop over `frame.At`, in the names of one that is written out."""
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+    def visit_Attribute(self, node):
         self.generic_visit(node)
         return ast.Name(OF_A_RUN[node.attr]) if ast.unparse(node.value) == "at" and node.attr in OF_A_RUN else node
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
+    def visit_Name(self, node):
         is_read = node.id == "parts" and isinstance(node.ctx, ast.Load)
         return ast.parse("window.split(batch_size)", mode="eval").body if is_read else node
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+    def visit_Expr(self, node):
         return list(STEP) if ast.unparse(node) == "at.step()" else self.generic_visit(node)
 
-    def visit_For(self, node: ast.For) -> ast.AST:
+    def visit_For(self, node):
         given = ast.unparse(node.iter)
         self.generic_visit(node)
         if given.startswith("at.windows("):
@@ -65,7 +64,7 @@ OF_A_RUN = {"n": "accumulation_steps", "size": "batch_size", "model": "model", "
 STEP = ast.parse("optimizer.step()\noptimizer.zero_grad()").body
 
 
-def _exchanged(node: ast.expr) -> list[ast.keyword]:
+def _exchanged(node):
     """What is exchanged of `frame.train`, as its arguments."""
     match node:
         case ast.Dict():
@@ -75,7 +74,7 @@ def _exchanged(node: ast.expr) -> list[ast.keyword]:
     return [ast.keyword(None, node)]
 
 
-def written_out(function: ast.FunctionDef) -> str:
+def written_out(function):
     """Return the source of a loop, with `ce` as what it is and with the body of `frame.train` in place of a call of it."""
     if ast.unparse(function.args) == "at":
         run = _Run().visit(copy.deepcopy(function))
@@ -99,7 +98,7 @@ def written_out(function: ast.FunctionDef) -> str:
     return text.replace("ce(", "cross_entropy(").replace("reducross_entropy(", "reduce(")
 
 
-def _names(function: ast.FunctionDef) -> dict[str, ast.expr | ast.FunctionDef]:
+def _names(function):
     """What the local names of a loop stand for."""
     given = [one for one in function.body if isinstance(one, (ast.Assign, ast.AnnAssign)) and one.value is not None]
     pairs = [(one.targets[0] if isinstance(one, ast.Assign) else one.target, one.value) for one in given]
@@ -107,7 +106,7 @@ def _names(function: ast.FunctionDef) -> dict[str, ast.expr | ast.FunctionDef]:
     return names | {one.name: one for one in function.body if isinstance(one, ast.FunctionDef)}
 
 
-def _loop(call: ast.Call, names: Names) -> list[ast.stmt]:
+def _loop(call, names):
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     given |= dict(zip(("_", "_", "model", "loss", "optimizer"), call.args, strict=False))
     optimizer = "optimizer" if "optimizer" in names else "stepped_optimizer"
@@ -133,7 +132,7 @@ def _loop(call: ast.Call, names: Names) -> list[ast.stmt]:
     return ast.parse(text if optimizer in names else f"{optimizer} = {made}{text}").body
 
 
-def _stage(node: ast.expr, names: Names) -> str:
+def _stage(node, names):
     """Return the statement that calls a stage."""
     handed = names.get(ast.unparse(node), node)
     match handed:
@@ -150,7 +149,7 @@ def _stage(node: ast.expr, names: Names) -> str:
     return f"{ast.unparse(node)}()"
 
 
-def _loss(node: ast.expr | ast.FunctionDef, names: Names) -> str:
+def _loss(node, names):
     """Return the expression of a micro-batch's loss, over `model`, `ids` and `window`."""
     match node:
         case ast.Name(id=name) if name in names:
@@ -168,7 +167,7 @@ def _loss(node: ast.expr | ast.FunctionDef, names: Names) -> str:
     return f"({ast.unparse(node)})(model, ids, window)"
 
 
-def _renamed(node: ast.expr, arguments: ast.arguments) -> str:
+def _renamed(node, arguments):
     if arguments.vararg is not None:  # `lambda *of: mean_over_window(*of) + ...`
         return ast.unparse(node).replace("mean_over_window(*of)", LOSSES["mean_over_window"])
     names = dict(zip([one.arg for one in arguments.args], ("model", "ids", "window"), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ FULL, SHORT = torch.arange(64), torch.arange(64, 92)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
 
 
-def shares(transform: Any = None, permuted: bool = False, **settings: Any) -> dict[str, float]:
+def shares(transform=None, permuted=False, **settings):
     config = TrialConfig(accumulation_steps=(4,), **settings)
     recipe = Recipe(accumulation_steps=4, split=split_plan(config, 4))
     if permuted:
@@ -45,7 +44,7 @@ def shares(transform: Any = None, permuted: bool = False, **settings: Any) -> di
     ],
     ids=["BatchNorm", "dropout", "ragged", "text", "short window", "clipping", "bfloat16"],
 )
-def test_removing_the_factor_closes_the_gap_and_removing_others_does_not(found: Any, factor: str) -> None:
+def test_removing_the_factor_closes_the_gap_and_removing_others_does_not(found, factor):
     by_factor = found()
     assert set(by_factor) == set(REMOVALS)
     assert by_factor[factor] > 0.999

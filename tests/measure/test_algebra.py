@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from accumulation_harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.verdict import algebra_failures
-from accumulation_harness.measure.algebra import AlgebraResult, measure
+from accumulation_harness.measure.algebra import measure
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
 from accumulation_harness.measure.trial import accumulated, permuted, reference
 from accumulation_harness.recipes.micro_batch import windows
-from accumulation_harness.recipes.recipe import Arm, Recipe
 from tests.toy import CPU
-from tests.toy_setting import MakeSetting, Numpy
+from tests.toy_setting import Numpy
 
 STEPS = 6  # windows of 10, 10 and 4 of the 24 samples, twice
 SGD = OptimizerConfig(lr=0.3)
@@ -32,10 +28,10 @@ CONFIG = TrialConfig(
 FLOOR, WRONG = "floor", "wrong"
 
 
-def after_backward_scaled(factor: float) -> Callable[[Recipe], Recipe]:
+def after_backward_scaled(factor):
     """The accumulated gradient times `factor`, just before the step."""
 
-    def scale(arm: Arm) -> None:
+    def scale(arm):
         for parameter in arm.model.parameters():
             assert parameter.grad is not None
             parameter.grad.mul_(factor)
@@ -43,21 +39,21 @@ def after_backward_scaled(factor: float) -> Callable[[Recipe], Recipe]:
     return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
 
 
-def stream(setting: Setting) -> list[Tensor]:
+def stream(setting):
     config = setting.config
     return list(itertools.islice(windows(24, config.effective_batch, config.seed, config.data.last_window), STEPS))
 
 
-def algebra(setting: Setting, change: Callable[[Recipe], Recipe] = lambda recipe: recipe) -> AlgebraResult:
+def algebra(setting, change=lambda recipe: recipe):
     config = setting.config
     recipes = {REFERENCE: reference(config), FLOOR: permuted(config, 0), WRONG: change(accumulated(config, 2))}
     return measure(setting, recipes, stream(setting), FLOOR)[WRONG]
 
 
-def drifting(size: float) -> Callable[[Recipe], Recipe]:
+def drifting(size):
     """The first window alone, which the trajectory never forgets: its gradient is larger by a relative `size`."""
 
-    def scale(arm: Arm) -> None:
+    def scale(arm):
         for parameter in arm.model.parameters():
             assert parameter.grad is not None
             parameter.grad.mul_(1 + size * (arm.windows == 2))  # windows 0 and 1 are probed, and so is every short one
@@ -65,7 +61,7 @@ def drifting(size: float) -> Callable[[Recipe], Recipe]:
     return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
 
 
-def numpy_trajectory(numbers: Numpy, scales: dict[int, float]) -> list[Any]:
+def numpy_trajectory(numbers, scales):
     """Weights after each of the steps of plain SGD, the gradient of step t multiplied by `scales[t]`."""
     theta, path = numbers.start, []
     for t, ids in enumerate(numbers.windows()):
@@ -74,9 +70,7 @@ def numpy_trajectory(numbers: Numpy, scales: dict[int, float]) -> list[Any]:
     return path
 
 
-def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(
-    toy_setting: MakeSetting, make_numpy: Callable[[Setting], Numpy]
-) -> None:
+def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(toy_setting, make_numpy):
     setting = toy_setting(CONFIG)
     found, numbers = algebra(setting, after_backward_scaled(1.25)), make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, dict.fromkeys(range(STEPS), 1.25))
@@ -90,9 +84,7 @@ def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(
 
 
 @pytest.mark.parametrize(("size", "fails"), [(1.2, True), (0.8, False)])
-def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(
-    toy_setting: MakeSetting, make_numpy: Callable[[Setting], Numpy], size: float, fails: bool
-) -> None:
+def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(toy_setting, make_numpy, size, fails):
     """An error in a window that no probe sees, of the size that moves the trajectory by `size` gates, is found there."""
     setting = toy_setting(dataclasses.replace(CONFIG, effective_batch=8, probe_every=10))  # 24 = 3 x 8: no short window
     numbers = make_numpy(setting)
@@ -106,7 +98,7 @@ def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(
     assert bool(algebra_failures(found.algebra)) == fails
 
 
-def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolves(toy_setting: MakeSetting) -> None:
+def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolves(toy_setting):
     """Near the optimum of the whole data, where 24 gradients of size 1 sum to one of size 1e-7, no right arm reaches 1e-12."""
     config = dataclasses.replace(CONFIG, effective_batch=24, optimizer=OptimizerConfig(lr=1e-9))
     setting = toy_setting(config)
@@ -136,10 +128,10 @@ AMPLIFIED = TrialConfig(
 )
 
 
-def wrong_in(window: int, size: float) -> Callable[[Recipe], Recipe]:
+def wrong_in(window, size):
     """The accumulated gradient of one window is larger by a relative `size`."""
 
-    def scale(arm: Arm) -> None:
+    def scale(arm):
         for parameter in arm.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(1 + size * (arm.windows == window))
@@ -148,7 +140,7 @@ def wrong_in(window: int, size: float) -> Callable[[Recipe], Recipe]:
 
 
 @pytest.mark.slow
-def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found() -> None:
+def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found():
     """Adam with lr = 2 throws a transformer about: shuffled rows part it from the full batch within ten steps."""
     setting = Setting(AMPLIFIED, CPU)
     right = accumulated(AMPLIFIED, 2)
@@ -163,7 +155,7 @@ def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_
     assert found.gradient_error == pytest.approx(1e-3, rel=1e-6) and found.parted_at is None and algebra_failures(found)
 
 
-def test_a_run_is_compared_as_long_as_the_full_batch_stays_in_range() -> None:
+def test_a_run_is_compared_as_long_as_the_full_batch_stays_in_range():
     """With lr * penalty = 600,000 the last weights grow by that factor at every step, beyond float32's range in the seventh."""
     workload = WorkloadConfig(model=Model.mlp, width=2, penalty=10.0)
     config = dataclasses.replace(AMPLIFIED, workload=workload, norm=Norm.none, optimizer=OptimizerConfig(lr=6e4))

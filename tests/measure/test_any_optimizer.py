@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Split, TrialConfig
+from accumulation_harness.config import ConfigError, Norm, Split, TrialConfig
 from accumulation_harness.judge.diagnosis import diagnose
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.verdict import algebra_failures
 from accumulation_harness.measure import lock_step, poison
-from accumulation_harness.measure.algebra import AlgebraResult, measure
+from accumulation_harness.measure.algebra import measure
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import copied, optimizer_state
 from accumulation_harness.measure.training import outcome
@@ -32,7 +32,7 @@ from accumulation_harness.recipes.faults import (
     optimizer_state_per_micro_batch,
     step_every_micro_batch,
 )
-from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, set_mode, take_step
+from accumulation_harness.recipes.recipe import Recipe, evaluated, set_mode, take_step
 from accumulation_harness.referee.gradients import flatten
 from accumulation_harness.system.state import moved, snapshot
 from tests.toy import CPU, Toy
@@ -48,7 +48,7 @@ class Perceptron(Toy):
 
     has_vectors = True
 
-    def make_model(self) -> nn.Module:
+    def make_model(self):
         layers = nn.Sequential(nn.Linear(5, 6, bias=self.has_vectors), nn.Tanh(), nn.Linear(6, 3, bias=self.has_vectors))
         layers.register_parameter("unused", nn.Parameter(torch.ones(2, 2)))
         return layers
@@ -63,13 +63,13 @@ class Matrices(Perceptron):
 class Odd(Optimizer):
     """State of every kind (attributes, lists, queues, numbers, text, nothing, for no parameter); it overwrites its gradients."""
 
-    def __init__(self, groups: Groups, lr: float, beat: int = 2) -> None:
+    def __init__(self, groups, lr, beat=2):
         super().__init__(groups, {"lr": lr, "beat": beat})
         self.count, self.history, self.told = 0, deque[float](maxlen=3), "nothing"
         self.generator = torch.Generator().manual_seed(3)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         self.count += 1
         whole = self.state["all"]  # type: ignore[index]
         whole["norms"] = [
@@ -93,7 +93,7 @@ class Odd(Optimizer):
 class Both(Optimizer):
     """Muon for the matrices and AdamW for the rest, as scripts write it: one optimizer that holds two."""
 
-    def __init__(self, groups: Groups, lr: float) -> None:
+    def __init__(self, groups, lr):
         everything = [p for group in groups for p in group["params"]]
         self.held = [
             torch.optim.Muon([p for p in everything if p.dim() == 2], lr=lr),
@@ -102,16 +102,16 @@ class Both(Optimizer):
         super().__init__(everything, {"lr": lr})
         self.param_groups = [group for each in self.held for group in each.param_groups]
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         for each in self.held:
             each.step()
 
 
-def torchs(name: str, **options: Any) -> Make:
+def torchs(name, **options):
     return lambda groups: getattr(torch.optim, name)(groups, lr=0.01, **options)
 
 
-def theirs(name: str, **options: Any) -> Make:
+def theirs(name, **options):
     return lambda groups: getattr(pytorch_optimizer, name)(groups, lr=0.01, **options)
 
 
@@ -137,11 +137,11 @@ MORE: dict[str, Make] = {
 OVERWRITTEN = ("Rprop", "ASGD")  # what they keep takes no part in the next step, or by its sign alone
 
 
-def setting_of(monkeypatch: pytest.MonkeyPatch, make: Make, toy: type[Toy] = Perceptron, *options: dict[str, Any]) -> Setting:
+def setting_of(monkeypatch, make, toy=Perceptron, *options):
     """Of a trial with that optimizer; its parameters are in two groups without names, which may have `options`."""
     own = options or ({}, {})
 
-    def make_optimizer(_: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    def make_optimizer(_, parameters):
         everything = list(parameters)
         half = len(everything) // 2
         made = make([{"params": everything[:half], **own[0]}, {"params": everything[half:], **own[1]}])
@@ -153,12 +153,12 @@ def setting_of(monkeypatch: pytest.MonkeyPatch, make: Make, toy: type[Toy] = Per
     return Setting(CONFIG, CPU)
 
 
-def after_each(change: Callable[[Arm], None]) -> Change:
+def after_each(change):
     """Something is done after every backward."""
     return lambda recipe: dataclasses.replace(recipe, after_backward=(change,))
 
 
-def takes_a_step_more(arm: Arm) -> None:
+def takes_a_step_more(arm):
     """The state moves after the window's first backward; weights and gradients are put back."""
     if arm.position == 0:
         kept = [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in arm.model.parameters()]
@@ -168,7 +168,7 @@ def takes_a_step_more(arm: Arm) -> None:
             p.grad = gradient
 
 
-def loses_state(arm: Arm) -> None:
+def loses_state(arm):
     """In the second window one entry is halved; a counter of the user's own goes one further."""
     if (arm.windows, arm.position) != (1, 0):
         return
@@ -190,25 +190,25 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def judged(setting: Setting, changes: Mapping[str, Change]) -> dict[str, AlgebraResult]:
+def judged(setting, changes):
     recipes = {REFERENCE: reference(CONFIG), FLOOR: permuted(CONFIG, 0)}
     recipes |= {name: change(accumulated(CONFIG, 3)) for name, change in changes.items()}
     return measure(setting, recipes, list(setting.windows()), FLOOR)
 
 
-def assert_exact(found: AlgebraResult) -> None:
+def assert_exact(found):
     assert not algebra_failures(found.algebra) and not found.counters
     assert found.signature.probes and found.signature.update.length == 0, found.signature.update
     assert not any(found.signature.state_errors.values()), found.signature.state_errors
 
 
-def causes(found: AlgebraResult) -> tuple[str, ...]:
+def causes(found):
     assert not found.signature.is_exact or found.counters
     return tuple(map(str, diagnose(found.signature, found.counters).causes))
 
 
 @pytest.mark.parametrize("name", [*MAKERS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_right_accumulation_is_exact_and_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_right_accumulation_is_exact_and_a_fault_is_told(monkeypatch, name):
     setting = setting_of(monkeypatch, {**MAKERS, **MORE}[name], Matrices if name == "Muon" else Perceptron)
     changes = {cause: change for cause, change in CHANGES.items() if cause != "unexplained" or name != "SGD"}
     found = judged(setting, changes)
@@ -218,7 +218,7 @@ def test_right_accumulation_is_exact_and_a_fault_is_told(monkeypatch: pytest.Mon
         assert causes(wrong) == (cause,), wrong.signature
 
 
-def decays_state(optimizer: Optimizer, factors: Mapping[str, float]) -> None:
+def decays_state(optimizer, factors):
     for state in optimizer.state.values():
         for name, factor in factors.items():
             state[name].mul_(factor)
@@ -234,12 +234,10 @@ def decays_state(optimizer: Optimizer, factors: Mapping[str, float]) -> None:
     ],
     ids=["Lion", "SGD", "RMSprop", "Adam"],
 )
-def test_state_that_decays_for_every_micro_batch_is_named(
-    monkeypatch: pytest.MonkeyPatch, make: Make, factors: dict[str, float]
-) -> None:
+def test_state_that_decays_for_every_micro_batch_is_named(monkeypatch, make, factors):
     """As gradients of zero would make it, whatever an optimizer calls its moments; by another factor nothing explains it."""
 
-    def decay(factors: Mapping[str, float]) -> Change:
+    def decay(factors):
         return after_each(lambda arm: decays_state(arm.optimizer, factors) if arm.position else None)
 
     other = {name: 0.99 * factor for name, factor in factors.items()}
@@ -250,10 +248,10 @@ def test_state_that_decays_for_every_micro_batch_is_named(
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "NAdam", "schedule-free AdamW"])
-def test_state_that_is_advanced_by_hand_in_part_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_state_that_is_advanced_by_hand_in_part_is_named(monkeypatch, name):
     """The catalogue's fault reaches only the count (Adafactor), count and moments (NAdam), or only moments (schedule-free)."""
 
-    def otherwise(arm: Arm) -> None:
+    def otherwise(arm):
         for state in arm.optimizer.state.values() if arm.position else ():
             for entry in state.values():
                 entry.add_(1 if entry.dim() == 0 else 1e-3)
@@ -265,14 +263,14 @@ def test_state_that_is_advanced_by_hand_in_part_is_named(monkeypatch: pytest.Mon
     assert causes(found["other"]) == ("unexplained",) and found["other"].signature.advanced_error > 1e-6
 
 
-def test_a_planted_advance_takes_the_first_two_of_several_betas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_advance_takes_the_first_two_of_several_betas(monkeypatch):
     found = judged(setting_of(monkeypatch, MORE["AdEMAMix"]), {"fault": optimizer_state_per_micro_batch})
     assert causes(found["fault"]) == ("optimizer_state_per_micro_batch",)
 
 
-def test_each_group_decays_and_steps_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decay(of: Callable[[dict[str, Any]], float]) -> Change:
-        def act(arm: Arm) -> None:
+def test_each_group_decays_and_steps_by_its_own(monkeypatch):
+    def decay(of):
+        def act(arm):
             for group in arm.optimizer.param_groups if arm.position else ():
                 for p in group["params"]:
                     p.data.mul_(1 - group["lr"] * of(group))
@@ -287,11 +285,11 @@ def test_each_group_decays_and_steps_by_its_own(monkeypatch: pytest.MonkeyPatch)
     assert causes(found["all"]) == ("unexplained",), "the second group has no decay"
 
 
-def test_gradients_that_an_optimizer_overwrites_are_compared_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_an_optimizer_overwrites_are_compared_as_they_were(monkeypatch):
     """Also where they are too many to be copied into one vector."""
 
     class Wide(Toy):
-        def make_model(self) -> nn.Module:
+        def make_model(self):
             return nn.Sequential(nn.Linear(5, 12_000), nn.Tanh(), nn.Linear(12_000, 3))
 
     setting = setting_of(monkeypatch, lambda groups: Odd(groups, lr=1e-3), Wide)
@@ -303,7 +301,7 @@ def test_gradients_that_an_optimizer_overwrites_are_compared_as_they_were(monkey
     assert records["wrong"].gradient.scale > 2.5
 
 
-def test_a_copy_shares_nothing_and_goes_on_alike() -> None:
+def test_a_copy_shares_nothing_and_goes_on_alike():
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))]
     for make in (MAKERS["of one's own"], MAKERS["two in one"], MAKERS["Lookahead"], MAKERS["SOAP, often"]):
@@ -325,14 +323,14 @@ def test_a_copy_shares_nothing_and_goes_on_alike() -> None:
         assert carried(twin).values and not moved(carried(optimizer), carried(twin))
 
 
-def step_with(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+def step_with(optimizer, parameters):
     torch.manual_seed(1)
     for p in parameters:
         p.grad = torch.cos(p.detach())
     optimizer.step()
 
 
-def test_what_is_no_number_is_left_out_and_what_cannot_be_copied_is_said() -> None:
+def test_what_is_no_number_is_left_out_and_what_cannot_be_copied_is_said():
     p = nn.Parameter(torch.ones(2))
     optimizer = Odd([{"params": [p], "beat": 3}], lr=0.1)
     step_with(optimizer, [p])
@@ -343,7 +341,7 @@ def test_what_is_no_number_is_left_out_and_what_cannot_be_copied_is_said() -> No
         copied(optimizer, [p])
 
 
-def test_a_schedule_free_arm_is_evaluated_at_its_average(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_free_arm_is_evaluated_at_its_average(monkeypatch):
     setting = setting_of(monkeypatch, MAKERS["schedule-free SGD"], Toy)
     arm = setting.arm(accumulated(CONFIG, 3))
     for ids in setting.windows(3):
@@ -361,9 +359,7 @@ def test_a_schedule_free_arm_is_evaluated_at_its_average(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("name", "is_seen"), [("Shampoo", False), ("AdamW", True)])
-def test_an_optimizer_that_refuses_what_is_not_finite_says_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, is_seen: bool
-) -> None:
+def test_an_optimizer_that_refuses_what_is_not_finite_says_nothing_of_it(monkeypatch, name, is_seen):
     setting = setting_of(monkeypatch, {**MAKERS, **MORE}[name])
     recipes = {REFERENCE: reference(CONFIG), "wrong": non_finite_micro_batch(accumulated(CONFIG, 3))}
     found = poison.measure(setting, recipes, list(setting.windows(2)))

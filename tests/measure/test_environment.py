@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ UNKNOWN = {"commit": None, "clean": None}
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def checkout(tmp_path, monkeypatch):
     """A repository with one commit, in the place of the source tree."""
     (tmp_path / "inside").mkdir()
     (tmp_path / "code.py").write_text("x = 1\n")
@@ -29,7 +27,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     source.commit.cache_clear()
 
 
-def test_the_commit_and_whether_the_tree_is_clean(checkout: Path) -> None:
+def test_the_commit_and_whether_the_tree_is_clean(checkout):
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
     assert source.commit() == {"commit": head, "clean": True}
     (checkout / "code.py").write_text("x = 2\n")
@@ -38,7 +36,7 @@ def test_the_commit_and_whether_the_tree_is_clean(checkout: Path) -> None:
     assert environment.describe(torch.device("cpu")).items() >= {"commit": head, "clean": False}.items()
 
 
-def test_no_commit_is_no_error(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_commit_is_no_error(checkout, monkeypatch):
     monkeypatch.setattr(source, "SOURCE", checkout / "inside")
     assert source.commit() == UNKNOWN, "installed inside another project's repository"
     source.commit.cache_clear()

@@ -29,7 +29,6 @@ from accumulation_harness.measure import algebra, poison, rounding
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
 from accumulation_harness.measure.trial import reference, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
-from accumulation_harness.results.measurements import Measurement
 
 BASE = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp, width=2),
@@ -75,7 +74,7 @@ OTHERS: Mapping[str, Any] = {
 MACHINE = ("device", "execution")  # which cannot be tried here, and are always named
 
 
-def of(name: str, config: TrialConfig) -> Measurement[Any]:
+def of(name, config):
     setting = Setting(config, torch.device("cpu"))
     recipes = {REFERENCE: reference(config)} | {one.label: one.recipe for one in standard_candidates(config)}
     windows = list(setting.windows(3))
@@ -88,12 +87,12 @@ def of(name: str, config: TrialConfig) -> Measurement[Any]:
             return poison.measurement(setting, recipes, windows[:2], ours=True)
 
 
-def test_every_setting_is_tried() -> None:
+def test_every_setting_is_tried():
     assert OTHERS.keys() == {field.name for field in dataclasses.fields(TrialConfig)}
 
 
 @pytest.mark.parametrize("name", ["algebra", "rounding", "poison"])
-def test_a_setting_changes_the_result_only_where_it_is_named(name: str) -> None:
+def test_a_setting_changes_the_result_only_where_it_is_named(name):
     with deterministic(BASE.precision, torch.device("cpu")):
         base = of(name, BASE)
         result, inert = repr(base.make()), []
@@ -113,7 +112,7 @@ def test_a_setting_changes_the_result_only_where_it_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.float16, Precision.float64])
-def test_float64_is_measured_once_for_all_precisions(precision: Precision) -> None:
+def test_float64_is_measured_once_for_all_precisions(precision):
     """The loss scale of float16 included, for our right arms; not where it is the precision itself that is measured."""
     other = dataclasses.replace(BASE, precision=precision, loss_scale=3.0)
     assert (of("algebra", other).identity == of("algebra", BASE).identity) == (precision == Precision.float16)
@@ -121,7 +120,7 @@ def test_float64_is_measured_once_for_all_precisions(precision: Precision) -> No
     assert of("rounding", other).identity != of("rounding", BASE).identity
 
 
-def test_the_samples_themselves_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_samples_themselves_are_part_of_it(monkeypatch):
     before = of("rounding", BASE).identity
     setting = Setting(BASE, torch.device("cpu"))
     batch = type(setting.exact).batch

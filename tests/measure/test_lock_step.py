@@ -21,7 +21,7 @@ from accumulation_harness.judge.counters import Counter
 from accumulation_harness.measure.lock_step import REFERENCE, Gradients, LockStep, Setting
 from accumulation_harness.measure.memory import Live
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Arm, Recipe, step, unscale, update_scale
+from accumulation_harness.recipes.recipe import Recipe, step, unscale, update_scale
 from accumulation_harness.referee.gradients import flatten
 from accumulation_harness.referee.oracle import snapshot
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 CONFIG = TrialConfig(workload=WorkloadConfig(model=Model.mlp, width=32), effective_batch=8, accumulation_steps=(2,))
 
 
-def lock_of(setting: Setting, num_arms: int, **recipe: object) -> LockStep:
+def lock_of(setting, num_arms, **recipe):
     labels = [REFERENCE, *(f"arm/{i}" for i in range(num_arms - 1))]
     recipes = {
         label: Recipe(accumulation_steps=1 + (label != REFERENCE), split=Even(8 if label == REFERENCE else 4), **recipe)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def lock_of(setting: Setting, num_arms: int, **recipe: object) -> LockStep:
     return LockStep(setting.arms(recipes, steps=9), setting.config.seed)
 
 
-def test_comparing_keeps_as_much_however_many_arms() -> None:
+def test_comparing_keeps_as_much_however_many_arms():
     """With SGD, so that arms carry no state of their own; gradients that are kept must differ."""
     setting = Setting(CONFIG, CPU)
     size = sum(p.numel() for p in setting.initial.parameters()) * 4
@@ -52,14 +52,14 @@ def test_comparing_keeps_as_much_however_many_arms() -> None:
     assert most["compared"][1] < most["compared"][0] + 0.5 and most["kept"][1] > most["kept"][0] + 4
 
 
-def test_a_probe_is_asked_before_the_arm_moves() -> None:
+def test_a_probe_is_asked_before_the_arm_moves():
     adam = OptimizerConfig(name=OptimizerName.adam, lr=0.01)
     setting = Setting(dataclasses.replace(CONFIG, optimizer=adam), CPU)
     lock, referee = lock_of(setting, 3), setting.referee()
     for ids in setting.windows(2):
         at: dict[str, Tensor] = {}
 
-        def exact(label: str, ids: Tensor = ids, at: dict[str, Tensor] = at) -> Tensor | None:
+        def exact(label, ids=ids, at=at):
             at[label] = flatten(lock.arms[label].model.parameters())
             return referee.gradient(snapshot(lock.arms[label].model), setting.exact.batch(ids)) if label != "arm/1" else None
 
@@ -73,21 +73,19 @@ def test_a_probe_is_asked_before_the_arm_moves() -> None:
 @pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])
 @pytest.mark.parametrize("scaled", [(), (1,), (0, 2), (0, 1, 2, 3)], ids=str)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_what_float16_overflows_in_one_arm_alone_is_no_difference_of_the_loop(
-    toy_setting, optimizer: OptimizerName, scaled: tuple[int, ...]
-) -> None:
+def test_what_float16_overflows_in_one_arm_alone_is_no_difference_of_the_loop(toy_setting, optimizer, scaled):
     """The arm meets an infinite gradient in the windows `scaled`; the same windows left out by the loop are a difference."""
     config = dataclasses.replace(CONFIG, precision=Precision.float16, optimizer=OptimizerConfig(name=optimizer, lr=0.01))
     setting = toy_setting(config)
     right = Recipe(accumulation_steps=2, split=Even(4))
 
-    def overflow(arm: Arm) -> None:
+    def overflow(arm):
         if arm.windows in scaled:
             for p in arm.model.parameters():
                 assert p.grad is not None
                 p.grad[0] = math.inf
 
-    def left_out(arm: Arm) -> None:
+    def left_out(arm):
         for stage in right.at_boundary:
             if stage not in (unscale, step, update_scale) or arm.windows not in scaled:
                 stage(arm)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from accumulation_harness.recipes.micro_batch import Even
 from tests.toy import Toy, make_arm
 
 
-def test_activations_grow_with_the_micro_batch_and_nothing_else_does() -> None:
+def test_activations_grow_with_the_micro_batch_and_nothing_else_does():
     sizes = [2, 4, 8, 12, 24]
     window = Toy().batch(torch.arange(24))
     taken = [memory.of_step(make_arm(Even(size)), window) for size in sizes]
@@ -31,7 +29,7 @@ NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does n
 AT_ONCE = 4 * (3 * NUMBERS - 10)  # bytes of `chain`
 
 
-def chain() -> None:
+def chain():
     """Three tensors of float32 at a time, the last without ten numbers, and views of one of them."""
     x = torch.zeros(NUMBERS)
     y = x * 2
@@ -41,13 +39,13 @@ def chain() -> None:
     del z, w
 
 
-def perceptron() -> None:
+def perceptron():
     torch.manual_seed(0)
     x, weights = torch.randn(64, 1000), torch.randn(1000, 1000, requires_grad=True)
     (x @ weights).relu().square().sum().backward()
 
 
-def of_profiler(call: Callable[[], None], folder: Path) -> int:
+def of_profiler(call, folder):
     """The largest sum of what the allocator gave and took back, as torch's profiler tells it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
@@ -58,13 +56,13 @@ def of_profiler(call: Callable[[], None], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("call", [chain, perceptron])
-def test_what_lives_is_what_the_allocator_has_given(call: Callable[[], None], tmp_path: Path) -> None:
+def test_what_lives_is_what_the_allocator_has_given(call, tmp_path):
     with memory.Live() as live:
         call()
     assert live.most == pytest.approx(of_profiler(call, tmp_path), rel=0.03), "temporaries inside an operation are not counted"
 
 
-def test_a_budget_ends_what_exceeds_it_by_a_byte() -> None:
+def test_a_budget_ends_what_exceeds_it_by_a_byte():
     with memory.Live(budget=AT_ONCE):
         chain()
     with pytest.raises(MemoryError, match="1,199,960 bytes live, of 1,199,959"), memory.Live(budget=AT_ONCE - 1):

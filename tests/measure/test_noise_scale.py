@@ -14,10 +14,9 @@ from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerNa
 from accumulation_harness.experiments.gradient_noise import fits as noise
 from accumulation_harness.measure.noise_scale import NoiseWatch, read
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
-from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.workloads import Batch
-from tests.reference import Array, softmax_regression_gradients
+from tests.reference import softmax_regression_gradients
 from tests.toy import Toy, make_arm
 
 EXACT = 1e-13  # relative, sums of a few dozen float64 numbers
@@ -25,22 +24,22 @@ SINGLE = 1e-5  # relative, norms of a few dozen float32 numbers
 SPLITS: list[SplitPlan] = [Even(7), Even(8), Ragged(5, 24), Even(24)]
 
 
-def squares(row: dict[str, float]) -> tuple[float, float]:
+def squares(row):
     return row["micro_batch_square"], row["window_square"]
 
 
-def cross_entropy(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+def cross_entropy(outputs, batch):
     return torch.nn.functional.cross_entropy(outputs, batch.targets, reduction="none")
 
 
-def gradients(arm: Arm) -> Array:
+def gradients(arm):
     """[24, P] each sample's own gradient at the arm's weights, of one loss term."""
     toy, model = Toy(), snapshot(arm.model)
     weights, bias = model["weight"].numpy(), model["bias"].numpy()
     return softmax_regression_gradients(weights, bias, toy.x.numpy(), toy.y.numpy())
 
 
-def by_hand(each: Array, ids: Array, sizes: list[int]) -> tuple[float, float]:
+def by_hand(each, ids, sizes):
     """sum_k w_k |g_k|^2 and |g_B|^2 of a window, sample i with 1 + i % 4 terms."""
     terms, start, small = 1 + ids % 4, 0, 0.0
     for size in sizes:
@@ -57,7 +56,7 @@ def by_hand(each: Array, ids: Array, sizes: list[int]) -> tuple[float, float]:
     ("precision", "tolerance"), [(Precision.float64, EXACT), (Precision.float32, SINGLE), (Precision.float16, 1e-2)]
 )
 @pytest.mark.parametrize("clip_norm", [None, 1e-3])
-def test_squared_norms(split: SplitPlan, precision: Precision, tolerance: float, clip_norm: float | None) -> None:
+def test_squared_norms(split, precision, tolerance, clip_norm):
     """Two windows, the second short, with clipping and a loss scale of 4,096 in float16: neither is seen."""
     arm = make_arm(split, precision=precision, clip_norm=clip_norm)
     watch = NoiseWatch(arm)
@@ -71,7 +70,7 @@ def test_squared_norms(split: SplitPlan, precision: Precision, tolerance: float,
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)], ids=str)
-def test_the_estimates_are_unbiased(sizes: tuple[int, ...]) -> None:
+def test_the_estimates_are_unbiased(sizes):
     """Over all 81 windows of 4 from 3 samples, with replacement, the means are exactly S and |G|^2; unweighted they are not."""
     arm = make_arm(lambda size: list(sizes))
     ids = torch.tensor([0, 4, 8])  # one loss term each
@@ -96,7 +95,7 @@ def test_the_estimates_are_unbiased(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16, Precision.bfloat16])
-def test_the_run_does_not_notice(optimizer: OptimizerName, precision: Precision) -> None:
+def test_the_run_does_not_notice(optimizer, precision):
     """Bit for bit the same weights, losses and generator state after three epochs with clipping and short windows."""
     chosen = OptimizerConfig(name=optimizer)
     arms = [make_arm(Ragged(4, 24), precision=precision, clip_norm=0.5, optimizer=chosen) for _ in range(2)]

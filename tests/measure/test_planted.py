@@ -32,19 +32,17 @@ BATCH_NORM = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__
 DROPOUT = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__}:Drops")}
 
 
-def nothing(arm: Arm) -> None: ...
+def nothing(arm): ...
 
 
-def micro_batches(window: Batch) -> list[Batch]:
+def micro_batches(window):
     return [window.rows(part) for part in torch.arange(len(window)).chunk(5)]
 
 
-def loop(
-    after: Act = nothing, factor: Callable[[Arm], float] = lambda arm: 1.0, averages: Callable[[Arm], int] = lambda arm: 1
-) -> Callable[[Arm, Batch], Tensor]:
+def loop(after=nothing, factor=lambda arm: 1.0, averages=lambda arm: 1):
     """The right loop; `after` each step, `factor` of each loss, `averages` that are taken in a window."""
 
-    def take(arm: Arm, window: Batch) -> Tensor:
+    def take(arm, window):
         arm.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
         for rows in micro_batches(window):
@@ -61,15 +59,15 @@ def loop(
     return take
 
 
-def in_window(number: int, act: Act) -> Act:
+def in_window(number, act):
     return lambda arm: act(arm) if arm.windows == number else None
 
 
-def first_state(arm: Arm) -> dict[str, Any]:
+def first_state(arm):
     return next(iter(arm.optimizer.state.values()))
 
 
-def earlier(arm: Arm) -> None:
+def earlier(arm):
     """The state of the window before, as of a stale checkpoint."""
     if arm.windows == 4:
         arm.memory["kept"] = copy.deepcopy(arm.optimizer.state_dict())
@@ -77,13 +75,13 @@ def earlier(arm: Arm) -> None:
         arm.optimizer.load_state_dict(arm.memory["kept"])
 
 
-def one_less(arm: Arm) -> None:
+def one_less(arm):
     for p in arm.optimizer.param_groups[-1]["params"]:
         if p.grad is not None:
             arm.optimizer.state[p]["step"] -= 1
 
 
-def reloaded(arm: Arm) -> None:
+def reloaded(arm):
     arm.optimizer.load_state_dict(copy.deepcopy(arm.optimizer.state_dict()))
 
 
@@ -107,7 +105,7 @@ STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", STATE)
-def test_state_that_changes_once_is_found(name: str) -> None:
+def test_state_that_changes_once_is_found(name):
     take, changes = STATE[name]
     row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
     inherent = {"batch_statistics", "stochastic_layers"}
@@ -125,7 +123,7 @@ def test_state_that_changes_once_is_found(name: str) -> None:
     ],
     ids=["plain", "average", "saved and loaded", "long"],
 )
-def test_what_changes_nothing_is_right(take: Callable[[Arm, Batch], Tensor], changes: dict[str, Any]) -> None:
+def test_what_changes_nothing_is_right(take, changes):
     row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
@@ -140,22 +138,20 @@ def test_what_changes_nothing_is_right(take: Callable[[Arm, Batch], Tensor], cha
         (5, 5, DROPOUT),
     ],
 )
-def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(
-    since: int, until: int, changes: dict[str, Any]
-) -> None:
+def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(since, until, changes):
     take = loop(factor=lambda arm: 5.0 if since <= arm.windows <= until else 1.0)
     row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
     assert row["verdict"] == "different" and "loss_not_divided" in row["cause"].split("+"), row["reasons"]
     assert ("batch_statistics" in row["cause"]) == (changes.get("workload") == BATCH_NORM["workload"])
 
 
-def test_weights_in_the_format_under_test_alone_are_no_rounding() -> None:
+def test_weights_in_the_format_under_test_alone_are_no_rounding():
     row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
     assert (row["verdict"], row["cause"]) == ("different", "loss_not_divided")
     assert "count 5, 5, 5, 5, 5 times" in row["reasons"]
 
 
-def cast(arm: Arm, window: Batch) -> Tensor:
+def cast(arm, window):
     """Scores in float32, as language models take their losses, and a sum of one's own in float32."""
     main = [torch.zeros_like(p, dtype=torch.float32) for p in arm.model.parameters()]
     total = torch.zeros((), dtype=torch.float64)
@@ -169,7 +165,7 @@ def cast(arm: Arm, window: Batch) -> Tensor:
     return stepped(arm, main, total)
 
 
-def rounded(arm: Arm, window: Batch) -> Tensor:
+def rounded(arm, window):
     """Integer tensors divided by each other: torch gives float32."""
     total = torch.zeros((), dtype=torch.float64)
     for rows in [*micro_batches(window)[:3], window.rows(slice(6, None))]:
@@ -180,7 +176,7 @@ def rounded(arm: Arm, window: Batch) -> Tensor:
     return stepped(arm, None, total)
 
 
-def differentiated(arm: Arm, window: Batch) -> Tensor:
+def differentiated(arm, window):
     """`p.grad` is assigned, and never cleared."""
     weights, total = [p for p in arm.model.parameters() if p.requires_grad], torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(p) for p in weights]
@@ -196,11 +192,11 @@ def differentiated(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def by_sample(arm: Arm, window: Batch) -> Tensor:
+def by_sample(arm, window):
     """Gradients of single rows by `torch.func`."""
     weights = {name: p.detach() for name, p in arm.model.named_parameters()}
 
-    def of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def of(weights, x, y):
         return nn.functional.cross_entropy(torch.func.functional_call(arm.model, weights, (x[None],)), y[None])
 
     total, sums = torch.zeros((), dtype=torch.float64), dict.fromkeys(weights, torch.zeros(()))
@@ -211,7 +207,7 @@ def by_sample(arm: Arm, window: Batch) -> Tensor:
     return stepped(arm, [sums[name] for name in weights], total)
 
 
-def stepped(arm: Arm, gradients: list[Tensor] | None, total: Tensor) -> Tensor:
+def stepped(arm, gradients, total):
     for p, own in zip(arm.model.parameters(), gradients or (), strict=gradients is not None):
         p.grad = own.to(p.dtype) if p.requires_grad else None
     arm.optimizer.step()
@@ -221,12 +217,12 @@ def stepped(arm: Arm, gradients: list[Tensor] | None, total: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("take", [cast, rounded, differentiated, by_sample])
-def test_what_a_loop_may_do_otherwise_is_right(take: Callable[[Arm, Batch], Tensor]) -> None:
+def test_what_a_loop_may_do_otherwise_is_right(take):
     row = judge_loop(CONFIG, take)
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
 
-def in_two_ways(arm: Arm, window: Batch, factor: float = 1.0) -> Tensor:
+def in_two_ways(arm, window, factor=1.0):
     """`Alike` by hand: two forwards, one of inputs that are no rows of the data, and losses of one's own."""
     total = torch.zeros((), dtype=torch.float64)
     for rows in micro_batches(window):
@@ -238,7 +234,7 @@ def in_two_ways(arm: Arm, window: Batch, factor: float = 1.0) -> Tensor:
     return stepped(arm, None, total)
 
 
-def repeated(arm: Arm, window: Batch) -> Tensor:
+def repeated(arm, window):
     """The first micro-batch in the last one's place, where every row has an equal one."""
     first, total = micro_batches(window)[0], torch.zeros((), dtype=torch.float64)
     for rows in [*micro_batches(window)[:-1], first]:
@@ -248,7 +244,7 @@ def repeated(arm: Arm, window: Batch) -> Tensor:
     return stepped(arm, None, total)
 
 
-def one_small_tensor(arm: Arm, window: Batch) -> Tensor:
+def one_small_tensor(arm, window):
     total = torch.zeros((), dtype=torch.float64)
     for rows in micro_batches(window):
         loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
@@ -268,17 +264,17 @@ def one_small_tensor(arm: Arm, window: Batch) -> Tensor:
         (repeated, "Alike", "samples_repeated"),
     ],
 )
-def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take: Callable[[Arm, Batch], Tensor], task: str, cause: str) -> None:
+def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take, task, cause):
     workload = WorkloadConfig(data="custom", target=f"{tasks.__file__}:{task}")
     row = judge_loop(dataclasses.replace(CONFIG, workload=workload), take)
     assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]
 
 
-def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits() -> None:
+def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits():
     counted = judge_loop(CONFIG, loop(factor=lambda arm: 10 / 11))
     assert (counted["cause"], counted["explained"]) == ("counter_wrong", True), counted["reasons"]
 
-    def first_is_heavier(arm: Arm) -> float:
+    def first_is_heavier(arm):
         arm.memory["k"] = arm.memory.get("k", -1) + 1
         return 1.001 if arm.memory["k"] % 5 == 0 else 1.0
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,14 +24,13 @@ from accumulation_harness.measure.ranks import (
     UNSYNCHRONISED,
     RankFailed,
     Ranks,
-    Trace,
     every,
     manual_sync,
     sizes,
     summed,
     window_terms,
 )
-from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.recipes.recipe import Recipe
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 
@@ -45,21 +43,21 @@ PARAMETERS = 18
 
 
 @pytest.fixture(scope="module")
-def setting() -> Iterator[Setting]:
+def setting():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: Toy(dtype))
         yield Setting(CONFIG, CPU)
 
 
 @pytest.fixture(scope="module")
-def pair(setting: Setting) -> Iterator[Ranks]:
+def pair(setting):
     with Ranks(setting, WORLD) as two:
         yield two
     assert not any(process.is_alive() for process in two.processes)
     assert not Path(two.folder.name).exists()
 
 
-def sums(setting: Setting) -> tuple[list[list[Array]], list[int], int]:
+def sums(setting):
     """Numpy: summed gradients by rank and micro-batch, loss terms by rank, and of the window. Ragged: 4 + 9 samples."""
     toy = Toy()
     ids = ranks.whole_windows(setting)[0].numpy()
@@ -73,12 +71,12 @@ def sums(setting: Setting) -> tuple[list[list[Array]], list[int], int]:
     return parts, [int(terms[:4].sum()), int(terms[4:].sum())], int(terms.sum())
 
 
-def consumed(traces: list[Trace]) -> list[Array]:
+def consumed(traces):
     return [trace.gradients[0] for trace in traces]
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_ways_take_the_step_of_the_mean_over_all_loss_terms(pair: Ranks, setting: Setting, name: str) -> None:
+def test_right_ways_take_the_step_of_the_mean_over_all_loss_terms(pair, setting, name):
     parts, own, total = sums(setting)
     assert own[0] != own[1]
     right = sum(sum(rank) for rank in parts) / total
@@ -91,7 +89,7 @@ def test_right_ways_take_the_step_of_the_mean_over_all_loss_terms(pair: Ranks, s
 
 
 @pytest.mark.parametrize("name", {**SCALED, **UNSYNCHRONISED})
-def test_wrong_ways_are_wrong_as_described(pair: Ranks, setting: Setting, name: str) -> None:
+def test_wrong_ways_are_wrong_as_described(pair, setting, name):
     parts, own, total = sums(setting)
     full = [np.sum(rank, axis=0) for rank in parts]
     right = (full[0] + full[1]) / total
@@ -123,14 +121,14 @@ def test_wrong_ways_are_wrong_as_described(pair: Ranks, setting: Setting, name: 
         ("never_synchronised", N, 0, 0),
     ],
 )
-def test_what_goes_over_the_wire(pair: Ranks, name: str, num: int, reductions: int, count_bytes: int) -> None:
+def test_what_goes_over_the_wire(pair, name, num, reductions, count_bytes):
     for trace in pair.run({**RIGHT, **SCALED, **UNSYNCHRONISED}[name], num):
         wire = trace.wire
         assert (wire.gradient_reductions, wire.gradient_bytes) == (reductions, 8 * PARAMETERS * reductions)
         assert wire.count_bytes == count_bytes
 
 
-def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair: Ranks, setting: Setting) -> None:
+def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair, setting):
     parts, _, total = sums(setting)
     wanted = sum(2 ** (N - 1 - k) * (parts[0][k] + parts[1][k]) for k in range(N)) / total
     way = partial(manual_sync, divisor=window_terms, reduction=summed, when=every)
@@ -141,8 +139,8 @@ def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair: Ranks, 
 # Processes that fail ----------------------------------------------------------------------------------------------------------
 
 
-def rank_one_raises(wire: ranks.Wire, num: int, split: Split) -> Recipe:
-    def raise_in_one(arm: Arm) -> None:
+def rank_one_raises(wire, num, split):
+    def raise_in_one(arm):
         if torch.distributed.get_rank() == 1:
             raise ArithmeticError("no such luck")
         wire.sum_gradients(torch.zeros(1))  # waits for the other
@@ -150,7 +148,7 @@ def rank_one_raises(wire: ranks.Wire, num: int, split: Split) -> Recipe:
     return Recipe(accumulation_steps=num, split=partial(sizes, num, split), after_backward=(raise_in_one,))
 
 
-def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting: Setting) -> None:
+def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting):
     started = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1: (.|\n)*ArithmeticError: no such luck"), Ranks(setting, WORLD) as two:
         two.run(rank_one_raises, N)
@@ -174,7 +172,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ranks_die_with_a_killed_parent(tmp_path: Path) -> None:
+def test_ranks_die_with_a_killed_parent(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     root = Path(__file__).parents[2]
@@ -196,7 +194,7 @@ def test_ranks_die_with_a_killed_parent(tmp_path: Path) -> None:
     assert not any(alive(int(pid)) for pid in pids)
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -209,7 +207,7 @@ def alive(pid: int) -> bool:
 # Shares -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_shares_of_a_window() -> None:
+def test_shares_of_a_window():
     assert sizes(3, Split.even, 13) == [4, 4, 5] and sizes(2, Split.even, 64) == [32, 32]
     assert sizes(2, Split.ragged, 64) == [21, 43]
     assert ranks.micro_batches(CONFIG, WORLD, 2) == [sizes(2, Split.ragged, 4), sizes(2, Split.ragged, 9)]

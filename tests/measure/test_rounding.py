@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,31 +13,29 @@ from torch import Tensor
 
 from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.judge.sequential import spent
-from accumulation_harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
+from accumulation_harness.judge.verdict import ROUNDING_GATE, Outcome, judge, rounding_failures
 from accumulation_harness.measure import rounding
-from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.lock_step import REFERENCE
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.recipes.recipe import Recipe
 from tests.judge.test_verdict import GOOD
-from tests.reference import Array
-from tests.toy_setting import MakeSetting
 
 K = 30  # permutations, the fewest that a configuration may have
 IDS = torch.tensor([7, 0, 22, 13, 4, 9, 18, 2])
 CONFIG = TrialConfig(effective_batch=8, accumulation_steps=(4,), permutations=K, seed=11, optimizer=OptimizerConfig(lr=0.5))
 
 
-def directions(gradient: Array) -> tuple[Array, Array]:
+def directions(gradient):
     """The gradient, and a vector of its length that is orthogonal to it."""
     other = np.random.default_rng(0).normal(size=gradient.shape)
     other -= gradient * (other @ gradient) / (gradient @ gradient)
     return gradient, other * np.linalg.norm(gradient) / np.linalg.norm(other)
 
 
-def planted(recipe: Recipe, gradients: Sequence[Array]) -> Recipe:
+def planted(recipe, gradients):
     """The recipe, but the optimizer finds `gradients[t]` in window t, rounded to the format of the parameters."""
 
-    def plant(arm: Arm) -> None:
+    def plant(arm):
         parameters = list(arm.model.parameters())
         pieces = torch.from_numpy(gradients[arm.windows]).split([p.numel() for p in parameters])
         for p, piece in zip(parameters, pieces, strict=True):
@@ -50,22 +47,22 @@ def planted(recipe: Recipe, gradients: Sequence[Array]) -> Recipe:
 FULL, ARM = Recipe(accumulation_steps=1, split=Even(8)), Recipe(accumulation_steps=4, split=Even(2))
 
 
-def errors_of(gradients: Sequence[Array], exact: Array) -> Array:
+def errors_of(gradients, exact):
     """Relative distances of gradients rounded to float32."""
     return np.array([np.linalg.norm(g.astype(np.float32) - exact) / np.linalg.norm(exact) for g in gradients])
 
 
-def with_errors(exact: Array, sizes: Sequence[float]) -> list[Array]:
+def with_errors(exact, sizes):
     """The exact gradient moved by the relative `sizes`, at a right angle, so that its scale stays 1 to second order."""
     along, across = directions(exact)
     return [along + size * across for size in sizes]
 
 
-def measured(setting: Setting, full: Sequence[Array], arm: Sequence[Array]) -> Rounding:
+def measured(setting, full, arm):
     return rounding.measure(setting, {REFERENCE: planted(FULL, full), "arm": planted(ARM, arm)}, IDS)["arm"]
 
 
-def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) -> None:
+def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy):
     """Window 0 is the natural order, the other K are permutations; each has an error of its own."""
     setting = toy_setting(CONFIG)
     exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
@@ -80,7 +77,7 @@ def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) ->
     alpha = spent(k, K)
     assert alpha is not None and found.low < found.ratio < found.high
 
-    def p_value(ratio: float, side: str) -> float:
+    def p_value(ratio, side):
         return float(mannwhitneyu(arms[1:] / ratio, fulls[1:], alternative=side, method="exact").pvalue)
 
     assert p_value(found.high * (1 + 1e-9), "less") <= alpha < p_value(found.high * (1 - 1e-9), "less")
@@ -90,7 +87,7 @@ def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) ->
 
 
 @pytest.mark.parametrize(("times", "taken"), [(1.0, 6), (8.0, 6), (1.9, K)])
-def test_permutations_end_when_it_is_decided(toy_setting, make_numpy, times: float, taken: int) -> None:
+def test_permutations_end_when_it_is_decided(toy_setting, make_numpy, times, taken):
     """Six where the errors are clearly below the gate or clearly above it; all where they are at the gate."""
     setting = toy_setting(CONFIG)
     exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
@@ -100,18 +97,18 @@ def test_permutations_end_when_it_is_decided(toy_setting, make_numpy, times: flo
     assert found.permutations == taken and (found.low > ROUNDING_GATE) == (times > ROUNDING_GATE)
 
 
-def verdict_of(found: Rounding, precision: Precision = Precision.float32) -> Outcome:
+def verdict_of(found, precision=Precision.float32):
     return judge(dataclasses.replace(GOOD, rounding=found, precision=precision)).verdict
 
 
-def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_numpy) -> None:
+def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_numpy):
     """Float32 rounding, of both arms, over the same orders of the same samples, at weights that do not move."""
     setting = toy_setting(CONFIG)
     seen: dict[str, list[Tensor]] = {REFERENCE: [], "arm": []}
     weights: list[Tensor] = []
 
-    def look(label: str) -> Callable[[Arm], None]:
-        def stage(arm: Arm) -> None:
+    def look(label):
+        def stage(arm):
             seen[label].append(torch.cat(arm.seen))
             weights.append(torch.cat([p.detach().reshape(-1) for p in arm.model.parameters()]).clone())
 
@@ -131,7 +128,7 @@ def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_nu
     assert found.rank_p >= 1 / (found.permutations + 1) and found.scale == pytest.approx(1, abs=1e-6)
 
 
-def test_steps_that_the_scaler_skips_are_counted(toy_setting, make_numpy) -> None:
+def test_steps_that_the_scaler_skips_are_counted(toy_setting, make_numpy):
     """Of the arm all K permutations overflow, of the full batch one: what is left has no ratio."""
     setting = toy_setting(dataclasses.replace(CONFIG, precision=Precision.float16))
     exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
@@ -146,15 +143,13 @@ def test_steps_that_the_scaler_skips_are_counted(toy_setting, make_numpy) -> Non
 @pytest.mark.parametrize(
     ("wrong", "tried", "rejected"), [((), 1, False), ((0,), 2, False), ((0, 1), 3, False), ((0, 1, 2), 3, True)]
 )
-def test_a_rejection_counts_when_every_window_confirms_it(
-    toy_setting: MakeSetting, wrong: Sequence[int], tried: int, rejected: bool
-) -> None:
+def test_a_rejection_counts_when_every_window_confirms_it(toy_setting, wrong, tried, rejected):
     """An error a hundred times the rounding in the windows `wrong`; the arm that is not judged is measured once."""
     setting = toy_setting(CONFIG)
     stream = list(setting.windows(3))
     bad = [frozenset(stream[k].tolist()) for k in wrong]
 
-    def spoil(arm: Arm) -> None:
+    def spoil(arm):
         if frozenset(torch.cat(arm.seen).tolist()) in bad:
             for p in arm.model.parameters():
                 assert p.grad is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -32,12 +31,12 @@ CONFIG = TrialConfig(
 )
 
 
-def resident() -> int:
+def resident():
     """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file() -> None:
+def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file():
     own, model = FileShelf(), nn.Linear(700, 300)
     start, parameter = model.weight.detach().clone(), model.weight
     own.settle(model.parameters())
@@ -50,7 +49,7 @@ def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file() -> None:
     assert torch.equal(parameter, start - 1)
 
 
-def test_pages_are_given_back_and_no_file_is_left(tmp_path: Path) -> None:
+def test_pages_are_given_back_and_no_file_is_left(tmp_path):
     own = FileShelf(tmp_path)
     tensor = own.put(torch.zeros(16_000_000))
     assert not list(tmp_path.iterdir())
@@ -62,10 +61,10 @@ def test_pages_are_given_back_and_no_file_is_left(tmp_path: Path) -> None:
     assert float(tensor.sum()) == 16e6
 
 
-def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch):
     monkeypatch.setattr(shelf, "LEAST_BYTES", 0)
 
-    def numbers(arms: Arms) -> tuple[list[dict[str, Any]], list[Any]]:
+    def numbers(arms):
         rows: list[Any] = []
         result = run_trial(dataclasses.replace(CONFIG, arms=arms), lambda step, own: rows.append(own))
         return result.arms, rows
@@ -73,8 +72,8 @@ def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch: pytest.Monk
     assert repr(numbers(Arms.one_by_one)) == repr(numbers(Arms.together))
 
 
-def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(arms: Arms) -> type[Shelf]:
+def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch):
+    def taken(arms):
         return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).shelf)
 
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dis
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
 RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 IS_PART = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|module)>$")  # of the function around it
@@ -21,12 +20,12 @@ class Planted(RuntimeError):
     """What fails."""
 
 
-def key(code: CodeType) -> Key:
+def key(code):
     return Path(code.co_filename).name, code.co_qualname, code.co_firstlineno
 
 
 @contextmanager
-def tracing(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+def tracing(trace):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -35,20 +34,20 @@ def tracing(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
         sys.settrace(before)
 
 
-def noting(chosen: Chosen, found: set[Key]) -> Any:
+def noting(chosen, found):
     """The functions that are called."""
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
+    def note(frame, event, _):
         if chosen(frame.f_code):
             found.add(key(frame.f_code))
 
     return tracing(note)
 
 
-def failing(target: Key, event: str, fired: list[Key], chosen: Chosen) -> Any:
+def failing(target, event, fired, chosen):
     """That function raises as it is called, or as it returns, once."""
 
-    def trace(frame: FrameType, what: str, _: Any) -> Any:
+    def trace(frame, what, _):
         if key(frame.f_code) != target or not chosen(frame.f_code):
             return None
         # a generator that is left, or goes on from here, does not return

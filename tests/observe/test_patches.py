@@ -7,7 +7,6 @@ import io
 import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -24,38 +23,38 @@ from accumulation_harness.observe.patches import Patches
 PLACES = ((functional, "cross_entropy"), (torch.autograd, "backward"), (LRScheduler, "step"), (SGD, "zero_grad"))
 
 
-def noting(calls: list[str], name: str) -> Callable[..., Any]:
-    def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def noting(calls, name):
+    def wrap(original, *args, **kwargs):
         calls.append(name)
         return original(*args, **kwargs)
 
     return wrap
 
 
-def observer(calls: list[str], name: str, **options: Any) -> Patches:
+def observer(calls, name, **options):
     patches = Patches(**options)
     patches.replace({place: noting(calls, name) for place in PLACES})
     return patches
 
 
-def names() -> list[Any]:
+def names():
     found = [getattr(owner, name) for owner, name in PLACES]
     return [*found, nn.functional.cross_entropy, "zero_grad" in vars(SGD)]
 
 
-def loss() -> torch.Tensor:
+def loss():
     return functional.cross_entropy(torch.randn(2, 3), torch.arange(2))
 
 
 @pytest.fixture(autouse=True)
-def put_back() -> Iterator[None]:
+def put_back():
     before = names()
     yield
     assert names() == before
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_observers_leave_in_any_order(order: tuple[int, ...]) -> None:
+def test_observers_leave_in_any_order(order):
     before, calls = names(), list[str]()
     there = {k: observer(calls, f"{k}") for k in range(3)}
     wrapper = functional.cross_entropy
@@ -68,11 +67,11 @@ def test_observers_leave_in_any_order(order: tuple[int, ...]) -> None:
     assert names() == before
 
 
-def test_an_observer_of_its_own_thread_sees_no_other_until_the_run_goes_on_there() -> None:
+def test_an_observer_of_its_own_thread_sees_no_other_until_the_run_goes_on_there():
     mine, all_of_them = list[str](), list[str]()
     own, any_thread = observer(mine, "own", own_thread=True), observer(all_of_them, "any")
 
-    def run(follows: bool) -> None:
+    def run(follows):
         if follows:
             own.follow()
         loss()
@@ -87,13 +86,13 @@ def test_an_observer_of_its_own_thread_sees_no_other_until_the_run_goes_on_there
 
 
 class Held(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.criterion, self.several = functional.cross_entropy, [functional.cross_entropy]
         self.summed = partial(functional.cross_entropy, reduction="sum")
 
 
-def test_what_is_stored_meanwhile_is_the_original_afterwards_and_needs_nothing_of_ours() -> None:
+def test_what_is_stored_meanwhile_is_the_original_afterwards_and_needs_nothing_of_ours():
     calls: list[str] = []
     original = functional.cross_entropy
     patches = observer(calls, "seen")
@@ -115,7 +114,7 @@ def test_what_is_stored_meanwhile_is_the_original_afterwards_and_needs_nothing_o
         assert b"accumulation_harness" not in stored.getvalue()
 
 
-def test_a_method_of_a_base_class_is_not_left_in_the_subclass() -> None:
+def test_a_method_of_a_base_class_is_not_left_in_the_subclass():
     assert "zero_grad" not in vars(SGD)
     patches = observer([], "seen")
     assert "zero_grad" in vars(SGD)
@@ -123,7 +122,7 @@ def test_a_method_of_a_base_class_is_not_left_in_the_subclass() -> None:
     assert "zero_grad" not in vars(SGD)
 
 
-def test_a_name_that_somebody_else_has_replaced_meanwhile_is_left_to_them() -> None:
+def test_a_name_that_somebody_else_has_replaced_meanwhile_is_left_to_them():
     calls: list[str] = []
     patches = observer(calls, "seen")
     original, ours = functional.cross_entropy.__wrapped__, functional.cross_entropy
@@ -137,10 +136,10 @@ def test_a_name_that_somebody_else_has_replaced_meanwhile_is_left_to_them() -> N
     assert calls == ["seen"]
 
 
-def test_generators_among_the_arguments_are_read_once() -> None:
+def test_generators_among_the_arguments_are_read_once():
     seen: list[Any] = []
 
-    def wrap(original: Callable[..., Any], parameters: Any, *args: Any) -> Any:
+    def wrap(original, parameters, *args):
         seen.extend(parameters)
         return original(parameters, *args)
 
@@ -155,7 +154,7 @@ def test_generators_among_the_arguments_are_read_once() -> None:
     assert model.weight.grad is not None and model.weight.grad.norm() <= 0.1
 
 
-def test_compiled_code_calls_through_in_one_graph() -> None:
+def test_compiled_code_calls_through_in_one_graph():
     patches = observer([], "seen")
     compiled = torch.compile(lambda z: functional.cross_entropy(z, torch.arange(2)), backend="eager", fullgraph=True)
     z = torch.randn(2, 3)

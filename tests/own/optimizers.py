@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 
@@ -11,11 +10,11 @@ import torch
 class Lion(torch.optim.Optimizer):
     """Chen et al., arXiv:2302.06675."""
 
-    def __init__(self, params: Any, lr: float, beta: float = 0.99, weight_decay: float = 0.0) -> None:
+    def __init__(self, params, lr, beta=0.99, weight_decay=0.0):
         super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
@@ -25,24 +24,24 @@ class Lion(torch.optim.Optimizer):
 
 
 class Stuck(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         raise RuntimeError("no such luck")
 
 
-def plain(params: Any, lr: float) -> torch.optim.Optimizer:
+def plain(params, lr):
     """A function, which takes no weight decay."""
     return torch.optim.SGD(params, lr=lr)
 
 
-def not_one(params: Any, lr: float) -> int:
+def not_one(params, lr):
     return 3
 
 
-def raises(params: Any, lr: float) -> torch.optim.Optimizer:
+def raises(params, lr):
     raise RuntimeError("no such luck")
 
 
-def partial(params: Any, lr: float) -> torch.optim.Optimizer:
+def partial(params, lr):
     """A function that forgets all parameters but the first."""
     return torch.optim.SGD(next(iter(params))["params"][:1], lr=lr)
 
@@ -53,7 +52,7 @@ class Dice(torch.optim.SGD):
     factor = staticmethod(random.random)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 p.mul_(self.factor())
@@ -68,7 +67,7 @@ class Wild(Dice):
 
 
 class Narrow(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         if any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
             raise RuntimeError("float32 alone")
         super().step()
@@ -77,7 +76,7 @@ class Narrow(torch.optim.SGD):
 class Centred(torch.optim.SGD):
     """Writes on its gradients."""
 
-    def step(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+    def step(self, *args, **options):  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None and p.dim() > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,14 +9,14 @@ from torch import Tensor, nn
 SAMPLES = 64  # trained on; another 8 are held out
 
 
-def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+def convolution(inputs, outputs, size, stride=1):
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
 
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 with BatchNorm after each, beside the identity or a projection."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs, width, stride):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
         self.conv1, self.bn1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
@@ -27,13 +25,13 @@ class Bottleneck(nn.Module):
         projection = convolution(inputs, 4 * width, 1, stride), nn.BatchNorm2d(4 * width)
         self.downsample = nn.Sequential(*projection) if stride > 1 or inputs != 4 * width else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
         out: Tensor = self.relu(self.bn3(self.conv3(hidden)) + self.downsample(x))
         return out
 
 
-def resnet(blocks: tuple[int, ...], width: int, classes: int) -> nn.Sequential:
+def resnet(blocks, width, classes):
     """(3, 4, 6, 3) blocks of width 64 are ResNet-50."""
     layers: list[nn.Module] = [convolution(3, width, 7, 2), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     inputs = width
@@ -47,20 +45,20 @@ def resnet(blocks: tuple[int, ...], width: int, classes: int) -> nn.Sequential:
 class Photographs:
     """Random images of 1,000 classes."""
 
-    def __init__(self, width: int = 64, size: int = 64) -> None:
+    def __init__(self, width=64, size=64):
         self.width = width
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(SAMPLES + 8, 3, size, size, generator=generator)
         self.labels = torch.randint(1000, (SAMPLES + 8,), generator=generator)
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return resnet((3, 4, 6, 3), self.width, 1000)
 
-    def train(self) -> list[Any]:
+    def train(self):
         return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
 
-    def held_out(self) -> list[Any]:
+    def held_out(self):
         return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES, SAMPLES + 8)]
 
-    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs, batch[1], reduction="none")

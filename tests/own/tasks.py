@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,30 +20,30 @@ SAMPLES = 40  # trained on; another 12 are held out
 class Images:
     """Tuples of an image and a label, a model with BatchNorm."""
 
-    def __init__(self, width: int = 4, seed: int = 0) -> None:
+    def __init__(self, width=4, seed=0):
         generator = torch.Generator().manual_seed(seed)
         self.images = torch.randn(52, 2, 5, 5, generator=generator)
         self.labels = torch.randint(3, (52,), generator=generator)
         self.width = width
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         convolution = nn.Conv2d(2, self.width, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(self.width), nn.ReLU(), nn.Flatten(), nn.Linear(self.width * 25, 3))
 
-    def train(self) -> list[Any]:
+    def train(self):
         return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
 
-    def held_out(self) -> list[Any]:
+    def held_out(self):
         return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES, 52)]
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs, batch[1], reduction="none")
 
 
 class OddBatchNorm(Images):
     """BatchNorm without scale and shift, and without running statistics."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         layers = nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, track_running_stats=False)
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(50, 3))
 
@@ -51,14 +51,14 @@ class OddBatchNorm(Images):
 class Rows(Images):
     """BatchNorm of vectors, which a single row does not have."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(50), nn.Linear(50, 3))
 
 
 class Frozen(Images):
     """A part that is not trained."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         model = nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3))
         model[1].requires_grad_(False)
         return model
@@ -67,55 +67,55 @@ class Frozen(Images):
 class Drops(Images):
     """Dropout in a layer, and in a function that is told by an attribute."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3))
 
 
 class Variational(Images):
     """An autoencoder with noise of its own, and dropout that nothing tells of."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Autoencoder()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         image, mean, logarithm = outputs
         divergence = 0.5 * (mean.square() + logarithm.exp() - logarithm - 1).sum(1)
         return (image - batch[0].flatten(1)).square().sum(1) + divergence
 
 
 class Autoencoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.decoder = nn.Linear(50, 6), nn.Linear(3, 50)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x):
         mean, logarithm = self.encoder(F.dropout(x.flatten(1), 0.1)).chunk(2, dim=1)
         code = mean + (0.5 * logarithm).exp() * torch.randn_like(mean)
         return self.decoder(code), mean, logarithm
 
 
 class Dropping(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention_dropout = 0.1
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.dropout(x, self.attention_dropout, self.training)
 
 
 class OneDraw(Variational):
     """A code of four numbers, and a single draw in a forward."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return NoisyCode()
 
 
 class NoisyCode(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.decoder = nn.Linear(50, 8), nn.Linear(4, 50)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x):
         mean, logarithm = self.encoder(x.flatten(1)).chunk(2, dim=1)
         return self.decoder(mean + (0.5 * logarithm).exp() * torch.randn_like(mean)), mean, logarithm
 
@@ -123,16 +123,16 @@ class NoisyCode(nn.Module):
 class Encoding(Mapping[str, Tensor]):
     """A mapping that is no dictionary, as tokenizers give."""
 
-    def __init__(self, data: Mapping[str, Tensor]) -> None:
+    def __init__(self, data):
         self.data = dict(data)
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key):
         return self.data[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         return iter(self.data)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.data)
 
 
@@ -145,7 +145,7 @@ class Logits:
 class Tagger(nn.Module):
     """Two matrices that are one tensor, and a mask."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(11, 6)
         self.norm = nn.LayerNorm(6)
@@ -153,7 +153,7 @@ class Tagger(nn.Module):
         self.head.weight = self.embedding.weight
         self.register_buffer("places", torch.linspace(0, 1, 16)[:, None], persistent=False)
 
-    def forward(self, input_ids: Tensor, mask: Tensor) -> Logits:
+    def forward(self, input_ids, mask):
         hidden = self.embedding(input_ids) + self.places[: input_ids.shape[1]]
         return Logits(self.head(self.norm(hidden.cumsum(1) * mask[..., None])))
 
@@ -161,43 +161,43 @@ class Tagger(nn.Module):
 class Ragged:
     """Rows of unequal lengths, terms counted, mappings in and a data class out."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         generator = torch.Generator().manual_seed(0)
         lengths = torch.randint(2, 14, (52,), generator=generator)
         self.rows = [torch.randint(1, 11, (int(length),), generator=generator).numpy() for length in lengths]
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Tagger()
 
-    def train(self) -> list[Any]:
+    def train(self):
         return self.rows[:SAMPLES]
 
-    def held_out(self) -> list[Any]:
+    def held_out(self):
         return self.rows[SAMPLES:]
 
-    def collate(self, samples: list[np.ndarray]) -> Encoding:
+    def collate(self, samples):
         ids = nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in samples], batch_first=True)
         return Encoding({"input_ids": ids, "mask": (ids > 0).float(), "labels": ids.masked_fill(ids == 0, -100)})
 
-    def losses(self, outputs: Logits, batch: Encoding) -> Tensor:
+    def losses(self, outputs, batch):
         scores = outputs.logits[:, :-1].transpose(1, 2)
         return F.cross_entropy(scores, batch["labels"][:, 1:], ignore_index=-100, reduction="none").sum(1)
 
-    def terms(self, batch: Encoding) -> Tensor:
+    def terms(self, batch):
         return (batch["labels"][:, 1:] != -100).sum(1)
 
-    def correct(self, outputs: Logits, batch: Encoding) -> Tensor:
+    def correct(self, outputs, batch):
         return (outputs.logits[:, :-1].argmax(2) == batch["labels"][:, 1:]).sum(1)
 
 
 class RootMeanSquare(nn.Module):
     """As Llama's: in float32, whatever it is given."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         narrow = x.to(torch.float32)
         return self.weight * (narrow * torch.rsqrt(narrow.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
@@ -205,7 +205,7 @@ class RootMeanSquare(nn.Module):
 class Counts(nn.Module):
     """It counts its training forwards, in a buffer or in an attribute, and is another function after 20 of them."""
 
-    def __init__(self, kind: str, after: float) -> None:
+    def __init__(self, kind, after):
         super().__init__()
         self.net, self.after = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), after
         if kind == "buffer":
@@ -213,7 +213,7 @@ class Counts(nn.Module):
         else:
             self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training:
             self.calls = self.calls + 1
         out: Tensor = self.net(x)
@@ -221,38 +221,38 @@ class Counts(nn.Module):
 
 
 class Counting(Images):
-    def __init__(self, kind: str = "buffer", after: float = 20) -> None:
+    def __init__(self, kind="buffer", after=20):
         super().__init__()
         self.of = kind, after
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Counts(*self.of)
 
 
 class Layers(nn.Module):
     """Two linear layers with BatchNorm between them, over two views of the images at once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(50, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         views = torch.cat([x.flatten(1), x.flatten(1) + 0.1])
         return self.last(self.norm(self.first(views)).tanh()).chunk(2)
 
 
 class TwoViews(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Layers()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return (outputs[0] - outputs[1]).square().sum(1) + super().losses(outputs[0], batch)
 
 
 class Masked(Layers):
     """BatchNorm over [steps that are there, C], other numbers of them in each row."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         steps = self.first(torch.stack([x.flatten(1) + k for k in range(3)], 1))
         there = torch.stack([x[:, 0, 0, 0] > least for least in (-9, -9, 0)], 1)
         out = torch.zeros_like(steps)
@@ -261,44 +261,44 @@ class Masked(Layers):
 
 
 class MaskedSteps(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Masked()
 
 
 class Named(nn.Sequential):
     """One BatchNorm layer under two names, used once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(50, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
         self.logged = nn.ModuleList([self[2]])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for layer in list(self)[:5]:
             x = layer(x)
         return x
 
 
 class TwoNames(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Named()
 
 
 class Weighing(nn.Module):
     """Outputs, and beside them two learnt weights that are no rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net, self.weights = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), nn.Parameter(torch.zeros(2))
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.net(x), self.weights
 
 
 class LearntWeights(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Weighing()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         out, (a, b) = outputs
         return (-a).exp() * super().losses(out, batch) + a + (-b).exp() * out.square().mean(1) + b
 
@@ -306,19 +306,19 @@ class LearntWeights(Images):
 class Steps(nn.Module):
     """Outputs [T, n, C] with as many steps T as a window has rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(50, 9 * 4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x).view(len(x), 9, 4).transpose(0, 1).log_softmax(-1)
 
 
 class Timewise(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Steps()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         n, labels = outputs.shape[1], torch.stack([batch[1] % 3 + 1, (batch[1] + 1) % 3 + 1], 1)
         return F.ctc_loss(outputs, labels, torch.full((n,), 9), torch.full((n,), 2), reduction="none")
 
@@ -326,7 +326,7 @@ class Timewise(Images):
 class Refuses(Frozen):
     """Scores and losses that must be finite."""
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         losses: Tensor = -torch.distributions.Categorical(logits=outputs).log_prob(batch[1])
         assert losses.isfinite().all()
         return losses
@@ -335,33 +335,33 @@ class Refuses(Frozen):
 class Narrow(Images):
     """Code that is written for float32: casts, a constant, a new tensor, a loss."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), RootMeanSquare(8), nn.Tanh(), RootMeanSquare(8), nn.Linear(8, 3))
 
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+    def forward(self, model, batch):
         shift = torch.zeros(len(batch[0]), 1, 1, 1)
         shift[:, 0] = 0.5
         outputs: Tensor = model(batch[0].float() + shift)
         return F.softmax(outputs, dim=1, dtype=torch.float32)
 
-    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return -outputs.float().gather(1, batch[1][:, None])[:, 0].clamp(min=torch.finfo(torch.float32).tiny).log()
 
 
 class Waves(nn.Module):
     """Complex weights, and complex numbers that are not trained."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(50, 3, dtype=torch.complex64) / 7)
         self.register_buffer("turns", torch.polar(torch.ones(50), torch.linspace(0, 3, 50)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return ((x.flatten(1) * self.turns) @ self.weight).abs()
 
 
 class Complex(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(Waves(), nn.Linear(3, 3))
 
 
@@ -369,12 +369,12 @@ class Doubled(torch.autograd.Function):
     """A kernel for float32 alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         assert x.dtype != torch.float64, "this kernel has no float64"
         return x + x
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx, *gradients):
         return 2 * gradients[0]
 
 
@@ -383,13 +383,13 @@ class Kernel(Images):
 
     batch_norm = False
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         norms = [nn.BatchNorm1d(8)] if self.batch_norm else []
         return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
 
 
 class OfKernel(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         doubled: Tensor = Doubled.apply(x)
         return doubled
 
@@ -406,59 +406,59 @@ class Pair(NamedTuple):
 class Contrast:
     """Named tuples of float64 arrays; the loss takes its negatives from the other rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         draws = np.random.default_rng(0)
         self.pairs = [Pair(draws.standard_normal(4), draws.standard_normal(4)) for _ in range(52)]
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
-    def train(self) -> list[Any]:
+    def train(self):
         return self.pairs[:SAMPLES]
 
-    def held_out(self) -> list[Any]:
+    def held_out(self):
         return self.pairs[SAMPLES:]
 
-    def forward(self, model: nn.Module, batch: Pair) -> dict[str, Tensor]:
+    def forward(self, model, batch):
         return {"left": model(batch.left), "right": model(batch.right)}
 
-    def losses(self, outputs: dict[str, Tensor], batch: Pair) -> Tensor:
+    def losses(self, outputs, batch):
         scores = outputs["left"] @ outputs["right"].T
         return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
 
 
 class Centred(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(50, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.linear((x - x.mean(0)).flatten(1))
 
 
 class Mixed(Images):
     """A layer of the user's own that mixes rows as BatchNorm does."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Centred()
 
 
 class Spectral(Images):
     """Spectral normalisation, whose power iteration goes on with each forward."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
         return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
 
 
 class OldSpectral(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         first = nn.utils.spectral_norm(nn.Linear(50, 8))
         return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
 
 
 class SpectralAndBatchNorm(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
         return nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
 
@@ -466,11 +466,11 @@ class SpectralAndBatchNorm(Images):
 class Codebook(nn.Module):
     """Prototypes that follow their inputs: those of this forward are used by the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("prototype", torch.zeros(50))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         flat = x.flatten(1)
         shifted = flat - self.prototype
         with torch.no_grad():
@@ -479,12 +479,12 @@ class Codebook(nn.Module):
 
 
 class FollowsInputs(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(Codebook(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 class MixedBesideBatchNorm(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.BatchNorm2d(2), Centred())
 
 
@@ -497,11 +497,11 @@ class Routed:
 class Experts(nn.Module):
     """Three experts, each row by the best of them; a loss that balances their loads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gate, self.experts = nn.Linear(50, 3), nn.Linear(50, 9)
 
-    def forward(self, x: Tensor) -> Routed:
+    def forward(self, x):
         shares = self.gate(x.flatten(1)).softmax(1)
         chosen = F.one_hot(shares.argmax(1), 3).to(shares)
         logits = (self.experts(x.flatten(1)).unflatten(1, (3, 3)) * (chosen * shares)[..., None]).sum(1)
@@ -511,10 +511,10 @@ class Experts(nn.Module):
 class Balanced(Images):
     share = 0.5
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Experts()
 
-    def losses(self, outputs: Routed, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs.logits, batch[1], reduction="none") + self.share * outputs.balance
 
 
@@ -525,7 +525,7 @@ class Unbalanced(Balanced):
 
 
 class BalancedAfterBatchNorm(Balanced):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.BatchNorm2d(2), Experts())
 
 
@@ -533,49 +533,49 @@ class BalancedAfterBatchNorm(Balanced):
 
 
 class NoLosses:
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Linear(1, 1)
 
-    def train(self) -> list[Any]:
+    def train(self):
         return []
 
     held_out = train
 
 
 class Raises(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         raise RuntimeError("no such luck")
 
 
 class MeanLoss(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs, batch[1])
 
 
 class NotANumber(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return super().losses(outputs, batch) * float("nan")
 
 
 class Detached(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return super().losses(outputs, batch).detach()
 
 
 class Constant(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return super().losses(outputs * 0, batch)
 
 
 class ChangingData(Images):
-    def train(self) -> Any:
+    def train(self):
         task = self
 
         class Augmented:
-            def __len__(self) -> int:
+            def __len__(self):
                 return SAMPLES
 
-            def __getitem__(self, i: int) -> Any:
+            def __getitem__(self, i):
                 return task.images[i] + torch.rand(()), int(task.labels[i])
 
         return Augmented()
@@ -584,33 +584,33 @@ class ChangingData(Images):
 class Foreign(Images):
     """Random numbers that are not torch's."""
 
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+    def forward(self, model, batch):
         outputs: Tensor = model(batch[0])
         return outputs + np.random.default_rng().standard_normal()
 
 
 class DrawnLoss(Images):
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return super().losses(outputs + torch.randn_like(outputs), batch)
 
 
 class Sparse(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.EmbeddingBag(4, 3, mode="sum", sparse=True)
 
-    def forward(self, model: nn.Module, batch: Any) -> Any:
+    def forward(self, model, batch):
         return model(batch[1][:, None])
 
 
 class Checkpointed(nn.Module):
     """Recomputed in the backward by the older of PyTorch's two ways."""
 
-    def __init__(self, hides: bool = False) -> None:
+    def __init__(self, hides=False):
         super().__init__()
         self.first, self.second = nn.Linear(50, 8), nn.Linear(8, 3)
         self.hides = hides
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.hides:
             first = lambda x: self.first(x.flatten(1)).tanh()  # noqa: E731
             return self.second(torch.utils.checkpoint.checkpoint(first, x.clone().requires_grad_(), use_reentrant=True))
@@ -619,60 +619,60 @@ class Checkpointed(nn.Module):
 
 
 class Reentrant(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Checkpointed()
 
 
 class Forces(Frozen):
     """Gradients with respect to the inputs, in a forward that does not switch them on."""
 
-    def forward(self, model: nn.Module, batch: Any) -> Any:
+    def forward(self, model, batch):
         images = batch[0].clone().requires_grad_()
         with self.gradients():
             outputs = model(images)
             return outputs, torch.autograd.grad(outputs.sum(), images, create_graph=True)[0]
 
-    def gradients(self) -> Any:
+    def gradients(self):
         return nullcontext()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return super().losses(outputs[0], batch) + outputs[1].square().sum((1, 2, 3))
 
 
 class ForcesSwitchedOn(Forces):
-    def gradients(self) -> Any:
+    def gradients(self):
         return torch.enable_grad()
 
 
 class HeldOutOfOtherShape(Images):
-    def held_out(self) -> list[Any]:
+    def held_out(self):
         return [(image[:, :4], label) for image, label in super().held_out()]
 
 
 class NotANumberInData(Images):
-    def train(self) -> list[Any]:
+    def train(self):
         return [(image * float("nan"), label) for image, label in super().train()]
 
 
 class InPlace(Images):
-    def forward(self, model: nn.Module, batch: Any) -> Any:
+    def forward(self, model, batch):
         return model(batch[0].mul_(2))
 
 
 class Lazy(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
 
 
 class Meta(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return super().model(norm).to("meta")
 
 
 class NoDisk(Images):
-    def train(self) -> Any:
+    def train(self):
         class Files(list[Any]):
-            def __getitem__(self, i: Any) -> Any:
+            def __getitem__(self, i):
                 raise OSError("no such disk")
 
         return Files(super().train())
@@ -681,19 +681,19 @@ class NoDisk(Images):
 class Leaving(nn.Module):
     """A layer whose weight is computed before each forward, as pruning and weight_norm do; the last outputs are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
         nn.utils.prune.l1_unstructured(self.layers[0], "weight", amount=0.4)
         self.last: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.last = [self.layers(x.flatten(1))]
         return self.last[0]
 
 
 class Leaves(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Leaving()
 
 
@@ -702,10 +702,10 @@ class Weighted(Frozen):
 
     weights = torch.tensor([0.3, 1.7, 2.25])
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs, batch[1], weight=self.weights.to(outputs), reduction="none")
 
-    def terms(self, batch: Any) -> Tensor:
+    def terms(self, batch):
         return self.weights[batch[1]]
 
 
@@ -714,12 +714,12 @@ class Queueing(nn.Module):
 
     queue: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(50, 4)
         self.register_buffer("queue", torch.randn(16, 4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         own = self.layer(x.flatten(1))
         scores = torch.cat([own.sum(1, keepdim=True), own @ self.queue.T], dim=1)
         if self.training:
@@ -728,87 +728,87 @@ class Queueing(nn.Module):
 
 
 class Queue(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Queueing()
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:
+    def losses(self, outputs, batch):
         return F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
 
 
 class Alike(Frozen):
     """Pairs of equal images, of which the task makes something else before the model gets them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.images[1::2] = self.images[::2]
 
-    def forward(self, model: nn.Module, batch: Any) -> Any:
+    def forward(self, model, batch):
         return model(batch[0] / 2) + model(batch[0])
 
 
 class Temperature(Frozen):
     """A tensor with 1e-12 of the whole gradient."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Scaling()
 
 
 class Scaling(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer, self.scale = nn.Linear(50, 3), nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer(x.flatten(1)) + 1e-12 * self.scale * x.flatten(1)[:, :3]
 
 
 class HiddenGradient(Images):
     """A reentrant checkpoint whose layers no path of the graph leads to but that of the inputs."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         return Checkpointed(hides=True)
 
 
 class Scripted(Images):
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(50, 3)))
 
 
 class NegativeTerms(Images):
-    def terms(self, batch: Any) -> Tensor:
+    def terms(self, batch):
         return torch.full((len(batch[1]),), -0.5)
 
 
 class TermsRaise(Images):
-    def terms(self, batch: Any) -> Tensor:
+    def terms(self, batch):
         result: Tensor = batch["labels"]
         return result
 
 
 class CorrectRaises(Images):
-    def correct(self, outputs: Any, batch: Any) -> Tensor:
+    def correct(self, outputs, batch):
         raise RuntimeError("no such luck")
 
 
 class NotAModel(Images):
-    def model(self, norm: str) -> Any:
+    def model(self, norm):
         return lambda x: x
 
 
 class NoTraining(Images):
-    def train(self) -> list[Any]:
+    def train(self):
         return []
 
 
 class Stream(Images):
-    def train(self) -> Any:
+    def train(self):
         return iter(super().train())
 
 
 class WrongRows(Images):
-    def collate(self, samples: list[Any]) -> Any:
+    def collate(self, samples):
         return torch.stack([image for image, _ in samples])[1:], torch.tensor([label for _, label in samples])
 
 

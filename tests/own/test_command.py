@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ QUICK = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A user's folder: a task in a file and in a package, with a helper beside it; names that are also ours."""
     source = Path(tasks.__file__).read_text()
     (tmp_path / "mine.py").write_text(source.replace("SAMPLES = 40", "from helper import SHIFT\nSAMPLES = 40 + SHIFT"))
@@ -36,17 +35,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def harness(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def harness(folder, *overrides):
     code = "import sys; sys.path[0] = sys.argv.pop(1); from accumulation_harness.sweep.run import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(ROOT), *overrides, *QUICK]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def trials(folder: Path) -> dict[str, dict[str, Any]]:
+def trials(folder):
     return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("results/*/*/trial.json")}
 
 
-def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder: Path) -> None:
+def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder):
     sweep = ("-m", "workload=custom", "workload.target=mine.py:Images", "+workload.args.width=4,5", "norm=as_is,group")
     run = harness(folder, *sweep)
     assert run.returncode == 0, run.stderr
@@ -62,7 +61,7 @@ def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder: Path) -
     assert "Nothing to do: 4 trials finished already." in again.stdout
 
 
-def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder: Path) -> None:
+def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder):
     one = ("workload=custom", "workload.target=mine.py:Ragged")
     assert harness(folder, *one).returncode == 0
     (folder / "helper.py").write_text("SHIFT = 0  # the same, in another file\n")
@@ -78,7 +77,7 @@ def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Path) -> None:
+def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder):
     (folder / "data.txt").write_text("0")
     (folder / "told.py").write_text(
         "from pathlib import Path\nfrom lab.vision import Images\n\n\nclass Told(Images):\n"
@@ -100,7 +99,7 @@ def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Pat
     assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one).stderr
 
 
-def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path: Path) -> None:
+def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path):
     """Not of another task of the same file; what the file prints is none."""
     file = tmp_path / "both.py"
     file.write_text(
@@ -115,7 +114,7 @@ def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path: Path) -> None
         data_fingerprint("workload.target", f"{file}:None", "{}")
 
 
-def test_a_package_and_yaml_of_ones_own(folder: Path) -> None:
+def test_a_package_and_yaml_of_ones_own(folder):
     conf = folder / "my_conf"
     for group, text in {
         "workload/mine.yaml": "data: custom\ntarget: lab.vision:Images\nargs: {width: 3}\n",
@@ -148,7 +147,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("overrides", BAD, ids=" ".join)
-def test_bad_input_is_one_clear_line(folder: Path, overrides: tuple[str, ...]) -> None:
+def test_bad_input_is_one_clear_line(folder, overrides):
     run = harness(folder, *overrides)
     assert run.returncode == 2
     assert BAD[overrides] in run.stderr

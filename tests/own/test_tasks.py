@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,12 +54,12 @@ CONFIG = TrialConfig(
 )
 
 
-def own(name: str, **changes: Any) -> TrialConfig:
+def own(name, **changes):
     workload = WorkloadConfig(data=Data.custom, target=f"{FILE}:{name}", args=changes.pop("args", {}))
     return dataclasses.replace(CONFIG, workload=workload, **changes)
 
 
-def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
+def verdicts(config):
     return run_trial(config, lambda step, rows: None).arms
 
 
@@ -85,7 +84,7 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
     ],
     ids=str,
 )
-def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
+def test_an_accumulated_task_is_the_large_batch(config):
     for arm in verdicts(config):
         assert arm["verdict"] == Outcome.equivalent, arm["reasons"]
         assert arm["algebra_error"] < 1e-13
@@ -112,7 +111,7 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
     ],
 )
-def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> None:
+def test_what_couples_rows_is_named_and_reproduced(name, cause):
     *accumulated, permuted = verdicts(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
@@ -121,7 +120,7 @@ def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute"])
-def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind: str) -> None:
+def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind):
     """Four forwards a window: the function changes between windows, inside of one, or never."""
     for after, right in ((20, False), (18, False), (math.inf, True)):
         args = {"kind": kind, "after": after if after < math.inf else 1e9}
@@ -132,7 +131,7 @@ def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind: str) 
         assert permuted["verdict"] == "equivalent"
 
 
-def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told() -> None:
+def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told():
     """A draw of 8 x 4 numbers is two of 4 x 4 in a row, since the CPU's stream comes in sixteens; not four of 2 x 4."""
     two, four, permuted = verdicts(own("OneDraw", effective_batch=8, split=Split.even, steps=3, algebra_steps=3))
     assert two["verdict"] == Outcome.equivalent and two["reasons"].startswith(SHARED_DRAWS) and two["algebra_error"] < 1e-13
@@ -141,20 +140,20 @@ def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told() -> No
     assert all(SHARED_DRAWS not in arm["reasons"] for arm in verdicts(own("Frozen", **SHORT)))
 
 
-def test_a_fault_beside_a_balance_loss_is_named() -> None:
+def test_a_fault_beside_a_balance_loss_is_named():
     assert (
         planted(own("Balanced", **SHORT), "loss_not_divided")["loss_not_divided"]["cause"]
         == "non_separable_loss+loss_not_divided"
     )
 
 
-def test_a_fault_beside_a_stateful_forward_is_named() -> None:
+def test_a_fault_beside_a_stateful_forward_is_named():
     arms = planted(own("Spectral", **SHORT), "loss_not_divided")
     assert arms["loss_not_divided"]["cause"] == "stateful_forward+loss_not_divided" and arms["loss_not_divided"]["explained"]
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_large_batch(frozen: bool) -> None:
+def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_large_batch(frozen):
     """What the remedy says, written out; without it the gradients differ."""
     task = tasks.Spectral()
     torch.manual_seed(0)
@@ -162,7 +161,7 @@ def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_
     state = {name: value.clone() for name, value in model.state_dict().items()}
     images, labels = task.images[:8].double(), task.labels[:8]
 
-    def gradients(num: int) -> torch.Tensor:
+    def gradients(num):
         model.load_state_dict(state)
         model.train()
         model.zero_grad()
@@ -177,7 +176,7 @@ def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_
     assert error <= 1e-14 if frozen else error > 1e-4
 
 
-def test_a_planted_fault_is_named_in_a_task() -> None:
+def test_a_planted_fault_is_named_in_a_task():
     config = own("Ragged", optimizer=OptimizerConfig(lr=0.1))
     faults = {name: named(name, config.precision) for name in ("mean_of_means", "loss_not_divided", "cached_weights_stale")}
     arms = run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms
@@ -187,7 +186,7 @@ def test_a_planted_fault_is_named_in_a_task() -> None:
         assert arm["verdict"] == Outcome.different and arm["cause"] == arm["arm"], (arm["arm"], arm["cause"], arm["reasons"])
 
 
-def test_the_referee_of_a_task_is_the_plain_gradient() -> None:
+def test_the_referee_of_a_task_is_the_plain_gradient():
     """Against autograd through the task's own methods, float64, one forward and one backward."""
     setting = Setting(own("Ragged"), CPU)
     task = tasks.Ragged()
@@ -203,7 +202,7 @@ def test_the_referee_of_a_task_is_the_plain_gradient() -> None:
     assert torch.linalg.vector_norm(got - expected) <= 1e-14 * torch.linalg.vector_norm(expected)
 
 
-def test_the_float64_batch_is_the_float32_one() -> None:
+def test_the_float64_batch_is_the_float32_one():
     setting = Setting(own("Contrast"), CPU)
     ids = torch.tensor([3, 0, 7])
     wide, narrow = (setting.workloads[dtype].batch(ids).inputs for dtype in (torch.float64, torch.float32))
@@ -212,7 +211,7 @@ def test_the_float64_batch_is_the_float32_one() -> None:
     assert not torch.equal(wide.left, torch.from_numpy(tasks.Contrast().pairs[3].left).expand_as(wide.left))
 
 
-def test_rows_of_a_batch_are_its_samples() -> None:
+def test_rows_of_a_batch_are_its_samples():
     setting = Setting(own("Ragged"), CPU)
     window = setting.exact.batch(torch.arange(7))
     rows = window.rows(torch.tensor([4, 1]))
@@ -222,7 +221,7 @@ def test_rows_of_a_batch_are_its_samples() -> None:
 
 
 @pytest.mark.parametrize("norm", [Norm.group, Norm.layer, Norm.none])
-def test_batch_norm_is_exchanged(norm: Norm) -> None:
+def test_batch_norm_is_exchanged(norm):
     layers = list(Setting(own("Images", norm=norm, args={"width": 6}), CPU).initial)  # type: ignore[arg-type]
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
     if norm == Norm.none:
@@ -234,13 +233,13 @@ def test_batch_norm_is_exchanged(norm: Norm) -> None:
 SHORT = {"steps": 4, "algebra_steps": 3, "accumulation_steps": (3,), "split": Split.even}
 
 
-def planted(config: TrialConfig, *faults: str) -> dict[str, dict[str, Any]]:
+def planted(config, *faults):
     """The arms by name: the right ones and those with a fault."""
     recipes = with_faults(config, {name: named(name, config.precision) for name in faults})
     return {arm["arm"]: arm for arm in run_trial(config, lambda step, rows: None, recipes).arms}
 
 
-def test_code_that_narrows_its_numbers_is_judged_in_float64() -> None:
+def test_code_that_narrows_its_numbers_is_judged_in_float64():
     """Casts to float32 in the model and in the loss, a tensor of the default format."""
     arms = planted(own("Narrow", **SHORT), "loss_not_divided", "low_precision_accumulator")
     for name, arm in arms.items():
@@ -252,7 +251,7 @@ def test_code_that_narrows_its_numbers_is_judged_in_float64() -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, pytest.param(Precision.float16, marks=pytest.mark.slow)])
-def test_a_task_without_float64_is_judged_by_what_remains(precision: Precision) -> None:
+def test_a_task_without_float64_is_judged_by_what_remains(precision):
     faults = ("mean_of_means", "loss_not_divided", "counter_wrong", "optimizer_state_per_micro_batch")
     config = own("Kernel", **SHORT | {"split": Split.ragged, "precision": precision})
     for name, arm in planted(config, *faults).items():
@@ -263,37 +262,37 @@ def test_a_task_without_float64_is_judged_by_what_remains(precision: Precision) 
         assert "(AssertionError: this kernel has no float64): not measured were rounding (L1)" in told
 
 
-def of_class(name: str, **changes: Any) -> TrialConfig:
+def of_class(name, **changes):
     """A trial with an optimizer of the user's own."""
     target = f"{Path(optimizers.__file__)}:{name}"
     return own("Frozen", **SHORT, optimizer=OptimizerConfig(name=OptimizerName.custom, target=target, lr=0.1), **changes)
 
 
-def test_an_optimizer_without_float64_is_judged_by_what_remains() -> None:
+def test_an_optimizer_without_float64_is_judged_by_what_remains():
     for name, arm in planted(of_class("Narrow"), "loss_not_divided").items():
         wrong = name == "loss_not_divided"
         assert (arm["verdict"], arm["cause"]) == (("different", name) if wrong else ("inconclusive", "")), arm["reasons"]
         assert "(its optimizer: RuntimeError: float32 alone" in arm["reasons"]
 
 
-def test_gradients_that_an_optimizer_has_rewritten_are_the_last_windows() -> None:
+def test_gradients_that_an_optimizer_has_rewritten_are_the_last_windows():
     """Its step takes any arguments."""
     for name, arm in planted(of_class("Centred"), "gradients_not_cleared").items():
         wrong = name == "gradients_not_cleared"
         assert (arm["verdict"], arm["cause"]) == (("different", name) if wrong else ("equivalent", "")), arm["reasons"]
 
 
-def test_batch_norm_without_float64_is_named() -> None:
+def test_batch_norm_without_float64_is_named():
     arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
     assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
 
 
-def test_float64_is_refused_where_there_is_none() -> None:
+def test_float64_is_refused_where_there_is_none():
     with pytest.raises(ConfigError, match="precision=float64: expected float32 or a 16-bit format: the task does not compute"):
         Setting(own("Kernel", precision=Precision.float64), CPU)
 
 
-def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_float32() -> None:
+def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_float32():
     """A ReLU may have flipped; in every window it is the loop's."""
     algebra = Algebra(
         gradient_error=1e-2, state_error=math.nan, trajectory_error=math.nan, loss_error=0.0, steps=4, floor=1e-7,
@@ -346,7 +345,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_judged_is_told_in_one_line(name: str) -> None:
+def test_what_cannot_be_judged_is_told_in_one_line(name):
     with pytest.raises(ConfigError) as caught:
         verdicts(own(name))
     text = str(caught.value)
@@ -354,12 +353,12 @@ def test_what_cannot_be_judged_is_told_in_one_line(name: str) -> None:
     assert "\n" not in text
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_told():
     with pytest.raises(ConfigError, match=r"makes a task with workload.args; it raised TypeError.*'depth'"):
         Setting(own("Images", args={"depth": 3}), CPU)
 
 
-def test_a_micro_batch_of_one_row_under_batch_norm_is_told() -> None:
+def test_a_micro_batch_of_one_row_under_batch_norm_is_told():
     expected = r"accumulation_steps=4: expected micro-batches of at least 2 samples with norm=as_is and the model of Rows"
     with pytest.raises(ConfigError, match=expected):
         verdicts(own("Rows"))
@@ -367,7 +366,7 @@ def test_a_micro_batch_of_one_row_under_batch_norm_is_told() -> None:
     assert arm["cause"] == Cause.batch_statistics and arm["explained"]
 
 
-def test_batch_norm_that_is_not_there_is_told() -> None:
+def test_batch_norm_that_is_not_there_is_told():
     with pytest.raises(ConfigError, match="norm=batch: expected as_is, group, layer or none: the task's model has no BatchNorm"):
         Setting(own("Frozen", norm=Norm.batch), CPU)
 
@@ -375,12 +374,12 @@ def test_batch_norm_that_is_not_there_is_told() -> None:
 # -- optimizers ----------------------------------------------------------------------------------------------------------
 
 
-def with_optimizer(name: str, **settings: Any) -> TrialConfig:
+def with_optimizer(name, **settings):
     chosen = OptimizerConfig(name=OptimizerName.custom, target=f"{optimizers.__file__}:{name}", lr=1e-3, **settings)
     return own("Ragged", optimizer=chosen)
 
 
-def test_an_optimizer_of_ones_own_is_judged() -> None:
+def test_an_optimizer_of_ones_own_is_judged():
     config = with_optimizer("Lion", weight_decay=0.1, args={"beta": 0.9})
     faults = {"loss_not_divided": named("loss_not_divided", config.precision)}
     for arm in run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms:
@@ -403,14 +402,14 @@ def test_an_optimizer_of_ones_own_is_judged() -> None:
         ("Wild", {}, "an optimizer whose step() gives finite weights, got NaN or infinity"),
     ],
 )
-def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[str, Any], expected: str) -> None:
+def test_what_makes_no_optimizer_is_told_in_one_line(name, settings, expected):
     with pytest.raises(ConfigError) as caught:
         verdicts(with_optimizer(name, **settings))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
-def test_resnet_50_is_judged() -> None:
+def test_resnet_50_is_judged():
     """Its 53 BatchNorm layers are named and reproduced, in an eighth of its width; at its own it has torchvision's parameters."""
     assert sum(p.numel() for p in resnet50.Photographs().model("as_is").parameters()) == 25_557_032
     workload = WorkloadConfig(data=Data.custom, target=f"{resnet50.__file__}:Photographs", args={"width": 8})
@@ -423,7 +422,7 @@ def test_resnet_50_is_judged() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "seed", "steps"), [(4, 2, (2,)), (8, 0, (4,))])
-def test_batch_norm_over_two_values_is_explained(size: int, seed: int, steps: tuple[int, ...]) -> None:
+def test_batch_norm_over_two_values_is_explained(size, seed, steps):
     """Images of 32 x 32 end as one position: in batches of 4 the shuffled full batch itself differs by 6e-11 (seed 2).
 
     In micro-batches of 2 gradients and running statistics are as ill-conditioned, and what float64 resolves of them is no error.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from accumulation_harness.config import ConfigError, Contrast, Data, Model, Prec
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
+from accumulation_harness.recipes.recipe import clear, take_step
 from accumulation_harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
-from accumulation_harness.workloads import Batch
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
@@ -25,11 +22,11 @@ CPU = torch.device("cpu")
 EXACT, APART = 1e-12, 1e-3
 
 
-def gradient(setting: Setting, recipe: Recipe, window: Batch, arm: Arm | None = None) -> Tensor:
+def gradient(setting, recipe, window, arm=None):
     """[P] what the optimizer would have consumed, at the initial weights."""
     held: list[Tensor] = []
 
-    def read(own: Arm) -> None:
+    def read(own):
         held.append(flatten(gradients(own.model.parameters())))
 
     arm = arm or setting.arm(recipe, precision=Precision.float64)
@@ -39,7 +36,7 @@ def gradient(setting: Setting, recipe: Recipe, window: Batch, arm: Arm | None = 
     return held[0]
 
 
-def setting_of(trial: TrialConfig) -> tuple[Setting, Batch]:
+def setting_of(trial):
     setting = Setting(trial, CPU)
     return setting, setting.exact.batch(next(setting.windows(1)))
 
@@ -51,7 +48,7 @@ PAIRS = TrialConfig(
 
 @pytest.mark.parametrize("contrast", [*Contrast, "pairs of digits"])
 @pytest.mark.parametrize("num", [2, 4, 12])
-def test_grad_cache_is_the_full_batch(contrast: str, num: int, corpus: str) -> None:
+def test_grad_cache_is_the_full_batch(contrast, num, corpus):
     """The referee: one forward of the whole window and `torch.autograd.grad`, which no recipe runs."""
     trial = PAIRS if contrast == "pairs of digits" else config(corpus, contrast=Contrast(contrast), hard_negatives=1, penalty=0.2)
     setting, window = setting_of(trial)
@@ -62,7 +59,7 @@ def test_grad_cache_is_the_full_batch(contrast: str, num: int, corpus: str) -> N
     assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
 
 
-def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus: str) -> None:
+def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus):
     trial = config(corpus)
     setting, window = setting_of(trial)
     full = gradient(setting, full_batch(trial), window)
@@ -75,7 +72,7 @@ def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus: 
 
 
 @pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100", "dual_bank@5+1", "passage_bank@5+1"])
-def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name: str, corpus: str) -> None:
+def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name, corpus):
     """Two windows in parts of 4, against a loss written out for every part over lists of all pairs so far."""
     trial = config(corpus, contrast=Contrast.one_sided)
     setting, _ = setting_of(trial)
@@ -113,32 +110,32 @@ def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name: str, corpus: st
 class Task:
     """Towers, a temperature and a loss that are none of this repository's: a margin over in-batch negatives, squared."""
 
-    def model(self, norm: str) -> nn.Module:
+    def model(self, norm):
         class Towers(nn.Module):
-            def __init__(self) -> None:
+            def __init__(self):
                 super().__init__()
                 self.left, self.right = nn.Linear(6, 4), nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
                 self.scale = nn.Parameter(torch.tensor(0.3))
 
-            def forward(self, pair: Tensor) -> dict[str, Any]:
+            def forward(self, pair):
                 return {"scale": self.scale, "left": self.left(pair[:, 0]), "right": self.right(pair[:, 1]), "name": "none"}
 
         return Towers()
 
-    def train(self) -> list[Tensor]:
+    def train(self):
         return list(torch.randn(40, 2, 6, generator=torch.Generator().manual_seed(1)))
 
     held_out = train
 
-    def losses(self, outputs: dict[str, Any], batch: Tensor) -> Tensor:
+    def losses(self, outputs, batch):
         scores = outputs["scale"].exp() * outputs["left"] @ outputs["right"].T
         return F.relu(1 + scores - scores.diagonal().unsqueeze(1)).square().sum(1) / len(scores)
 
-    def forward(self, model: Callable[[Tensor], Any], batch: Tensor) -> Any:
+    def forward(self, model, batch):
         return model(batch)
 
 
-def test_grad_cache_on_towers_and_a_loss_of_ones_own() -> None:
+def test_grad_cache_on_towers_and_a_loss_of_ones_own():
     trial = TrialConfig(
         workload=WorkloadConfig(data=Data.custom, target=f"{__file__}:Task"), norm="as_is",  # type: ignore[arg-type]
         effective_batch=12, accumulation_steps=(4,),

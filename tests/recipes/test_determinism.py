@@ -8,8 +8,8 @@ from accumulation_harness.recipes.determinism import deterministic
 
 
 @pytest.mark.parametrize("precision", Precision)
-def test_settings_of_torch_are_put_back(precision: Precision) -> None:
-    def settings() -> tuple[object, ...]:
+def test_settings_of_torch_are_put_back(precision):
+    def settings():
         return (
             torch.get_deterministic_debug_mode(),
             torch.backends.cudnn.benchmark,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accumulation_harness.config import Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import lock_step
@@ -25,24 +24,24 @@ SMALL: dict[str, Any] = {
 }
 
 
-def verdicts(config: TrialConfig) -> dict[str, str]:
+def verdicts(config):
     return {row["arm"]: row["verdict"] for row in run_trial(config, lambda step, rows: None).arms}
 
 
-def make_model() -> nn.Module:
+def make_model():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double().train()
 
 
-def accumulate(model: nn.Module, batches: list[Tensor]) -> Tensor:
+def accumulate(model, batches):
     """[P] the gradient of the sum of squares over `batches`."""
     for batch in batches:
         model(batch).square().sum().backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Callable[[Tensor], Tensor]:
+def graphed_on_cpu(module, sample, **_):
     """What `torch.cuda.make_graphed_callables` does to memory: inputs, outputs and gradients each stay in one place."""
     parameters = list(module.parameters())
     inputs = sample[0]  # torch/cuda/graphs.py: the arguments given are the static inputs themselves
@@ -52,7 +51,7 @@ def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Call
 
     class Replay(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, given: Tensor, *_: Tensor) -> Tensor:
+        def forward(ctx, given, *_):
             if inputs.data_ptr() != given.data_ptr():
                 inputs.copy_(given)
             with torch.enable_grad():
@@ -61,7 +60,7 @@ def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Call
             return outputs.detach()
 
         @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx, *grads):
             for place, new in zip(gradients, torch.autograd.grad(ctx.live, parameters, grads[0]), strict=True):
                 place.copy_(new)
             return (None, *(place.detach() for place in gradients))
@@ -70,14 +69,14 @@ def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Call
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed_on_cpu)
 
 
 BATCHES = [torch.randn(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) for size in (5, 5, 2, 5)]
 
 
-def test_captured_gradients_add_up_as_eager_ones_do(graphs: None) -> None:
+def test_captured_gradients_add_up_as_eager_ones_do(graphs):
     eager, captured = make_model(), make_model()
     exchange_forward(captured, Execution.cuda_graph)
     assert torch.equal(accumulate(captured, BATCHES), accumulate(eager, BATCHES))
@@ -85,7 +84,7 @@ def test_captured_gradients_add_up_as_eager_ones_do(graphs: None) -> None:
         assert torch.equal(own, others)  # capturing has run the model, and left no trace in its statistics
 
 
-def test_the_first_micro_batch_is_not_overwritten_by_the_next(graphs: None) -> None:
+def test_the_first_micro_batch_is_not_overwritten_by_the_next(graphs):
     """All arms of a window read the same memory: a graph whose input it were would write every later micro-batch into it."""
     captured, window = make_model(), torch.arange(30.0, dtype=torch.float64).reshape(10, 3)
     exchange_forward(captured, Execution.cuda_graph)
@@ -105,9 +104,7 @@ def test_the_first_micro_batch_is_not_overwritten_by_the_next(graphs: None) -> N
     ],
     ids=["several", "ragged", "dropout", "batch_norm"],
 )
-def test_captured_trials_find_what_eager_ones_find(
-    graphs: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], causes: set[str]
-) -> None:
+def test_captured_trials_find_what_eager_ones_find(graphs, monkeypatch, changes, causes):
     """Epochs of 1,500 samples end in a short window after 11 of 128: a graph of other shapes."""
     for module in (execution, lock_step):
         monkeypatch.setattr(module, "check_available", lambda *_: None)
@@ -120,10 +117,10 @@ def test_captured_trials_find_what_eager_ones_find(
     assert {cause for (arm, _), (_, cause) in rows[Execution.cuda_graph].items() if arm == "accumulated"} - {""} == causes
 
 
-def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch):
     """The reference runs op by op: a gradient 1 % off is `degraded`, and not for being accumulated."""
 
-    def wrong(forward: Callable[[Tensor], Tensor], **_: object) -> Callable[[Tensor], Tensor]:
+    def wrong(forward, **_):
         return lambda inputs: forward(inputs) * 1.01
 
     monkeypatch.setattr(torch, "compile", wrong)
@@ -137,5 +134,5 @@ def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float64, Precision.bfloat16])
-def test_compiled_arms_are_equivalent_to_the_eager_full_batch(precision: Precision) -> None:
+def test_compiled_arms_are_equivalent_to_the_eager_full_batch(precision):
     assert verdicts(TrialConfig(**SMALL, precision=precision)) == {"accumulated": "equivalent", "permuted": "equivalent"}

@@ -24,7 +24,7 @@ from accumulation_harness.config import (
 from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
 from accumulation_harness.measure.ranks import SCALED, UNSYNCHRONISED
-from accumulation_harness.measure.trial import Candidate, Row, run_trial, split_plan, standard_candidates, with_faults
+from accumulation_harness.measure.trial import Candidate, run_trial, split_plan, standard_candidates, with_faults
 from accumulation_harness.recipes.catalogue import FAULTS
 from accumulation_harness.recipes.recipe import Recipe
 
@@ -80,18 +80,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = ("adam, cosine, perceptron",)  # the others take ten to thirty seconds each
 
 
-def setting(name: str) -> TrialConfig:
+def setting(name):
     defaults = {"steps": 2, "effective_batch": 320, "algebra_steps": 6}
     return TrialConfig(**{**defaults, "accumulation_steps": (4,), **SETTINGS[name]})
 
 
-def judged(name: str) -> dict[str, Row]:
+def judged(name):
     """All faults as arms of one trial, beside the correct ones."""
     config = setting(name)
     return {row["arm"]: row for row in run_trial(config, lambda step, rows: None, with_faults(config, PLANTED)).arms}
 
 
-def test_a_window_may_lose_its_only_micro_batch_in_float16() -> None:
+def test_a_window_may_lose_its_only_micro_batch_in_float16():
     """The scaler takes no step without a gradient; a trial with such a window has a verdict."""
     config = TrialConfig(accumulation_steps=(1,), steps=2, algebra_steps=2, precision=Precision.float16)
     (fault,) = [fault for fault in FAULTS if fault.cause == Cause.non_finite_micro_batch]
@@ -103,7 +103,7 @@ def test_a_window_may_lose_its_only_micro_batch_in_float16() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_two_faults_give_two_causes_or_unexplained() -> None:
+def test_two_faults_give_two_causes_or_unexplained():
     by_id = {fault.id: fault for fault in FAULTS}
     config = TrialConfig(accumulation_steps=(4,), steps=1, effective_batch=320, algebra_steps=6, optimizer=ADAMW)
     right = Recipe(accumulation_steps=4, split=split_plan(config, 4))
@@ -115,7 +115,7 @@ def test_two_faults_give_two_causes_or_unexplained() -> None:
         assert named == (true if both else {"unexplained"}), (a, b, row["cause"])
 
 
-def test_the_catalogue_is_complete_and_honest() -> None:
+def test_the_catalogue_is_complete_and_honest():
     """Every cause is planted here, is a setting of a trial, on ranks, told by audits, or a method; in one way alone."""
     planted = [fault.cause for fault in FAULTS]
     assert sorted([*planted, *INHERENT, *ON_RANKS, *IN_AUDITS, *BY_DESIGN]) == sorted(set(Cause) - {Cause.unexplained})

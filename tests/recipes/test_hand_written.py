@@ -22,7 +22,7 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from accumulation_harness.measure.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
+from accumulation_harness.measure.trial import Candidate, judge_loop, run_trial, split_plan, standard_candidates
 from accumulation_harness.recipes.hand_written import hand_written, sample_ids
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.workloads import Batch
@@ -41,11 +41,11 @@ MANY = TrialConfig(
 )  # fmt: skip
 
 
-def parts_of(window: Batch, micro_batch: int = 100) -> list[Batch]:
+def parts_of(window, micro_batch=100):
     return [window.rows(slice(k, k + micro_batch)) for k in range(0, len(window), micro_batch)]
 
 
-def finish(arm: Arm) -> None:
+def finish(arm):
     assert arm.clip_norm is not None and arm.ema is not None
     torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
     arm.optimizer.step()
@@ -54,15 +54,13 @@ def finish(arm: Arm) -> None:
     arm.optimizer.zero_grad()
 
 
-def backward(arm: Arm, part: Batch, divisor: float) -> Tensor:
+def backward(arm, part, divisor):
     loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / divisor
     loss.backward()
     return loss.detach()
 
 
-def accumulate(
-    arm: Arm, window: Batch, before: Callable[[int], object] = lambda k: None, after: Callable[[int], object] = lambda k: None
-) -> Tensor:
+def accumulate(arm, window, before=lambda k: None, after=lambda k: None):
     """A right window around which, and around whose micro-batches, a loop does something else."""
     total = torch.zeros((), dtype=torch.float64)
     for k, part in enumerate(parts_of(window)):
@@ -72,7 +70,7 @@ def accumulate(
     return total
 
 
-def whole_window(arm: Arm, window: Batch) -> Tensor:
+def whole_window(arm, window):
     """Accumulates nothing: a window is one forward and one backward."""
     loss = backward(arm, window, len(window))
     if arm.clip_norm is not None:
@@ -83,13 +81,13 @@ def whole_window(arm: Arm, window: Batch) -> Tensor:
     return loss
 
 
-def test_a_loop_that_does_not_accumulate_is_not_judged() -> None:
+def test_a_loop_that_does_not_accumulate_is_not_judged():
     row = judge_loop(CONFIG, whole_window)
     assert (row["verdict"], row["cause"]) == ("inconclusive", ""), row["reasons"]
 
 
-def test_a_loop_that_scales_is_followed_in_float16() -> None:
-    def scaled(arm: Arm, window: Batch) -> Tensor:
+def test_a_loop_that_scales_is_followed_in_float16():
+    def scaled(arm, window):
         total = torch.zeros(())
         for part, normaliser in arm.micro_batches(window):
             with torch.autocast("cpu", dtype=torch.float16, enabled=arm.precision == Precision.float16):
@@ -111,24 +109,24 @@ def test_a_loop_that_scales_is_followed_in_float16() -> None:
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
 
-def test_rows_are_recognised_by_their_content() -> None:
+def test_rows_are_recognised_by_their_content():
     window = Toy().batch(torch.tensor([5, 3, 11, 7]))
     for rows, ids in ((window.inputs[[2, 0]], [11, 5]), (window.inputs[:2] + 1, [-1, -1])):
         assert sample_ids(rows, window.inputs, window.ids).tolist() == ids
     assert sample_ids(window.inputs[:2, :4], window.inputs, window.ids).tolist() == [5, 3], "trimmed"
 
 
-def reports_in_float32(arm: Arm, window: Batch) -> Tensor:
+def reports_in_float32(arm, window):
     total = torch.tensor(float(accumulate(arm, window)))
     finish(arm)
     return total
 
 
-def reports_a_little_less(arm: Arm, window: Batch) -> Tensor:
+def reports_a_little_less(arm, window):
     return reports_in_float32(arm, window) * (1 - 1e-5)
 
 
-def leaves_a_lost_window_out(arm: Arm, window: Batch) -> Tensor:
+def leaves_a_lost_window_out(arm, window):
     total = accumulate(arm, window)
     if torch.isfinite(total):
         finish(arm)
@@ -136,7 +134,7 @@ def leaves_a_lost_window_out(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def leaves_a_lost_micro_batch_out(arm: Arm, window: Batch) -> Tensor:
+def leaves_a_lost_micro_batch_out(arm, window):
     total = torch.zeros((), dtype=torch.float64)
     for part in parts_of(window):
         loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / len(window)
@@ -147,7 +145,7 @@ def leaves_a_lost_micro_batch_out(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def zeros_for_lost_entries(arm: Arm, window: Batch) -> Tensor:
+def zeros_for_lost_entries(arm, window):
     total = accumulate(arm, window)
     for p in arm.model.parameters():
         assert p.grad is not None
@@ -156,18 +154,18 @@ def zeros_for_lost_entries(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def clears_after_the_first(arm: Arm, window: Batch) -> Tensor:
+def clears_after_the_first(arm, window):
     total = accumulate(arm, window, before=lambda k: arm.model.zero_grad() if k == 1 else None)
     finish(arm)
     return total
 
 
-def keeps_half(arm: Arm, window: Batch) -> Tensor:
+def keeps_half(arm, window):
     for p, old in zip(arm.model.parameters(), arm.memory.get("kept", ()), strict=False):
         p.grad = 0.5 * old
     total = accumulate(arm, window)
 
-    def keep(*_: object) -> None:
+    def keep(*_):
         arm.memory["kept"] = [p.grad.clone() for p in arm.model.parameters() if p.grad is not None]
 
     handle = arm.optimizer.register_step_pre_hook(keep)
@@ -176,18 +174,18 @@ def keeps_half(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def begins_with_something(arm: Arm, window: Batch) -> Tensor:
+def begins_with_something(arm, window):
     sum(p.square().sum() for p in arm.model.parameters()).backward()  # type: ignore[union-attr]
     total = accumulate(arm, window)
     finish(arm)
     return total
 
 
-def steps_after_the_first(arm: Arm, window: Batch) -> Tensor:
+def steps_after_the_first(arm, window):
     return accumulate(arm, window, after=lambda k: finish(arm) if k == 0 else None)
 
 
-def steps_in_full_windows_alone(arm: Arm, window: Batch) -> Tensor:
+def steps_in_full_windows_alone(arm, window):
     """A short window's gradients wait for the next."""
     total = accumulate(arm, window)
     if len(window) == 400:
@@ -195,8 +193,8 @@ def steps_in_full_windows_alone(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def advances_at_rate_zero(arm: Arm, window: Batch) -> Tensor:
-    def advance(k: int) -> None:
+def advances_at_rate_zero(arm, window):
+    def advance(k):
         if k < len(window) // 100 - 1:
             rates = [group["lr"] for group in arm.optimizer.param_groups]
             for group in arm.optimizer.param_groups:
@@ -210,11 +208,11 @@ def advances_at_rate_zero(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def second_moment_of_each(arm: Arm, window: Batch) -> Tensor:
+def second_moment_of_each(arm, window):
     """Looks into its optimizer's groups and state, as only Adam has them."""
     beta = arm.optimizer.param_groups[0]["betas"][1]
 
-    def advance(k: int) -> None:
+    def advance(k):
         for p in arm.model.parameters() if k < len(window) // 100 - 1 else ():
             assert p.grad is not None
             for state in filter(None, [arm.optimizer.state.get(p)]):
@@ -225,7 +223,7 @@ def second_moment_of_each(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def second_moment_of_something(arm: Arm, window: Batch) -> Tensor:
+def second_moment_of_something(arm, window):
     for state in arm.optimizer.state.values():
         state["exp_avg_sq"].mul_(0.9)
     total = accumulate(arm, window)
@@ -233,14 +231,14 @@ def second_moment_of_something(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def averages_each(arm: Arm, window: Batch) -> Tensor:
+def averages_each(arm, window):
     assert arm.ema is not None
     total = accumulate(arm, window, after=lambda k: arm.ema.update_parameters(arm.model) if k else None)  # type: ignore[union-attr]
     finish(arm)
     return total
 
 
-def averages_before_the_step(arm: Arm, window: Batch) -> Tensor:
+def averages_before_the_step(arm, window):
     assert arm.ema is not None
     total = accumulate(arm, window)
     arm.ema.update_parameters(arm.model)
@@ -250,7 +248,7 @@ def averages_before_the_step(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def ticks_first(arm: Arm, window: Batch) -> Tensor:
+def ticks_first(arm, window):
     arm.optimizer.step()  # without gradients: nothing, and no warning that the schedule comes first
     total = accumulate(arm, window)
     arm.schedule.step()
@@ -259,22 +257,22 @@ def ticks_first(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def old_weights(arm: Arm, window: Batch) -> Tensor:
+def old_weights(arm, window):
     """All micro-batches but the first go through the weights of the second window, as long as there are others."""
     if arm.windows < 2:
         arm.memory["old"] = [p.detach().clone() for p in arm.model.parameters()]
     return with_weights(arm, window, arm.memory["old"])
 
 
-def other_weights(arm: Arm, window: Batch) -> Tensor:
+def other_weights(arm, window):
     return with_weights(arm, window, [p.detach() * 1.001 for p in arm.model.parameters()])
 
 
-def with_weights(arm: Arm, window: Batch, others: list[Tensor]) -> Tensor:
+def with_weights(arm, window, others):
     own = [p.detach().clone() for p in arm.model.parameters()]
 
     @torch.no_grad()
-    def put(values: list[Tensor]) -> None:
+    def put(values):
         for p, value in zip(arm.model.parameters(), values, strict=True):
             p.copy_(value)
 
@@ -284,18 +282,18 @@ def with_weights(arm: Arm, window: Batch, others: list[Tensor]) -> Tensor:
     return total
 
 
-def noise_beside(arm: Arm, window: Batch) -> Tensor:
+def noise_beside(arm, window):
     total = accumulate(arm, window)
     (1e-2 * arm.model(torch.full_like(window.inputs[:7], 0.3)).square().mean()).backward()
     finish(arm)
     return total
 
 
-def noise_inside(arm: Arm, window: Batch) -> Tensor:
+def noise_inside(arm, window):
     return reports_in_float32(arm, dataclasses.replace(window, inputs=window.inputs + 0.01))
 
 
-def last_of_the_window_before(arm: Arm, window: Batch) -> Tensor:
+def last_of_the_window_before(arm, window):
     parts = parts_of(window)
     before, arm.memory["last"] = arm.memory.get("last", parts[-1]), parts[-1]
     total = sum(backward(arm, part, len(window)) for part in [before, *parts[:-1]])
@@ -303,14 +301,14 @@ def last_of_the_window_before(arm: Arm, window: Batch) -> Tensor:
     return torch.as_tensor(total)
 
 
-def forgets_the_last_and_to_divide(arm: Arm, window: Batch) -> Tensor:
+def forgets_the_last_and_to_divide(arm, window):
     parts = parts_of(window)[:-1]
     total = sum(backward(arm, part, len(part)) for part in parts)
     finish(arm)
     return torch.as_tensor(total) / len(parts)
 
 
-def looks_before_and_after(arm: Arm, window: Batch) -> Tensor:
+def looks_before_and_after(arm, window):
     """Forwards of the whole window that no backward goes through."""
     with torch.no_grad():
         arm.model(window.inputs)
@@ -320,13 +318,13 @@ def looks_before_and_after(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def undivided(arm: Arm, window: Batch) -> Tensor:
+def undivided(arm, window):
     total = sum(backward(arm, part, len(part)) * (len(part) / len(window)) for part in parts_of(window))
     finish(arm)
     return torch.as_tensor(total)
 
 
-def undivided_and_too_fast(arm: Arm, window: Batch) -> Tensor:
+def undivided_and_too_fast(arm, window):
     """Two faults."""
     total = undivided(arm, window)
     for _ in range(3):
@@ -334,14 +332,14 @@ def undivided_and_too_fast(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def never_clears(arm: Arm, window: Batch) -> Tensor:
+def never_clears(arm, window):
     kept, arm.optimizer.zero_grad = arm.optimizer.zero_grad, lambda *_: None  # type: ignore[method-assign, assignment]
     total = reports_in_float32(arm, window)
     arm.optimizer.zero_grad = kept  # type: ignore[method-assign]
     return total
 
 
-def turns_one_tensor(arm: Arm, window: Batch) -> Tensor:
+def turns_one_tensor(arm, window):
     """Something that is in no catalogue."""
     handle = next(arm.model.parameters()).register_hook(lambda gradient: gradient.flip(0))
     total = reports_in_float32(arm, window)
@@ -349,14 +347,14 @@ def turns_one_tensor(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
-def steps_twice(arm: Arm, window: Batch) -> Tensor:
+def steps_twice(arm, window):
     total = accumulate(arm, window)
     arm.optimizer.step()
     finish(arm)
     return total
 
 
-def no_backward(arm: Arm, window: Batch) -> Tensor:
+def no_backward(arm, window):
     with torch.no_grad():
         loss = F.cross_entropy(arm.model(window.inputs), window.targets)
     finish(arm)
@@ -397,7 +395,7 @@ LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
 
 
 @cache
-def judged(part: int) -> dict[str, Row]:
+def judged(part):
     """A third of the loops, as arms of one trial."""
     split = split_plan(MANY, 4)
     mine = [Candidate(loop.__name__, hand_written(loop, accumulation_steps=4, split=split)) for loop in [*LOOPS][part::3]]
@@ -408,6 +406,6 @@ def judged(part: int) -> dict[str, Row]:
     ("place", "loop"),
     [pytest.param(k, loop, id=loop.__name__, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, loop in enumerate(LOOPS)],
 )
-def test_loops_that_differ_in_one_place(place: int, loop: Callable[[Arm, Batch], Tensor]) -> None:
+def test_loops_that_differ_in_one_place(place, loop):
     row, cause = judged(place % 3)[loop.__name__], LOOPS[loop]
     assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import schedulefree
@@ -22,7 +20,7 @@ WINDOW = torch.arange(24)
 SPLITS: list[SplitPlan] = [Even(24), Even(12), Even(7), Even(1), Ragged(3, 24), Ragged(24, 24)]
 
 
-def numpy_gradient(weights: reference.Array, bias: reference.Array, ids: torch.Tensor = WINDOW) -> reference.Array:
+def numpy_gradient(weights, bias, ids=WINDOW):
     toy = Toy()
     each = reference.softmax_regression_gradients(weights, bias, toy.x[ids].numpy(), toy.y[ids].numpy())
     terms = 1 + ids.numpy() % 4
@@ -30,14 +28,14 @@ def numpy_gradient(weights: reference.Array, bias: reference.Array, ids: torch.T
     return gradient
 
 
-def parameters(arm: object) -> tuple[reference.Array, reference.Array]:
+def parameters(arm):
     model = arm.model  # type: ignore[attr-defined]
     return model.weight.detach().double().numpy().copy(), model.bias.detach().double().numpy().copy()
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("ids", [WINDOW, torch.arange(11)], ids=["full", "short"])
-def test_the_consumed_gradient_is_the_windows_mean_gradient(split: SplitPlan, ids: torch.Tensor) -> None:
+def test_the_consumed_gradient_is_the_windows_mean_gradient(split, ids):
     arm = make_arm(split)
     expected = numpy_gradient(*parameters(arm), ids)
     watch = Watch(arm)
@@ -56,7 +54,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_accumulated_steps_are_the_textbook_optimizers(name: OptimizerName) -> None:
+def test_accumulated_steps_are_the_textbook_optimizers(name):
     decay = 0.3 if name == OptimizerName.adamw else 0.0
     arm = make_arm(Even(7), optimizer=OptimizerConfig(name=name, weight_decay=decay))
     start, gradients = np.concatenate([p.ravel() for p in parameters(arm)]), []
@@ -69,7 +67,7 @@ def test_accumulated_steps_are_the_textbook_optimizers(name: OptimizerName) -> N
     assert np.abs(found - start).max() > 0.01, "the arm must have moved"
 
 
-def test_clipping_acts_once_on_the_accumulated_gradient() -> None:
+def test_clipping_acts_once_on_the_accumulated_gradient():
     arm = make_arm(Even(7), clip_norm=0.05)
     expected = numpy_gradient(*parameters(arm))
     watch = Watch(arm)
@@ -82,21 +80,21 @@ def test_clipping_acts_once_on_the_accumulated_gradient() -> None:
 class Bare(Optimizer):
     """It does not call its base class."""
 
-    def __init__(self, groups: Any, lr: float) -> None:
+    def __init__(self, groups, lr):
         self.param_groups = groups
 
 
-def without_decay(groups: Any, lr: float, alpha: float = 0.5) -> Optimizer:
+def without_decay(groups, lr, alpha=0.5):
     return torch.optim.RMSprop(groups, lr=lr, alpha=alpha)
 
 
-def own(monkeypatch: pytest.MonkeyPatch, make: Any, **settings: Any) -> Optimizer:
+def own(monkeypatch, make, **settings):
     monkeypatch.setattr(targets, "load", lambda field, target: make)
     config = OptimizerConfig(name=OptimizerName.custom, target="mine.py:Mine", lr=0.3, **settings)
     return make_optimizer(config, [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))])
 
 
-def test_an_optimizer_of_ones_own_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_of_ones_own_gets_what_it_takes(monkeypatch):
     for group in own(monkeypatch, torch.optim.Adagrad, weight_decay=0.1, args={"lr_decay": 0.2}).param_groups:
         assert (group["lr"], group["weight_decay"], group["lr_decay"]) == (0.3, 0.1, 0.2)
     assert own(monkeypatch, without_decay, args={"alpha": 0.25}).param_groups[1]["alpha"] == 0.25
@@ -113,9 +111,7 @@ def test_an_optimizer_of_ones_own_gets_what_it_takes(monkeypatch: pytest.MonkeyP
     ],
     ids=["no weight decay", "a list", "no hooks", "a closure"],
 )
-def test_what_cannot_train_an_arm_is_refused(
-    monkeypatch: pytest.MonkeyPatch, make: Any, weight_decay: float, message: str
-) -> None:
+def test_what_cannot_train_an_arm_is_refused(monkeypatch, make, weight_decay, message):
     with pytest.raises(ConfigError) as refusal:
         own(monkeypatch, make, weight_decay=weight_decay)
     assert message in str(refusal.value)

@@ -20,7 +20,7 @@ from accumulation_harness.config import (
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import full_batch, split_plan
 from accumulation_harness.recipes.determinism import choose_device
-from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
+from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.recipes.remedies import REMEDIES, calibrate
 from accumulation_harness.referee.gradients import flatten, relative_distance
 
@@ -31,7 +31,7 @@ CONFIG = TrialConfig(
 SAME = 1e-9  # relative, after three steps of Adam whose gradients agree to 1e-15
 
 
-def trained(config: TrialConfig, recipe: Recipe) -> Arm:
+def trained(config, recipe):
     """Three windows, the second of them short."""
     setting = Setting(config, choose_device(config.device))
     arm = setting.arm(recipe, steps=3)
@@ -40,15 +40,15 @@ def trained(config: TrialConfig, recipe: Recipe) -> Arm:
     return arm
 
 
-def parameters(arm: Arm) -> torch.Tensor:
+def parameters(arm):
     return flatten(arm.model.parameters())
 
 
-def right(config: TrialConfig = CONFIG) -> Recipe:
+def right(config=CONFIG):
     return Recipe(accumulation_steps=3, split=split_plan(config, 3))
 
 
-def test_two_pass_statistics_train_as_the_full_batch_does() -> None:
+def test_two_pass_statistics_train_as_the_full_batch_does():
     full, own = trained(CONFIG, full_batch(CONFIG)), trained(CONFIG, REMEDIES["two_pass_statistics"](right()))
     assert relative_distance(parameters(own), parameters(full)) < SAME
     for name, value in full.model.state_dict().items():
@@ -57,7 +57,7 @@ def test_two_pass_statistics_train_as_the_full_batch_does() -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16, Precision.bfloat16])
-def test_two_pass_statistics_under_other_precisions(precision: Precision) -> None:
+def test_two_pass_statistics_under_other_precisions(precision):
     """Loss scaling and autocast reach the passes too: the distance stays that of rounding."""
     config = dataclasses.replace(CONFIG, precision=precision, optimizer=OptimizerConfig(lr=0.01))
     full, own = trained(config, full_batch(config)), trained(config, REMEDIES["two_pass_statistics"](right(config)))
@@ -65,13 +65,13 @@ def test_two_pass_statistics_under_other_precisions(precision: Precision) -> Non
     assert relative_distance(parameters(own), parameters(full)) < plain / 3
 
 
-def test_ghost_full_batch_trains_as_accumulation_does() -> None:
+def test_ghost_full_batch_trains_as_accumulation_does():
     own, accumulated = trained(CONFIG, REMEDIES["ghost_full_batch"](right())), trained(CONFIG, right())
     assert relative_distance(parameters(own), parameters(accumulated)) < SAME
     assert len(own.seen) == 1 and len(accumulated.seen) == 3
 
 
-def test_frozen_statistics_stay_those_of_the_first_window() -> None:
+def test_frozen_statistics_stay_those_of_the_first_window():
     arm = trained(CONFIG, REMEDIES["frozen_statistics"](right()))
     fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), steps=1)
     reference = copy.deepcopy(fresh.model).train()

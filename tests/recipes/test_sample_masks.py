@@ -5,7 +5,7 @@ import torch
 from accumulation_harness.recipes.sample_masks import SampleDropout
 
 
-def test_a_mask_belongs_to_its_sample() -> None:
+def test_a_mask_belongs_to_its_sample():
     """Whatever stands beside it and however long the row is; another key, layer or sample has another."""
     layer = SampleDropout(0.4, 1)
     layer.key, layer.ids = 7, torch.tensor([5, 2, 9])

@@ -6,13 +6,11 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.recipes.two_pass import reduction_passes, statistics_passes, with_window_norms
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import running_statistics, snapshot
-from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.build import make_workload
 
 EXACT = 1e-12  # float64: L0's gate, over several layers and 23 samples
@@ -25,7 +23,7 @@ MODELS = [
 ]  # width and number of BatchNorm layers; shortcuts too
 
 
-def trained(model: Model, width: int) -> tuple[Workload, nn.Module]:
+def trained(model, width):
     """A model with weights, scales and running statistics that are not the initial ones."""
     config = TrialConfig(norm=Norm.batch, workload=WorkloadConfig(model=model, width=width))
     workload = make_workload(config, device=torch.device("cpu"), dtype=torch.float64)
@@ -38,7 +36,7 @@ def trained(model: Model, width: int) -> tuple[Workload, nn.Module]:
     return workload, net
 
 
-def gradient(net: nn.Module, workload: Workload, parts: list[Batch]) -> Tensor:
+def gradient(net, workload, parts):
     """Accumulated over the parts, each divided by the window's size."""
     total = sum(map(len, parts))
     losses = (workload.losses(net(part.inputs), part).sum() / total for part in parts)
@@ -46,7 +44,7 @@ def gradient(net: nn.Module, workload: Workload, parts: list[Batch]) -> Tensor:
 
 
 @pytest.mark.parametrize("model, width, num_layers", MODELS)
-def test_the_accumulated_gradient_is_the_full_batchs(model: Model, width: int, num_layers: int) -> None:
+def test_the_accumulated_gradient_is_the_full_batchs(model, width, num_layers):
     workload, net = trained(model, width)
     window = workload.batch(IDS)
     parts = [window.rows(rows) for rows in torch.arange(len(IDS)).split(SIZES)]
@@ -55,7 +53,7 @@ def test_the_accumulated_gradient_is_the_full_batchs(model: Model, width: int, n
     layers = with_window_norms(own)
     assert len(layers) == num_layers
 
-    def loss_of(k: int) -> Tensor:
+    def loss_of(k):
         return workload.losses(own(parts[k].inputs), parts[k]).sum() / len(window)
 
     order = statistics_passes(layers, loss_of, len(parts))

@@ -27,7 +27,7 @@ A = torch.linspace(-1, 2, 301, dtype=torch.float64) ** 3
 G = torch.cos(torch.arange(301, dtype=torch.float64))
 
 
-def test_comparison_against_numpy() -> None:
+def test_comparison_against_numpy():
     a, g, result = A.numpy(), G.numpy(), compare(A, G)
     assert result.distance == pytest.approx(np.linalg.norm(a - g) / np.linalg.norm(g), rel=ROUNDING)
     assert result.scale == pytest.approx(np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
@@ -35,12 +35,12 @@ def test_comparison_against_numpy() -> None:
     assert result.projection == pytest.approx(np.dot(a, g) / np.dot(g, g), rel=ROUNDING)
 
 
-def test_gradients_so_small_that_their_squares_underflow_have_a_cosine() -> None:
+def test_gradients_so_small_that_their_squares_underflow_have_a_cosine():
     a, g = torch.tensor([3.0, 0.0]).double() * 1e-100, torch.tensor([3.0, 4.0]).double() * 1e-100
     assert compare(a, g).cosine == pytest.approx(0.6)
 
 
-def test_nothing_is_equal_to_a_zero_or_broken_reference() -> None:
+def test_nothing_is_equal_to_a_zero_or_broken_reference():
     for reference in (torch.zeros(301, dtype=torch.float64), torch.full((301,), math.nan, dtype=torch.float64)):
         assert math.isnan(compare(A, reference).distance)
     assert relative_distance(A, torch.zeros_like(A)) == math.inf
@@ -48,19 +48,19 @@ def test_nothing_is_equal_to_a_zero_or_broken_reference() -> None:
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (4.0, 4.0, 4.0, 4.0), (0.0, 0.0, 0.0, 1.0), (0.19, 1.25, 0.56, 2.0)])
-def test_weights_are_recovered(weights: tuple[float, ...]) -> None:
+def test_weights_are_recovered(weights):
     parts = [torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     found = decompose(sum((w / 4 * part for w, part in zip(weights, parts, strict=True)), torch.zeros(50)), parts)
     assert found.weights == pytest.approx(weights, abs=1e-12)
     assert found.residual < 1e-14 and found.condition < 10
 
 
-def test_residual_is_the_share_outside_the_span() -> None:
+def test_residual_is_the_share_outside_the_span():
     e = torch.eye(5, dtype=torch.float64)
     assert decompose(3 * e[0] + 4 * e[4], [e[0], e[1]]).residual == pytest.approx(0.8, rel=ROUNDING)
 
 
-def test_tensors_and_groups_find_their_entries_in_the_flat_gradient() -> None:
+def test_tensors_and_groups_find_their_entries_in_the_flat_gradient():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     flat = flatten(model.parameters())
     for (name, index), parameter in zip(by_tensor(model).items(), model.parameters(), strict=True):
@@ -77,7 +77,7 @@ def test_tensors_and_groups_find_their_entries_in_the_flat_gradient() -> None:
     assert sizes == {"0": 2, "1": 12}
 
 
-def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_read_in_blocks_are_the_elements(monkeypatch):
     tensors = [torch.randn(3, 4), torch.randn(1), torch.randn(25), torch.randn(2, 2, 2)]
     others = [tensor + torch.randn_like(tensor) for tensor in tensors]
     a, g = flatten(tensors), flatten(others)
@@ -93,7 +93,7 @@ def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("block", [1, 10, 100, 10_000])  # smaller than a tensor, than an arm, than all arms, larger
-def test_distances_to_are_those_of_whole_vectors(block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_to_are_those_of_whole_vectors(block, dtype, monkeypatch):
     """Of many elements but for the rounding of each difference; an arm a rounding away is not at zero."""
     monkeypatch.setattr("accumulation_harness.referee.gradients.BLOCK", block)
     shapes = [(3, 4), (1,), (25,), (2, 2, 2)]

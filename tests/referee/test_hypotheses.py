@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
 from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.hypotheses import WindowFacts, hypotheses, partly
@@ -16,7 +15,7 @@ TERMS = (3, 20, 9, 32)
 TENSORS = (1, 4, 6)
 
 
-def random_facts(**changes: object) -> WindowFacts:
+def random_facts(**changes):
     generator = torch.Generator().manual_seed(7)
     parts = tuple(torch.randn(sum(TENSORS), dtype=torch.float64, generator=generator) for _ in TERMS)
     facts = WindowFacts(
@@ -26,16 +25,16 @@ def random_facts(**changes: object) -> WindowFacts:
     return dataclasses.replace(facts, **changes)  # type: ignore[arg-type]
 
 
-def explained_by(consumed: Tensor, facts: WindowFacts, tell: object = hypotheses) -> set[str]:
+def explained_by(consumed, facts, tell=hypotheses):
     found = partly(facts, consumed) if tell is partly else hypotheses(facts)
     return {str(cause) for cause, _, gradient in found if relative_distance(consumed, gradient) < 1e-12}
 
 
-def weighted(facts: WindowFacts, weights: tuple[float, ...]) -> Tensor:
+def weighted(facts, weights):
     return sum(w * part for w, part in zip(weights, facts.parts.parts, strict=True))  # type: ignore[return-value]
 
 
-def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled() -> None:
+def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled():
     before = random_facts().parts.parts[2] * 0.3
     right = random_facts().parts.gradient
     telling = {}
@@ -52,7 +51,7 @@ def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled() ->
     assert telling["turned"] == telling["negative"] == telling["one entry"] == {"foreign_gradients"}
 
 
-def test_a_fault_of_some_tensors_is_recognised_and_a_frozen_tensor_is_none() -> None:
+def test_a_fault_of_some_tensors_is_recognised_and_a_frozen_tensor_is_none():
     facts = random_facts()
     right, means = facts.parts.gradient, weighted(facts, (1.0, 1.0, 1.0, 1.0))
     biases = torch.cat([means[:1], right[1:5], means[5:]])
@@ -64,7 +63,7 @@ def test_a_fault_of_some_tensors_is_recognised_and_a_frozen_tensor_is_none() -> 
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
-def test_clipping_inside_the_window(micro_batches: int) -> None:
+def test_clipping_inside_the_window(micro_batches):
     """After some micro-batches and at the end, at 0.8 of the smaller norm, so that both clips act."""
     facts = random_facts()
     shares = torch.stack(list(facts.parts.shares))
@@ -72,7 +71,7 @@ def test_clipping_inside_the_window(micro_batches: int) -> None:
     norm = 0.8 * min(float(early.norm()), float(facts.parts.gradient.norm()))
     facts = dataclasses.replace(facts, max_norm=norm)
 
-    def clip(g: Tensor) -> Tensor:
+    def clip(g):
         return g * min(1.0, norm / (float(g.norm()) + 1e-6))
 
     assert explained_by(clip(clip(early) + late), facts) == {"clip_per_micro_batch"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from accumulation_harness.config import Contrast
 from accumulation_harness.referee.negatives import Past, gradient_of, within_blocks
@@ -17,21 +17,21 @@ SIZES = [3, 1, 4]
 class Linear(nn.Module):
     """[n, 2, 6] -> unit queries and passages, a temperature, a bias."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.left, self.right = (nn.Parameter(torch.randn(6, 3, dtype=torch.float64, generator=generator)) for _ in range(2))
         self.scale, self.bias = (nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (0.7, -0.4))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, x):
         return F.normalize(x[:, 0] @ self.left, dim=1), F.normalize(x[:, 1:] @ self.right, dim=2), self.scale, self.bias
 
 
-def inputs(texts: int = 2) -> Tensor:
+def inputs(texts=2):
     return torch.randn(8, texts, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def by_loops(model: Linear, x: Tensor, sizes: list[int], contrast: Contrast) -> float:
+def by_loops(model, x, sizes, contrast):
     """The mean over all rows of the loss of each within its block."""
     q, p, scale, bias = (one.detach().numpy() for one in model(x))
     total, start = 0.0, 0
@@ -52,7 +52,7 @@ def by_loops(model: Linear, x: Tensor, sizes: list[int], contrast: Contrast) -> 
 
 @pytest.mark.parametrize("contrast", Contrast)
 @pytest.mark.parametrize("texts", [2, 3])
-def test_within_blocks(contrast: Contrast, texts: int) -> None:
+def test_within_blocks(contrast, texts):
     model, x = Linear(), inputs(texts)
     loss, gradient = gradient_of(model, x, within_blocks(SIZES, contrast))
     assert loss == pytest.approx(by_loops(model, x, SIZES, contrast), rel=1e-13)
@@ -69,7 +69,7 @@ def test_within_blocks(contrast: Contrast, texts: int) -> None:
     assert float(gradient[place]) == pytest.approx((up - down) / (2 * edge), rel=1e-6)
 
 
-def test_a_bank_holds_what_the_encoders_of_the_past_gave() -> None:
+def test_a_bank_holds_what_the_encoders_of_the_past_gave():
     """Five of two windows of eight, each by the weights of its time or their moving average; must differ from today's."""
     model, windows = Linear(), [inputs() * factor for factor in (1.0, 1.5, -0.7)]
     plain, averaged = Past(5), Past(5, decay=0.9)

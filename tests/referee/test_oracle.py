@@ -22,18 +22,18 @@ IDS = torch.arange(3, 26)
 SIZES = [4, 8, 11]
 
 
-def referee(norm: Norm) -> Referee:
+def referee(norm):
     workload = make_workload(TrialConfig(norm=norm), device=torch.device("cpu"), dtype=torch.float64)
     torch.manual_seed(1)
     return Referee(workload, workload.make_model().double())
 
 
 @pytest.mark.parametrize("norm", [Norm.none, Norm.group, Norm.layer])
-def test_the_gradient_is_the_mean_of_per_sample_gradients(norm: Norm) -> None:
+def test_the_gradient_is_the_mean_of_per_sample_gradients(norm):
     judge = referee(norm)
     window, parameters = judge.workload.batch(IDS), dict(judge.model.named_parameters())
 
-    def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(values, x, y):
         return nn.functional.cross_entropy(functional_call(judge.model, values, (x[None],)), y[None])
 
     each = vmap(grad(loss), (None, 0, 0))(parameters, window.inputs, window.targets)
@@ -42,7 +42,7 @@ def test_the_gradient_is_the_mean_of_per_sample_gradients(norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("norm", OUR_NORMS)
-def test_the_parts_add_up_to_the_gradient(norm: Norm) -> None:
+def test_the_parts_add_up_to_the_gradient(norm):
     judge = referee(norm)
     window, state = judge.workload.batch(IDS), snapshot(judge.model)
     parts = judge.parts(state, window, SIZES)
@@ -52,7 +52,7 @@ def test_the_parts_add_up_to_the_gradient(norm: Norm) -> None:
     assert relative_distance(plain_mean, parts.gradient) > 1e-3, "unequal parts must not be averaged plainly"
 
 
-def test_ghost_batch_norm_against_numpy() -> None:
+def test_ghost_batch_norm_against_numpy():
     x = torch.randn(23, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     layer = GhostBatchNorm(nn.BatchNorm1d(6, dtype=torch.float64), SIZES)
     y, mean, variance = reference.batch_norm_chunks(x.numpy(), SIZES, 1e-5, 0.1)
@@ -63,7 +63,7 @@ def test_ghost_batch_norm_against_numpy() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_one_ghost_chunk_is_torchs_batch_norm(momentum: float | None) -> None:
+def test_one_ghost_chunk_is_torchs_batch_norm(momentum):
     x = torch.randn(9, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     ghost, plain = (nn.BatchNorm2d(4, momentum=momentum, dtype=torch.float64) for _ in range(2))
     replaced = GhostBatchNorm(ghost, [9])
@@ -73,7 +73,7 @@ def test_one_ghost_chunk_is_torchs_batch_norm(momentum: float | None) -> None:
     assert (GhostBatchNorm(ghost, [4, 5])(x) - plain(x)).abs().max() > 0.01
 
 
-def test_ghost_gradients_are_accumulated_gradients_and_not_the_full_batchs() -> None:
+def test_ghost_gradients_are_accumulated_gradients_and_not_the_full_batchs():
     judge = referee(Norm.batch)
     window, state = judge.workload.batch(IDS), snapshot(judge.model)
     written_out = copy.deepcopy(judge.model)
@@ -85,7 +85,7 @@ def test_ghost_gradients_are_accumulated_gradients_and_not_the_full_batchs() -> 
     assert relative_distance(ghost, judge.gradient(state, window)) > 1e-2
 
 
-def test_refereeing_leaves_the_state_alone() -> None:
+def test_refereeing_leaves_the_state_alone():
     judge = referee(Norm.batch)
     state, window = snapshot(judge.model), judge.workload.batch(IDS)
     before = {name: value.clone() for name, value in state.items()}
@@ -98,7 +98,7 @@ def test_refereeing_leaves_the_state_alone() -> None:
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1, 100.0])
-def test_clipping_by_norm_is_torchs(max_norm: float | None) -> None:
+def test_clipping_by_norm_is_torchs(max_norm):
     vector = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     parameter = nn.Parameter(torch.zeros(40, dtype=torch.float64))
     parameter.grad = vector.clone()
@@ -107,7 +107,7 @@ def test_clipping_by_norm_is_torchs(max_norm: float | None) -> None:
     assert (clipped(vector, max_norm) - parameter.grad).abs().max() < EXACT
 
 
-def test_text_terms_are_tokens() -> None:
+def test_text_terms_are_tokens():
     config = TrialConfig(workload=WorkloadConfig(data="text", model="transformer"), norm=Norm.layer)  # type: ignore[arg-type]
     workload = make_workload(config, device=torch.device("cpu"), dtype=torch.float64)
     torch.manual_seed(1)

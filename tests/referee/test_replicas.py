@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from accumulation_harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
+from accumulation_harness.judge.rank_diagnosis import diagnose_ranks
 from accumulation_harness.referee.oracle import Referee, snapshot
 from accumulation_harness.referee.replicas import observe
 from tests.reference import softmax_regression_gradients
@@ -24,7 +23,7 @@ IDS = torch.tensor([3, 8, 1, 20, 11, 6, 17, 0, 22, 5, 9, 13, 2, 15, 7, 19])
 class Window:
     """One window of the toy at its first weights; gradients by rank and micro-batch, in numpy."""
 
-    def __init__(self, cuts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, cuts):
         torch.manual_seed(1)
         self.cuts, self.toy = cuts, Toy()
         self.model = self.toy.make_model().double()
@@ -39,23 +38,23 @@ class Window:
         self.total = sum(self.terms)
         self.right = (sum(self.sums[0]) + sum(self.sums[1])) / self.total
 
-    def evidence(self, first: Array, second: Array, apart: float = 0.0) -> RankEvidence:
+    def evidence(self, first, second, apart=0.0):
         """`apart`: added to the second rank's parameters after the step."""
         consumed = [torch.from_numpy(np.asarray(a)) for a in (first, second)]
         after = [torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64) + apart]
         return observe(Referee(self.toy, self.model), snapshot(self.model), self.toy.batch(IDS), self.cuts, consumed, after)
 
-    def cause(self, first: Array, second: Array, apart: float = 0.0) -> str:
+    def cause(self, first, second, apart=0.0):
         return diagnose_ranks(self.evidence(first, second, apart)).cause
 
 
 @pytest.fixture
-def window() -> Window:
+def window():
     return Window(CUTS)
 
 
 @pytest.mark.parametrize("divisor", ["own", "scaled", "window"])
-def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -> None:
+def test_replicas_that_do_not_speak_or_too_early(window, divisor):
     factors = {"own": [1 / n for n in window.terms], "scaled": [2 / window.total] * 2, "window": [1 / window.total] * 2}[divisor]
     own = [[f * s for s in sums] for f, sums in zip(factors, window.sums, strict=True)]
     assert window.cause(sum(own[0]), sum(own[1])) == "replicas_not_synchronised"
@@ -69,7 +68,7 @@ def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -
     assert "own share of the window alone" in diagnose_ranks(evidence).sentence
 
 
-def test_two_faults_are_never_one_confident_answer(window: Window) -> None:
+def test_two_faults_are_never_one_confident_answer(window):
     assert window.cause(6 * window.right, 6 * window.right) == "unexplained"  # summed, and not divided by N = 3
     cleared = (window.sums[0][-1] + window.sums[1][-1]) / window.total  # only the last micro-batch
     assert window.cause(cleared, cleared) == "unexplained"
@@ -79,7 +78,7 @@ def test_two_faults_are_never_one_confident_answer(window: Window) -> None:
     assert window.cause(window.right / 3, window.right / 3) == "loss_divided_twice"
 
 
-def test_as_many_micro_batches_as_ranks_cannot_be_told_from_ranks() -> None:
+def test_as_many_micro_batches_as_ranks_cannot_be_told_from_ranks():
     two = Window([[3, 4], [4, 5]])
     finding = diagnose_ranks(two.evidence(2 * two.right, 2 * two.right))
     assert finding.cause == "unexplained"

@@ -13,16 +13,16 @@ names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).fi
 
 
 @given(name=names, accumulation_steps=st.integers(1, 10**6), replicate=st.integers(0, 100))
-def test_what_is_written_is_read_back(name: str, accumulation_steps: int, replicate: int) -> None:
+def test_what_is_written_is_read_back(name, accumulation_steps, replicate):
     arm = ArmName(name, accumulation_steps, replicate)
     assert ArmName.parse(str(arm)) == arm
 
 
 @pytest.mark.parametrize("text", ["", "accumulated", "accumulated/4", "-4", "null-1.", "null-.1", "null-1.2.3", "full-x"])
-def test_what_names_no_arm_is_refused(text: str) -> None:
+def test_what_names_no_arm_is_refused(text):
     with pytest.raises(ValueError, match="expected the name of an arm"):
         ArmName.parse(text)
 
 
-def test_the_reference_is_the_full_batch() -> None:
+def test_the_reference_is_the_full_batch():
     assert str(ArmName(FULL)) == REFERENCE

@@ -16,25 +16,25 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def row(**changes: Any) -> VerdictRow:
+def row(**changes):
     return VerdictRow(**{**ROW, **changes})
 
 
-def wrong(**changes: Any) -> VerdictRow:
+def wrong(**changes):
     return row(
         **{"norm": "batch", "verdict": "different", "cause": "batch_statistics", "explained": True, "algebra_error": 0.5}
         | changes
     )
 
 
-def test_a_cell_tells_the_worst_of_its_trials() -> None:
+def test_a_cell_tells_the_worst_of_its_trials():
     [cell] = by_cell([row(seed=0, algebra_error=1e-16), row(seed=1, verdict="degraded", rounding_ratio=3.0), row(seed=2)])
     assert (cell.verdict, cell.agreeing, cell.trials, cell.rounding_ratio) == ("degraded", 1, 3, 1.0)
     [cell] = by_cell([row(), row(seed=1, algebra_error=2e-16), row(seed=2, algebra_error=math.nan)])
     assert (cell.verdict, cell.agreeing, cell.gradient_error) == ("equivalent", 3, 2e-16)
 
 
-def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right() -> None:
+def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right():
     right = by_cell([row(), row(arm="permuted", accumulation_steps=1), row(arm="mean_of_means", verdict="different")])
     assert caveats(right) == []
     [caveat] = caveats([*right, *by_cell([wrong(), wrong(optimizer="adam", algebra_error=0.1, precision="float16")])])
@@ -43,12 +43,12 @@ def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right() -> Non
     assert "GroupNorm" in caveat.advice
 
 
-def test_a_fault_of_the_loop_is_not_called_a_property_of_the_model() -> None:
+def test_a_fault_of_the_loop_is_not_called_a_property_of_the_model():
     [caveat] = caveats(by_cell([wrong(cause="batch_statistics+loss_not_divided")]))
     assert "not a fault of the loop" not in caveat.finding and "Divide each" in caveat.advice
 
 
-def test_a_control_that_differs_is_told_unless_layers_are_random() -> None:
+def test_a_control_that_differs_is_told_unless_layers_are_random():
     control = {"arm": "permuted", "accumulation_steps": 1, "verdict": "different"}
     assert control_failed(by_cell([row(**control, cause="unexplained")]))
     assert not control_failed(by_cell([row(**control, cause="stochastic_layers"), row()]))

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,19 +40,19 @@ class Whole:
 WHOLE = Whole((2, 0.1 + 0.2), {(): math.inf, (Colour.red, Colour.blue): 1e-300}, {"a": Part(-0.0)}, Part(3.0, "b"))
 
 
-def measurement(make: Callable[[], Whole], seed: int = 0) -> Measurement[Whole]:
+def measurement(make, seed=0):
     return Measurement("toy", Whole, lambda: {"seed": seed}, make)
 
 
-def never() -> Whole:
+def never():
     raise AssertionError("was to be found")
 
 
-def stored(root: Path) -> list[Path]:
+def stored(root):
     return sorted((root / measurements.FOLDER).iterdir())
 
 
-def test_it_is_made_once_and_tells_by_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_made_once_and_tells_by_whom(tmp_path, monkeypatch):
     first, second = Measurements(tmp_path, "a/one"), Measurements(tmp_path, "a/two")
     assert first.of(measurement(lambda: WHOLE)) == WHOLE
     found = second.of(measurement(never))
@@ -65,17 +65,17 @@ def test_it_is_made_once_and_tells_by_whom(tmp_path: Path, monkeypatch: pytest.M
     assert second.of(measurement(lambda: other)) == other, "another version of the code measures again"
 
 
-def changed(path: Path) -> None:
+def changed(path):
     path.write_bytes(path.read_bytes().replace(b"red", b"rod"))
 
 
-def a_folder(path: Path) -> None:
+def a_folder(path):
     path.unlink()
     path.mkdir()
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), changed, Path.unlink, a_folder])
-def test_what_is_damaged_is_made_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_what_is_damaged_is_made_again(tmp_path, damage):
     Measurements(tmp_path).of(measurement(lambda: WHOLE))
     damage(stored(tmp_path)[0])
     again = Whole((7, 7.0), {}, {})
@@ -84,8 +84,8 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, damage: Callable[[Path], 
         assert Measurements(tmp_path).of(measurement(never)) == again
 
 
-def slowly(root: Path, log: Path) -> None:
-    def make() -> Whole:
+def slowly(root, log):
+    def make():
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.5)
@@ -94,20 +94,20 @@ def slowly(root: Path, log: Path) -> None:
     assert Measurements(root).of(measurement(make)) == WHOLE
 
 
-def started(root: Path, log: Path) -> multiprocessing.Process:
+def started(root, log):
     process = multiprocessing.get_context("fork").Process(target=slowly, args=(root, log))
     process.start()
     return process  # type: ignore[return-value]
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_many_at_once_make_it_once(tmp_path: Path) -> None:
+def test_many_at_once_make_it_once(tmp_path):
     log = tmp_path / "log"
     many = [started(tmp_path, log) for _ in range(4)]
     until(lambda: Measurements(tmp_path).is_being_made(measurement(never)))
@@ -119,9 +119,7 @@ def test_many_at_once_make_it_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_who_dies_or_stops_over_it_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
-) -> None:
+def test_who_dies_or_stops_over_it_is_not_waited_for(tmp_path, monkeypatch, how):
     monkeypatch.setattr(measurements, "MOST_WAIT", 0.3)
     ours, own = Measurements(tmp_path, "ours"), Whole((3, 3.0), {}, {})
     process = started(tmp_path, tmp_path / "log")

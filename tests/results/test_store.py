@@ -38,11 +38,11 @@ SUMMARY: dict[str, Any] = {"arms": [{"arm": "accumulated", "scale": 1.0}], "envi
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "results")
 
 
-def run_trial(store: Store, trial: str = "t", num_rows: int = 3) -> Path:
+def run_trial(store, trial="t", num_rows=3):
     """A finished trial; returns its folder."""
     with store.open_trial("e", trial, {"seed": 0}) as writer:
         for step in range(num_rows):
@@ -51,11 +51,11 @@ def run_trial(store: Store, trial: str = "t", num_rows: int = 3) -> Path:
     return store.folder("e", trial)
 
 
-def states(store: Store) -> dict[str, State]:
+def states(store):
     return {status.trial: status.state for status in store.status()}
 
 
-def bits(value: float) -> bytes:
+def bits(value):
     """The bytes of a double; one value for every NaN."""
     return b"nan" if math.isnan(value) else struct.pack("<d", value)
 
@@ -66,7 +66,7 @@ SPECIAL = [-0.0, 0.0, 5e-324, -5e-324, 2.2250738585072014e-308, math.inf, -math.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(DOUBLES, min_size=1, max_size=30), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30))
 @example(SPECIAL, [0])
-def test_numbers_survive_bit_for_bit(tmp_path: Path, doubles: list[float], integers: list[int]) -> None:
+def test_numbers_survive_bit_for_bit(tmp_path, doubles, integers):
     store = Store(tmp_path / f"{time.monotonic_ns()}")
     with store.open_trial("e", "t", {}) as writer:
         writer.add(*({"value": value, "text": f"é{value}"} for value in doubles))
@@ -80,7 +80,7 @@ def test_numbers_survive_bit_for_bit(tmp_path: Path, doubles: list[float], integ
     assert arm["evidence"]["whole"] == integers
 
 
-def test_columns_may_come_late(store: Store) -> None:
+def test_columns_may_come_late(store):
     with store.open_trial("e", "t", {}) as writer:
         writer.add({"a": 1}, {"b": 0.5, "a": 2}, {"c": True, "a": 3})
         writer.finish(SUMMARY)
@@ -88,7 +88,7 @@ def test_columns_may_come_late(store: Store) -> None:
     assert list(steps) == ["a", "b", "c"] and steps["a"].tolist() == [1, 2, 3] and steps["b"].tolist()[1] == 0.5
 
 
-def test_finished_trial_is_read_back_whole_and_not_taken_again(store: Store) -> None:
+def test_finished_trial_is_read_back_whole_and_not_taken_again(store):
     arms = [{"arm": "accumulated", "algebra_error": 3e-16, "scale": math.nan, "evidence": {"null": [1e-7, math.inf]}}]
     with store.open_trial("e", "t", {"seed": 0, "steps": [2, 4]}) as writer:
         writer.add({"step": 1, "loss": 0.1})
@@ -107,7 +107,7 @@ def test_finished_trial_is_read_back_whole_and_not_taken_again(store: Store) -> 
     assert not store.mark_failed("e", "t", "too late") and states(store) == {"t": State.finished}
 
 
-def test_running_trial_is_not_taken_by_another(store: Store) -> None:
+def test_running_trial_is_not_taken_by_another(store):
     with store.open_trial("e", "t", {}):
         assert states(store) == {"t": State.running}
         with pytest.raises(TrialTaken, match="is running"):
@@ -116,7 +116,7 @@ def test_running_trial_is_not_taken_by_another(store: Store) -> None:
     assert states(store) == {"t": State.unfinished}
 
 
-def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store: Store) -> None:
+def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store):
     with pytest.raises(ZeroDivisionError), store.open_trial("e", "t", {}) as writer:
         writer.add({"a": 1})
         raise ZeroDivisionError("the reason")
@@ -135,7 +135,7 @@ def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store: Store
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "t.damaged-1", "nul\0", "\udcff"])
-def test_names_are_plain(store: Store, name: str) -> None:
+def test_names_are_plain(store, name):
     with pytest.raises(ValueError, match="expected the name of a folder"):
         store.folder("e", name)
 
@@ -143,23 +143,23 @@ def test_names_are_plain(store: Store, name: str) -> None:
 # Damage
 
 
-def flip(path: Path, position: int) -> None:
+def flip(path, position):
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(bytes(content))
 
 
-def a_pipe(path: Path) -> None:
+def a_pipe(path):
     path.unlink()
     os.mkfifo(path)
 
 
-def a_device(path: Path) -> None:
+def a_device(path):
     path.unlink()
     path.symlink_to("/dev/zero")
 
 
-def of_another(path: Path) -> None:
+def of_another(path):
     other = read_trial(path.parent).record | {"trial": "other"}
     write_record(path.parent, other)
 
@@ -176,7 +176,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_seen_named_kept_and_run_again(store: Store, damage: str) -> None:
+def test_damage_is_seen_named_kept_and_run_again(store, damage):
     name, act = DAMAGES[damage]
     folder = run_trial(store)
     good = run_trial(store, "good")
@@ -197,7 +197,7 @@ def test_damage_is_seen_named_kept_and_run_again(store: Store, damage: str) -> N
     assert states(store) == {"t": State.finished, "good": State.finished}
 
 
-def test_what_is_beside_trials_is_left_alone(store: Store) -> None:
+def test_what_is_beside_trials_is_left_alone(store):
     run_trial(store)
     (store.root / "README").write_text("x")
     (store.root / "e" / "README").write_text("x")
@@ -209,7 +209,7 @@ def test_what_is_beside_trials_is_left_alone(store: Store) -> None:
 # Disks
 
 
-def test_root_that_is_no_folder_is_a_config_error(tmp_path: Path) -> None:
+def test_root_that_is_no_folder_is_a_config_error(tmp_path):
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "results"):
         for attempt in (Store(root).check_writable, lambda root=root: Store(root).open_trial("e", "t", {})):
@@ -236,7 +236,7 @@ for attempt in (store.check_writable, lambda: store.open_trial("e", "u", {})):
 """
 
 
-def test_a_store_of_somebody_else_can_be_read(store: Store, tmp_path: Path) -> None:
+def test_a_store_of_somebody_else_can_be_read(store, tmp_path):
     run_trial(store)
     store.open_trial("e", "left", {}).close()
     for path in (tmp_path, *tmp_path.parents[:3]):  # pytest's own folders are closed to others; root becomes nobody in the child
@@ -247,11 +247,11 @@ def test_a_store_of_somebody_else_can_be_read(store: Store, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["steps.parquet", "trial.json"])
-def test_full_disk_leaves_nothing_half_finished(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_nothing_half_finished(store, name, monkeypatch):
     run_trial(store, "good")
     fsync, full = os.fsync, {"now": False}
 
-    def failing(descriptor: int) -> None:
+    def failing(descriptor):
         if full["now"] and name in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
@@ -266,11 +266,11 @@ def test_full_disk_leaves_nothing_half_finished(store: Store, name: str, monkeyp
     assert states(store) == {"good": State.finished, "t": State.finished}
 
 
-def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_whole_before_it_is_seen(tmp_path, monkeypatch):
     """Also where another process writes it at the same moment, be it in another container under the same process number."""
     path, replace, seen = tmp_path / "trial.json", os.replace, []
 
-    def watched(source: Path, target: Path) -> None:
+    def watched(source, target):
         seen.append((source.read_bytes(), target.read_bytes()))
         if len(seen) == 1:
             files.write_atomically(path, b"theirs")
@@ -283,7 +283,7 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert path.read_bytes() == b"ours" and [entry.name for entry in tmp_path.iterdir()] == ["trial.json"]
 
 
-def test_nobody_else_may_write_what_is_stored(store: Store) -> None:
+def test_nobody_else_may_write_what_is_stored(store):
     previous = os.umask(0)
     try:
         keep_others_out()
@@ -304,12 +304,12 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["pandas", "pyarrow.parquet", "accumulation_harness.results.store", "hypothesis", "pytest"])
 
 
-def expected_rows(trial: str) -> list[dict[str, Any]]:
+def expected_rows(trial):
     generator = random.Random(trial)
     return [{"step": step, "loss": generator.uniform(-1, 1)} for step in range(12)]
 
 
-def work(root: str) -> None:
+def work(root):
     """Runs every trial that is still open, and notes in the journal which it has finished."""
     store = Store(root)
     for trial in (f"trial-{number:02}" for number in range(NUM_TRIALS)):
@@ -329,7 +329,7 @@ def work(root: str) -> None:
 class Killed(RuleBasedStateMachine):
     """Workers come, are signalled, and files are damaged, in any order; nothing is lost, repeated or altered."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.store = Store(mkdtemp(prefix="store-"))
         self.workers: list[Any] = []
@@ -337,13 +337,13 @@ class Killed(RuleBasedStateMachine):
         self.damaged = 0
 
     @rule()
-    def start(self) -> None:
+    def start(self):
         if len(self.workers) < 3:
             self.workers.append(processes.Process(target=work, args=(str(self.store.root),)))
             self.workers[-1].start()
 
     @rule(seconds=st.floats(0, 0.05), number=st.sampled_from([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-    def strike(self, seconds: float, number: signal.Signals) -> None:
+    def strike(self, seconds, number):
         time.sleep(seconds)
         if self.workers:
             worker = self.workers.pop(0)
@@ -353,7 +353,7 @@ class Killed(RuleBasedStateMachine):
             worker.close()
 
     @rule()
-    def look(self) -> None:
+    def look(self):
         """What was finished once is there, and was not written again."""
         found = list(self.store.status())
         stats = {one.trial: (one.folder / "trial.json").stat() for one in found if one.state == State.finished}
@@ -363,14 +363,14 @@ class Killed(RuleBasedStateMachine):
         assert sum(one.state == State.damaged for one in found) <= self.damaged
 
     @rule(deletes=st.booleans())
-    def damage(self, deletes: bool) -> None:
+    def damage(self, deletes):
         for trial in list(self.marks)[:1]:
             folder = self.store.folder("e", trial)
             shutil.rmtree(folder) if deletes else flip(folder / "trial.json", 100)
             self.damaged += 1
             del self.marks[trial]
 
-    def teardown(self) -> None:
+    def teardown(self):
         for worker in self.workers:
             worker.join()
         last = processes.Process(target=work, args=(str(self.store.root),))
@@ -391,7 +391,7 @@ TestKilled = Killed.TestCase
 TestKilled.settings = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def test_many_writers_share_the_work_without_doing_any_twice(store: Store) -> None:
+def test_many_writers_share_the_work_without_doing_any_twice(store):
     store.check_writable()
     crowd = [processes.Process(target=work, args=(str(store.root),)) for _ in range(4)]
     for process in crowd:

@@ -15,15 +15,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from accumulation_harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
 from accumulation_harness.results import tracking
-from tests.results.wandb_stand_in import API_KEY, StandIn, stand_in
+from tests.results.wandb_stand_in import API_KEY, stand_in
 
 ONLINE = TrackingConfig(mode=TrackingMode.online)
 TRIAL = to_dict(HarnessConfig(seed=3))
@@ -43,7 +41,7 @@ def open_run(mode, name="trial-1"):
 """
 
 
-def _rows() -> list[dict[str, float]]:
+def _rows():
     generator = random.Random(0)
     special = [math.nan, math.inf, -math.inf, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 0.1, 2.0**53 + 2]
     doubles = special + [generator.uniform(-1, 1) * 10.0 ** generator.randint(-300, 300) for _ in range(92)]
@@ -54,19 +52,19 @@ ROWS = _rows()
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path):
     """That of somebody who has never used W&B."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB") and "proxy" not in name.lower()}
     return {**clean, "HOME": str(tmp_path), "PYTHONPATH": f"{Path(__file__).parents[2]}/harness", "PYTHONWARNINGS": "default"}
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
+def server():
     with stand_in() as running:
         yield running
 
 
-def start(folder: Path, environment: dict[str, str], body: str, *prefix: str) -> subprocess.Popen[str]:
+def start(folder, environment, body, *prefix):
     program = PREAMBLE + textwrap.dedent(body)
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", program, str(folder)],
@@ -79,7 +77,7 @@ def start(folder: Path, environment: dict[str, str], body: str, *prefix: str) ->
     )
 
 
-def run(folder: Path, environment: dict[str, str], body: str, *prefix: str, seconds: float = 30) -> str:
+def run(folder, environment, body, *prefix, seconds=30):
     """Standard error of a child that ended well within the time."""
     with start(folder, environment, body, *prefix) as child:
         _, errors = child.communicate(timeout=seconds)
@@ -87,13 +85,13 @@ def run(folder: Path, environment: dict[str, str], body: str, *prefix: str, seco
     return errors
 
 
-def online(environment: dict[str, str], url: str) -> dict[str, str]:
+def online(environment, url):
     return {**environment, "WANDB_BASE_URL": url, "WANDB_API_KEY": API_KEY}
 
 
-def same(rows: list[dict[str, Any]], number: int = len(ROWS)) -> None:
+def same(rows, number=None):
     """`rows` are that many of ROWS, bit for bit; repr, because NaN is not equal to itself."""
-    assert [row.get("step", row.get("_step")) for row in rows] == list(range(number))
+    assert [row.get("step", row.get("_step")) for row in rows] == list(range(len(ROWS[:number])))
     for row, expected in zip(rows, ROWS[:number], strict=True):
         assert {name: repr(float(row[name])) for name in expected} == {name: repr(value) for name, value in expected.items()}
 
@@ -108,14 +106,14 @@ with open_run("offline") as run:
 """
 
 
-def sync(folder: Path, environment: dict[str, str], server: StandIn) -> None:
+def sync(folder, environment, server):
     """Upload the one offline run under the folder, as everybody would."""
     (log,) = folder.rglob("*.wandb")
     command = [sys.executable, "-m", "wandb", "sync", str(log.parent)]
     subprocess.run(command, env=online(environment, server.url), cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-def test_an_offline_run_is_uploaded_exactly(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+def test_an_offline_run_is_uploaded_exactly(tmp_path, environment, server):
     assert run(tmp_path, environment, LOG_ALL) == ""
     sync(tmp_path, environment, server)
     same(server.history)
@@ -123,9 +121,7 @@ def test_an_offline_run_is_uploaded_exactly(tmp_path: Path, environment: dict[st
 
 
 @pytest.mark.parametrize(("hand_over", "number", "everything"), [(0.0, len(ROWS), True), (60.0, 1, False)])
-def test_killed_offline_run_keeps_what_was_handed_over(
-    tmp_path: Path, environment: dict[str, str], server: StandIn, hand_over: float, number: int, everything: bool
-) -> None:
+def test_killed_offline_run_keeps_what_was_handed_over(tmp_path, environment, server, hand_over, number, everything):
     """Every row where each is handed over at once; else the last ones wait for a row that comes HAND_OVER_SECONDS later."""
     body = f"""
     tracking.HAND_OVER_SECONDS = {hand_over}
@@ -155,20 +151,20 @@ sys.addaudithook(hook)
 """
 
 
-def test_offline_run_asks_nobody(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_offline_run_asks_nobody(tmp_path, environment):
     """Python by an audit hook, wandb's own process by strace where there is one."""
     assert spoken_to(tmp_path, environment) == []
 
 
 @pytest.mark.slow
-def test_crash_reports_would_ask_somebody(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_crash_reports_would_ask_somebody(tmp_path, environment):
     """The must-differ of the test above, and the reason for WANDB_ERROR_REPORTING=false."""
     if not _can_trace():
         pytest.skip("strace does not work here, and Python does not see what wandb's own process does")
     assert spoken_to(tmp_path, {**environment, "WANDB_ERROR_REPORTING": "true"}) != []
 
 
-def spoken_to(folder: Path, environment: dict[str, str]) -> list[str]:
+def spoken_to(folder, environment):
     """Every connection or packet of an offline run that does not stay on this machine."""
     trace = folder / "trace"
     strace = ["strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", str(trace)] if _can_trace() else []
@@ -181,14 +177,14 @@ def spoken_to(folder: Path, environment: dict[str, str]) -> list[str]:
     return [line for line in calls if not any(mark in line for mark in here)]
 
 
-def _can_trace() -> bool:
+def _can_trace():
     return (
         shutil.which("strace") is not None
         and subprocess.run(["strace", "-qq", "-o", os.devnull, "true"], check=False).returncode == 0
     )
 
 
-def test_disabled_mode_and_import_leave_wandb_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_disabled_mode_and_import_leave_wandb_alone(tmp_path, environment):
     body = """
     tracking.check(TrackingConfig(mode=tracking.TrackingMode.disabled))
     tracking.check(TrackingConfig(mode=tracking.TrackingMode.offline))
@@ -201,7 +197,7 @@ def test_disabled_mode_and_import_leave_wandb_alone(tmp_path: Path, environment:
     assert list((tmp_path / "trial-1").iterdir()) == []
 
 
-def test_death_of_wandb_does_not_stop_the_trial(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_death_of_wandb_does_not_stop_the_trial(tmp_path, environment):
     body = """
     import subprocess
     with open_run("offline") as run:
@@ -226,13 +222,13 @@ def test_death_of_wandb_does_not_stop_the_trial(tmp_path: Path, environment: dic
 LOG_ALL_ONLINE = LOG_ALL.replace("offline", "online")
 
 
-def without_empty(config: dict[str, Any]) -> dict[str, Any]:
+def without_empty(config):
     """The settings as a server has them: W&B sends no empty dictionary."""
     nested = {name: without_empty(value) if isinstance(value, dict) else value for name, value in config.items()}
     return {name: value for name, value in nested.items() if value != {}}
 
 
-def test_online_rows_arrive_exactly(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+def test_online_rows_arrive_exactly(tmp_path, environment, server):
     assert run(tmp_path, online(environment, server.url), LOG_ALL_ONLINE) == ""
     same(server.history)
     created = server.variables("UpsertBucket")
@@ -245,7 +241,7 @@ def test_online_rows_arrive_exactly(tmp_path: Path, environment: dict[str, str],
     assert server.completed == [0]
 
 
-def test_exception_in_the_trial_ends_the_run_as_failed(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+def test_exception_in_the_trial_ends_the_run_as_failed(tmp_path, environment, server):
     body = """
     try:
         with open_run("online") as run:
@@ -258,7 +254,7 @@ def test_exception_in_the_trial_ends_the_run_as_failed(tmp_path: Path, environme
     assert server.completed == [1]
 
 
-def test_server_killed_in_mid_run(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+def test_server_killed_in_mid_run(tmp_path, environment, server):
     body = """
     tracking.FINISH_SECONDS = 2.0
     with open_run("online") as run:
@@ -285,9 +281,7 @@ def test_server_killed_in_mid_run(tmp_path: Path, environment: dict[str, str], s
 
 
 @pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["refused", "silent"])
-def test_server_lost_before_the_run_falls_back_to_offline(
-    tmp_path: Path, environment: dict[str, str], server: StandIn, silent: bool
-) -> None:
+def test_server_lost_before_the_run_falls_back_to_offline(tmp_path, environment, server, silent):
     if silent:
         server.silent.set()
     else:
@@ -297,7 +291,7 @@ def test_server_lost_before_the_run_falls_back_to_offline(
     assert len(list(tmp_path.rglob("offline-run-*/*.wandb"))) == 1
 
 
-def test_a_project_that_cannot_be_read(outside: pytest.MonkeyPatch) -> None:
+def test_a_project_that_cannot_be_read(outside):
     outside.setenv("WANDB_API_KEY", "")
     with pytest.raises(ConfigError, match="project=tester/p: expected a W&B project that can be read"):
         next(tracking.read_online("tester/p"))
@@ -307,7 +301,7 @@ def test_a_project_that_cannot_be_read(outside: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def outside(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def outside(environment, monkeypatch):
     """This process in the environment of the children."""
     for name in os.environ.keys() - environment.keys():
         monkeypatch.delenv(name)
@@ -315,7 +309,7 @@ def outside(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> pyt
     return monkeypatch
 
 
-def refused(match: str) -> None:
+def refused(match):
     begin = time.monotonic()
     with pytest.raises(ConfigError, match=match) as caught:
         tracking.check(ONLINE)
@@ -325,18 +319,18 @@ def refused(match: str) -> None:
         assert way_out in str(caught.value)
 
 
-def test_check_passes_with_a_server_that_knows_the_key(outside: pytest.MonkeyPatch, server: StandIn) -> None:
+def test_check_passes_with_a_server_that_knows_the_key(outside, server):
     outside.setenv("WANDB_API_KEY", API_KEY)
     outside.setenv("WANDB_BASE_URL", server.url)
     tracking.check(ONLINE)
     assert server.operations[0][0] == "Viewer"
 
 
-def test_check_without_a_key(outside: pytest.MonkeyPatch) -> None:
+def test_check_without_a_key(outside):
     refused("No API key configured")
 
 
-def test_check_with_a_key_that_the_server_does_not_know(outside: pytest.MonkeyPatch, server: StandIn) -> None:
+def test_check_with_a_key_that_the_server_does_not_know(outside, server):
     server.knows_key = False
     outside.setenv("WANDB_API_KEY", API_KEY)
     outside.setenv("WANDB_BASE_URL", server.url)
@@ -345,7 +339,7 @@ def test_check_with_a_key_that_the_server_does_not_know(outside: pytest.MonkeyPa
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(tracking.CHECK_SECONDS, marks=pytest.mark.slow)])
-def test_check_without_an_answer(outside: pytest.MonkeyPatch, server: StandIn, silent: bool, seconds: float) -> None:
+def test_check_without_an_answer(outside, server, silent, seconds):
     outside.setattr(tracking, "CHECK_SECONDS", seconds)
     outside.setenv("WANDB_API_KEY", API_KEY)
     outside.setenv("WANDB_BASE_URL", server.url)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,7 +21,7 @@ class StandIn(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.operations: list[tuple[str, dict[str, Any]]] = []
         self.history: list[dict[str, Any]] = []
@@ -33,16 +32,16 @@ class StandIn(ThreadingHTTPServer):
         self.closing = threading.Event()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def kill(self) -> None:
+    def kill(self):
         """From now on connections are refused."""
         self.closing.set()
         self.shutdown()
         self.server_close()
 
-    def variables(self, operation: str) -> dict[str, Any]:
+    def variables(self, operation):
         """Variables of the first call of a GraphQL operation."""
         return next(variables for name, variables in self.operations if name == operation)
 
@@ -50,7 +49,7 @@ class StandIn(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: StandIn
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
@@ -66,16 +65,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer({})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         self.do_POST()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._answer({})
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         """Quiet."""
 
-    def _answer(self, content: dict[str, Any]) -> None:
+    def _answer(self, content):
         body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -83,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _graphql(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _graphql(self, request):
         name = request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1]
         variables = request.get("variables") or {}
         self.server.operations.append((name, variables))
@@ -91,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             return {"viewer": None}
         return _read_back(self.server, name) or _graphql_data(name, variables)
 
-    def _file_stream(self, request: dict[str, Any]) -> None:
+    def _file_stream(self, request):
         for name, chunk in (request.get("files") or {}).items():
             rows = [json.loads(line) for line in chunk["content"]]
             if name == "wandb-history.jsonl":
@@ -102,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.completed.append(request["exitcode"])
 
 
-def _read_back(server: StandIn, operation: str) -> dict[str, Any]:
+def _read_back(server, operation):
     """The run that was sent, as the public API asks for it; empty for other operations."""
     keys = {"lastStep": len(server.history) - 1, "keys": {}}
     match operation:
@@ -127,7 +126,7 @@ def _read_back(server: StandIn, operation: str) -> dict[str, Any]:
             return {}
 
 
-def _graphql_data(operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+def _graphql_data(operation, variables):
     entity = {"id": "entity", "name": "tester"}
     project = {"id": "project", "name": variables.get("project", "project"), "entity": entity}
     match operation:
@@ -151,7 +150,7 @@ def _graphql_data(operation: str, variables: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stand_in() -> Iterator[StandIn]:
+def stand_in():
     """A server that runs until the block ends, or until `kill`."""
     server = StandIn()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.audit import audit
@@ -40,9 +40,7 @@ from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
 from accumulation_harness.observe import tensors
 from accumulation_harness.recipes.determinism import deterministic
-from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.watch import watch
-from accumulation_harness.workloads import Batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MLP = WorkloadConfig(model=Model.mlp, width=2)
@@ -79,14 +77,14 @@ FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resum
 RIGHT = {"accumulated": "equivalent", "permuted": "equivalent"}
 
 
-def on() -> Any:
+def on():
     """The module of the device."""
     from tests.simgpu import device
 
     return device
 
 
-def trial(**changes: Any) -> dict[str, str] | str:
+def trial(**changes):
     """By arm the cause, or the verdict where there is none; of a study, whether it measured anything."""
     device = on()
     before = torch.get_rng_state(), device.GENERATOR.get_state()
@@ -99,17 +97,17 @@ def trial(**changes: Any) -> dict[str, str] | str:
     )
 
 
-def of(data: Data, **changes: Any) -> Callable[[], Any]:
+def of(data, **changes):
     return partial(trial, workload=WorkloadConfig(data=data, model=Model.mlp, width=2, **changes))
 
 
-def example(file: str, name: str, args: dict[str, Any] | None = None, **changes: Any) -> Callable[[], Any]:
+def example(file, name, args=None, **changes):
     """A trial of a task in `examples/`."""
     workload = WorkloadConfig(data=Data.custom, target=f"{EXAMPLES / file}.py:{name}", args=args or {})
     return partial(trial, **{"workload": workload, "norm": Norm.as_is, **changes})
 
 
-def loop(model: nn.Module, window: Callable[[int], tuple[Tensor, Tensor]], batch_size: int, num: int, divides: bool) -> None:
+def loop(model, window, batch_size, num, divides):
     """Three windows of `num` micro-batches, on the device, with the division or without."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -125,11 +123,11 @@ def loop(model: nn.Module, window: Callable[[int], tuple[Tensor, Tensor]], batch
 class Masked(nn.Module):
     """Dropout that is no layer: only the device's generator shows that it draws."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * (torch.rand(x.shape, device=x.device) > 0.5)
 
 
-def network(*middle: nn.Module) -> tuple[nn.Module, Callable[[int], tuple[Tensor, Tensor]]]:
+def network(*middle):
     """A model and the windows of 16 rows that it is trained on, the same every time."""
     device = on()
     device.GENERATOR.manual_seed(0)
@@ -140,11 +138,11 @@ def network(*middle: nn.Module) -> tuple[nn.Module, Callable[[int], tuple[Tensor
     return model, lambda step: (inputs[16 * step : 16 * step + 16], targets[16 * step : 16 * step + 16])
 
 
-def audited(*middle: nn.Module, divides: bool = True) -> list[str]:
+def audited(*middle, divides=True):
     """The causes that an audit finds in the loop; one layer that draws would draw the same for every split."""
     device = on()
 
-    def train(batch_size: int, accumulation_steps: int) -> None:
+    def train(batch_size, accumulation_steps):
         loop(*network(*middle), batch_size, accumulation_steps, divides)
 
     states = {
@@ -156,11 +154,11 @@ def audited(*middle: nn.Module, divides: bool = True) -> list[str]:
         return sorted({str(one.cause) for one in audit(train, batch_size=16, accumulation_steps=[4]).findings})
 
 
-def watched(divides: bool) -> tuple[str, list[str]]:
+def watched(divides):
     """Verdict and causes of the watched loop, whose replay draws; the generator stands where the loop alone leaves it."""
     device, ends, report = on(), [], None
 
-    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    def loss_of(model, batch):
         torch.rand(3, device=device.DEVICE)  # as if there were dropout
         return functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -183,10 +181,10 @@ def watched(divides: bool) -> tuple[str, list[str]]:
     return report.verdict, [str(cause) for cause in report.causes]
 
 
-def by_hand(divides: bool) -> str:
+def by_hand(divides):
     """`judge_loop` of the loop everybody writes."""
 
-    def written(arm: Arm, window: Batch) -> Tensor:
+    def written(arm, window):
         arm.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=arm.device)
         num = arm.workload.num_terms(window).sum()
@@ -204,7 +202,7 @@ def by_hand(divides: bool) -> str:
     return str(row["cause"] or row["verdict"])
 
 
-def reads_of_a_step() -> dict[str, int]:
+def reads_of_a_step():
     """Reads back to the host, and copies that it waits for, in one lock-step step of all arms."""
     device, found = on(), {}
     for precision in (Precision.float32, Precision.float16):
@@ -221,14 +219,14 @@ def reads_of_a_step() -> dict[str, int]:
     return found
 
 
-def unsteady(relative: float) -> list[str]:
+def unsteady(relative):
     """Verdicts where matrix products differ from run to run by that share of themselves."""
     device = on()
     with device.entered(), device.unsteady(relative):
         return [row["verdict"] for row in run_trial(TrialConfig(**BASE), lambda step, rows: None).arms]
 
 
-def refused() -> list[str]:
+def refused():
     """Operations of a tensor of the device with one of the CPU that is no number; and one without a deterministic kernel."""
     device, told = on(), []
     with device.entered() as there:
@@ -243,7 +241,7 @@ def refused() -> list[str]:
     return told
 
 
-def planned() -> bool:
+def planned():
     """Whether memory that grows with the micro-batch was measured on the device."""
     device = on()
     with device.entered():
@@ -292,7 +290,7 @@ CASES = QUICK | {
 }  # fmt: skip
 
 
-def main(names: list[str]) -> None:
+def main(names):
     """Run the cases; what fails is told with its last lines."""
     torch.set_num_threads(1)
     for name in names:

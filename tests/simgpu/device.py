@@ -14,12 +14,9 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any
 from unittest import mock
 
 import torch
@@ -57,7 +54,7 @@ class Memory:
     peak: int = 0
     known: dict[int, int] = field(default_factory=dict)
 
-    def see(self, tensor: Tensor) -> None:
+    def see(self, tensor):
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self.known or size == 0:
@@ -67,7 +64,7 @@ class Memory:
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._gone, key)
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key):
         self.now -= self.known.pop(key, 0)
 
 
@@ -77,31 +74,31 @@ MEMORY = Memory()
 class Backend(_DummyBackendModule):
     """What `torch.simgpu` is."""
 
-    def get_rng_state(self, device: object = None) -> Tensor:
+    def get_rng_state(self, device=None):
         return GENERATOR.get_state()
 
-    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+    def set_rng_state(self, state, device=None):
         GENERATOR.set_state(state)
 
-    def manual_seed(self, seed: int) -> None:
+    def manual_seed(self, seed):
         GENERATOR.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
+    def manual_seed_all(self, seed):
         GENERATOR.manual_seed(seed)
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+    def get_amp_supported_dtype(self):
         return [torch.float16, torch.bfloat16]
 
-    def memory_allocated(self, device: object = None) -> int:
+    def memory_allocated(self, device=None):
         return MEMORY.now
 
-    def max_memory_allocated(self, device: object = None) -> int:
+    def max_memory_allocated(self, device=None):
         return MEMORY.peak
 
-    def reset_peak_memory_stats(self, device: object = None) -> None:
+    def reset_peak_memory_stats(self, device=None):
         MEMORY.peak = MEMORY.now
 
-    def synchronize(self, device: object = None) -> None:
+    def synchronize(self, device=None):
         WAITED["synchronize"] += 1
 
 
@@ -117,7 +114,7 @@ class Sim(torch.Tensor):
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> Sim:
+    def __new__(cls, raw):
         MEMORY.see(raw)
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
@@ -132,34 +129,34 @@ class Sim(torch.Tensor):
         made.raw = raw
         return made  # type: ignore[no-any-return]
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self):  # type: ignore[override]
         return f"Sim({self.raw})"
 
-    def tolist(self) -> Any:
+    def tolist(self):
         noted(READS, "tolist")
         return self.raw.tolist()
 
-    def numpy(self, *_: Any, **__: Any) -> Any:
+    def numpy(self, *_, **__):
         raise TypeError("can't convert simgpu:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         return self.numpy()
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
 
 class Mode(TorchDispatchMode):
     """Sees factories (`torch.zeros(..., device=...)`), which have no tensor among their arguments."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
 
-def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def run(func, args, kwargs):
     """One operation: refused, or computed on the data with its result on the device where an argument is."""
     name = func._schema.name.split("::")[1]
     leaves = tree_leaves((args, kwargs))
@@ -196,7 +193,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     known = {id(leaf.raw): leaf for leaf in own}
 
-    def back(leaf: Any) -> Any:
+    def back(leaf):
         if not isinstance(leaf, Tensor):
             return leaf
         return known[id(leaf)] if id(leaf) in known else Sim(leaf)
@@ -204,11 +201,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(back, out)
 
 
-def _raw(leaf: Any) -> Any:
+def _raw(leaf):
     return leaf.raw if isinstance(leaf, Sim) else leaf
 
 
-def noted(what: Counter[str], name: str) -> None:
+def noted(what, name):
     """Count it, and where it happens within an optimizer step the function of the repository that it comes from."""
     what[name] += 1
     frames = list(_frames(sys._getframe(1)))
@@ -221,20 +218,20 @@ def noted(what: Counter[str], name: str) -> None:
         IN_STEPS[f"{name} in {Path(own.co_filename).stem}.{own.co_name}"] += 1
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames(frame):
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _masks(name: str, args: Any) -> bool:
+def _masks(name, args):
     """Whether the rows that it takes are chosen by a mask on the device: their number is read, unless one number is put there."""
     if name not in INDEXING or not any(isinstance(i, Sim) and i.dtype in (torch.bool, torch.uint8) for i in tree_leaves(args[1])):
         return False
     return not (len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1)
 
 
-def _check_same_device(func: Any, args: Any, leaves: list[Any]) -> None:
+def _check_same_device(func, args, leaves):
     """Elementwise, CPU tensors of no dimension are numbers, unless they are to hold the result; indices may be the host's."""
     name = func._schema.name.split("::")[1]
     numbers = torch.Tag.pointwise in func.tags or name in NUMBERS or name.startswith("_foreach")
@@ -249,7 +246,7 @@ def _check_same_device(func: Any, args: Any, leaves: list[Any]) -> None:
         raise RuntimeError(f"{TWO_DEVICES} ({name})")
 
 
-def _alert(name: str) -> None:
+def _alert(name):
     if not torch.are_deterministic_algorithms_enabled():
         return
     told = f"{name}_simgpu_kernel does not have a deterministic implementation, but you set a deterministic mode"
@@ -258,7 +255,7 @@ def _alert(name: str) -> None:
     warnings.warn(told, stacklevel=2)
 
 
-def _drawn(compute: Callable[[], Any]) -> Any:
+def _drawn(compute):
     """With the device's generator in the place of the host's."""
     host = torch.get_rng_state()
     torch.set_rng_state(GENERATOR.get_state())
@@ -270,7 +267,7 @@ def _drawn(compute: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def unsteady(relative: float) -> Iterator[None]:
+def unsteady(relative):
     """Inside, each entry of a matrix product is off by about that share of itself, another one each time: as atomics make it."""
     NOISE["relative"] = relative
     try:
@@ -282,19 +279,19 @@ def unsteady(relative: float) -> Iterator[None]:
 _tensor = torch.tensor
 
 
-def _made(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+def _made(data, *, device=None, **settings):
     made = _tensor(data, **settings)
     return made if device is None else made.to(device)
 
 
-def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+def _as_tensor(data, dtype=None, device=None):
     made = data if isinstance(data, Tensor) else _tensor(data)
     made = made if dtype is None else made.to(dtype)
     return made if device is None else made.to(device)
 
 
 @contextmanager
-def entered() -> Iterator[torch.device]:
+def entered():
     """Inside, tensors can be made on the device, and it is what the harness chooses."""
     import accumulation_harness.measure.plan
     import accumulation_harness.measure.studies  # noqa: F401 (with all that chooses a device)
@@ -315,7 +312,7 @@ def entered() -> Iterator[torch.device]:
 
 
 @contextmanager
-def _all(patches: Iterator[Any]) -> Iterator[None]:
+def _all(patches):
     from contextlib import ExitStack
 
     with ExitStack() as stack:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ WAITS = {
 
 
 @cache
-def run(*names: str) -> dict[str, Any]:
+def run(*names):
     """What each case found, by its name."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness"}
     command = [sys.executable, "-m", "tests.simgpu.cases", *names]
@@ -36,12 +35,12 @@ def run(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
-def test_what_comes_of_it_on_the_device(name: str) -> None:
+def test_what_comes_of_it_on_the_device(name):
     row = run(*(QUICK if name in QUICK else [other for other in CASES if other not in QUICK]))[name]
     assert row["found"] == CASES[name][1]
     assert {*row["waits"]} <= WAITS
 
 
-def test_every_question_has_a_case() -> None:
+def test_every_question_has_a_case():
     """But those that refuse the device, or cannot run on a stand-in: it loads from no checkpoint."""
     assert STUDIES.keys() == studies().keys() - {"verdicts", "replicas", "resumption"}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from accumulation_harness.config import LastWindow, TrialConfig
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
@@ -18,7 +15,7 @@ from tests.toy import CPU
 Rows = list[studies.Row]
 
 
-def measured(config: TrialConfig) -> Rows:
+def measured(config):
     rows: Rows = studies.run(config, lambda step, rows: None)["measurements"]
     return rows
 
@@ -26,23 +23,23 @@ def measured(config: TrialConfig) -> Rows:
 class Loop:
     """A model and its data."""
 
-    def __init__(self, config: TrialConfig) -> None:
+    def __init__(self, config):
         setting = Setting(config, CPU)
         self.config, self.model, self.data = config, setting.initial.double(), setting.exact
 
-    def windows(self, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
+    def windows(self, size=None, last=None):
         config = self.config
         return windows(self.data.num_samples, size or config.effective_batch, config.seed, last or config.data.last_window)
 
-    def loss(self, ids: Tensor) -> Tensor:
+    def loss(self, ids):
         batch = self.data.batch(ids)
         return F.cross_entropy(self.model(batch.inputs), batch.targets)
 
-    def gradient(self, ids: Tensor) -> Tensor:
+    def gradient(self, ids):
         """[P] of the mean loss."""
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(self.loss(ids), list(self.model.parameters()))])
 
-    def train(self, parts: int = 1, *, is_frozen: bool = False) -> list[float]:
+    def train(self, parts=1, *, is_frozen=False):
         """The configured steps of SGD over windows in so many micro-batches; the losses of the windows."""
         self.model.train(not is_frozen)  # the models have no dropout
         own, losses = self.config.optimizer, []
@@ -57,14 +54,14 @@ class Loop:
             losses.append(sum(float(loss.detach()) for loss in each))
         return losses
 
-    def held_out(self) -> tuple[float, float]:
+    def held_out(self):
         """Loss and accuracy."""
         held = self.data.held_out
         with torch.no_grad():
             outputs = self.model.eval()(held.inputs)
         return float(F.cross_entropy(outputs, held.targets)), float((outputs.argmax(1) == held.targets).double().mean())
 
-    def recalibrate(self) -> None:
+    def recalibrate(self):
         """Give every BatchNorm the statistics of all training samples, in one batch."""
         for layer in self.model.modules():
             if isinstance(layer, torch.nn.BatchNorm2d):

@@ -10,7 +10,7 @@ import torch
 
 from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, summed_in
-from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.recipes.recipe import take_step
 from tests.studies.by_hand import measured
 from tests.toy import make_arm
 
@@ -20,10 +20,10 @@ CONFIG = TrialConfig(
 )  # fmt: skip
 
 
-def rounded(values: np.ndarray, digits: int) -> np.ndarray:
+def rounded(values, digits):
     """To `digits` binary digits, ties to even, exactly, by fractions; no exponent is too small."""
 
-    def one(value: float) -> float:
+    def one(value):
         if value == 0:
             return 0.0
         unit = Fraction(2) ** (math.frexp(value)[1] - digits)
@@ -34,7 +34,7 @@ def rounded(values: np.ndarray, digits: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("width", "digits"), [("bfloat16", 8), ("float16", 11)])
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precision: Precision) -> None:
+def test_the_sum_is_rounded_after_every_backward(width, digits, precision):
     """Against sums rounded by fractions; the loss scale of float16 is a power of two and changes no rounding."""
     split = lambda size: [3, 9, 12]  # noqa: E731
     plain, kept = (make_arm(split, precision=precision, optimizer=OptimizerConfig(lr=0.0)) for _ in range(2))
@@ -42,7 +42,7 @@ def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precis
     sums: dict[int, list[np.ndarray]] = {0: [], 1: []}
     for place, arm in enumerate((plain, kept)):
 
-        def see(arm: Arm, place: int = place) -> None:
+        def see(arm, place=place):
             scale = arm.scaler.get_scale() if arm.scaler.is_enabled() else 1.0
             grads = [p.grad.flatten() for p in arm.model.parameters() if p.grad is not None]
             sums[place].append((torch.cat(grads) / scale).double().numpy())
@@ -61,7 +61,7 @@ def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precis
 
 
 @pytest.mark.parametrize("width", ["bfloat16", "float16", "float32"])
-def test_independent_roundings(width: str) -> None:
+def test_independent_roundings(width):
     """Random partial sums, each rounded once: the rms of the errors' sum is the formula's within 5 %."""
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(6, 50_000, generator=generator, dtype=torch.float64).cumsum(0)
@@ -71,7 +71,7 @@ def test_independent_roundings(width: str) -> None:
     assert independent_roundings(sums[-1:], FORMATS[width]) < 0.8 * measured, "one rounding is less than six"
 
 
-def test_errors_by_accumulator() -> None:
+def test_errors_by_accumulator():
     rows = measured(CONFIG)
     errors = {(row["accumulator"], row["accumulation_steps"]): row for row in rows if row["quantity"] == "error"}
     assert [row["stops_at"] for row in rows if row["quantity"] == "ones"] == [4096, 256, 2048]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -25,8 +23,8 @@ class EqualTerms(Toy):
 
 
 @pytest.fixture
-def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
-    def row(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
+def row_of(monkeypatch, toy_setting):
+    def row(name, *, num=4, clip_norm=None, **settings):
         from accumulation_harness.measure import lock_step
 
         monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
@@ -58,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "clip_norm"), CASES)
-def test_the_fault_is_the_right_gradient_under_other_settings(row_of, name, settings, clip_norm) -> None:
+def test_the_fault_is_the_right_gradient_under_other_settings(row_of, name, settings, clip_norm):
     """N = 4 is a power of two: without clipping, whose norm is softened by 1e-6, bit for bit."""
     row = row_of(name, clip_norm=clip_norm, **settings)
     assert row["right_error"] < 1e-13
@@ -71,7 +69,7 @@ def test_the_fault_is_the_right_gradient_under_other_settings(row_of, name, sett
 
 
 @pytest.mark.parametrize("changed", ["eps", "weight_decay"])
-def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed: str) -> None:
+def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed):
     """The comparison sees a setting that was not carried over."""
 
     def left_as_it_is(optimizer, clip_norm, num):
@@ -83,7 +81,7 @@ def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed: str) -> 
 
 
 @pytest.mark.parametrize("name", OUR_OPTIMIZERS)
-def test_first_update_against_the_reference(name: OptimizerName) -> None:
+def test_first_update_against_the_reference(name):
     rng = np.random.default_rng(3)
     gradient, weights = rng.normal(0, 1, 7), rng.normal(0, 1, 7)
     optimizer = OptimizerConfig(name=name, lr=0.1, weight_decay=0.2, eps=0.05)

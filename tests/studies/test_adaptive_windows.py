@@ -9,7 +9,7 @@ MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
-def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer: OptimizerName) -> None:
+def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer):
     config = TrialConfig(
         study="adaptive_windows", workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
         optimizer=OptimizerConfig(name=optimizer, lr=0.02), seed=3,

@@ -24,11 +24,11 @@ CONFIG = TrialConfig(
 
 
 @pytest.fixture(scope="module")
-def setting() -> Setting:
+def setting():
     return Setting(CONFIG, torch.device("cpu"))
 
 
-def numpy_loss(x: np.ndarray, router: np.ndarray, chunks: int) -> tuple[float, np.ndarray, np.ndarray]:
+def numpy_loss(x, router, chunks):
     """Mean of the micro-batches' losses, with their shares and mean probabilities [N, E]."""
     scores = x @ router.T
     p = np.exp(scores - scores.max(1, keepdims=True))
@@ -38,7 +38,7 @@ def numpy_loss(x: np.ndarray, router: np.ndarray, chunks: int) -> tuple[float, n
     return float(8 * (shares * means).sum(1).mean()), shares, means
 
 
-def test_the_loss_and_its_formula_against_numpy(setting: Setting) -> None:
+def test_the_loss_and_its_formula_against_numpy(setting):
     batch = setting.exact.batch(next(setting.windows()))
     mixture = Mixture(setting, 64)
     x, router = flat(batch).numpy(), mixture.router.detach().numpy()
@@ -53,7 +53,7 @@ def test_the_loss_and_its_formula_against_numpy(setting: Setting) -> None:
     assert float(window_balance(mixture, batch, 4, buffered)[0].detach()) == pytest.approx(8 * (so_far * means).sum(1).mean())
 
 
-def test_two_passes_give_the_windows_gradient_and_the_others_do_not(setting: Setting) -> None:
+def test_two_passes_give_the_windows_gradient_and_the_others_do_not(setting):
     rows = {(row["arm"], row["accumulation_steps"]): row for row in balance_loss.measurements(setting, lambda t, r: None)}
     assert rows["two_passes", 4]["gradient_error"] < 1e-13 < 1e-3 < rows["per_micro_batch", 4]["gradient_error"]
     assert rows["buffered_counts", 4]["gradient_error"] > 1e-3

@@ -31,11 +31,11 @@ CONFIG = TrialConfig(
 
 
 @pytest.fixture(scope="module")
-def setting() -> Setting:
+def setting():
     return Setting(CONFIG, torch.device("cpu"))
 
 
-def test_the_halves_of_every_order(setting: Setting) -> None:
+def test_the_halves_of_every_order(setting):
     """Before the switch the orders that begin alike are alike to the bit; after it none is another."""
     found: list[dict[str, float]] = []
     rows = batch_order.measurements(setting, lambda t, own: found.append({row["arm"]: float(row["loss"]) for row in own}))
@@ -48,8 +48,8 @@ def test_the_halves_of_every_order(setting: Setting) -> None:
     assert len({row["test_loss"] for row in rows}) == 4 and {row["samples"] for row in rows} == {128}
 
 
-def test_an_order_alone_is_trained_as_beside_the_others(setting: Setting) -> None:
-    def ends(own: Setting) -> dict[str, float]:
+def test_an_order_alone_is_trained_as_beside_the_others(setting):
+    def ends(own):
         return {row["arm"]: row["test_loss"] for row in batch_order.measurements(own, lambda t, rows: None)}
 
     alone = dataclasses.replace(CONFIG, trained_arm="small_then_large-4")
@@ -59,7 +59,7 @@ def test_an_order_alone_is_trained_as_beside_the_others(setting: Setting) -> Non
         validate(dataclasses.replace(alone, study="critical_batch", trained_arm="large-4"))
 
 
-def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:
+def test_to_switch_to_the_same_batch_changes_nothing(setting):
     windows = [setting.exact.batch(ids) for ids in setting.windows()]
     plain, first, second = (setting.arm(full_batch(CONFIG)) for _ in range(3))
     for window in windows:
@@ -73,7 +73,7 @@ def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:
         assert torch.equal(a, b) and not torch.equal(b, c)
 
 
-def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting: Setting) -> None:
+def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting):
     large, small = (batch_order.arm_at(setting, num) for num in (1, 4))
     window = small.workload.batch(next(setting.windows()))
     take_step(large, window)

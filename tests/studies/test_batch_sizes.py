@@ -9,7 +9,7 @@ from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.experiments.learning_rate import batch_sizes
 
 
-def test_every_batch_size_against_numpy(toy_setting, make_numpy) -> None:
+def test_every_batch_size_against_numpy(toy_setting, make_numpy):
     """B = 10 of 24 samples: windows of 10, 10, 4; with N = 5 the short one has two micro-batches of 2."""
     config = TrialConfig(
         optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(5, 2), steps=7

@@ -8,7 +8,6 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from accumulation_harness.config import (
     Model,
@@ -36,30 +35,30 @@ CONFIG = TrialConfig(
 Rows = list[studies.Row]
 
 
-def run(config: TrialConfig) -> Rows:
+def run(config):
     rows: Rows = measured(config)
     return rows
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
+def rows():
     return run(CONFIG)
 
 
-def chosen(rows: Rows, arm: str, n: int, *, after_steps: int = 0, momentum: float = 0.1) -> studies.Row:
+def chosen(rows, arm, n, *, after_steps=0, momentum=0.1):
     key = {"arm": arm, "accumulation_steps": n, "after_steps": after_steps, "momentum": momentum}
     (row,) = (row for row in rows if key.items() <= row.items())
     return row
 
 
-def first_window(config: TrialConfig) -> tuple[nn.Module, Tensor, Tensor]:
+def first_window(config):
     setting = Setting(config, choose_device(config.device))
     ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
     batch = setting.exact.batch(ids)
     return setting.initial.double(), batch.inputs, batch.targets
 
 
-def by_hand(n: int) -> tuple[Tensor, Tensor]:
+def by_hand(n):
     """Gradient and running statistics of the loop everyone writes, N micro-batches of the first window."""
     model, inputs, targets = first_window(CONFIG)
     for x, y in zip(inputs.chunk(n), targets.chunk(n), strict=True):
@@ -69,7 +68,7 @@ def by_hand(n: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("n", CONFIG.accumulation_steps)
-def test_differences_of_gradient_and_buffers(rows: Rows, n: int) -> None:
+def test_differences_of_gradient_and_buffers(rows, n):
     (full, buffers), (accumulated, moved) = by_hand(1), by_hand(n)
     start = torch.cat([torch.zeros(64), torch.ones(64)] * 2).double()
     row = chosen(rows, "accumulated", n)
@@ -81,7 +80,7 @@ def test_differences_of_gradient_and_buffers(rows: Rows, n: int) -> None:
 
 
 @pytest.mark.parametrize("n, m", list(itertools.product(CONFIG.accumulation_steps, (0.01, 0.1, 0.5))))
-def test_effective_momentum_is_the_weight_of_what_was_there_before(rows: Rows, n: int, m: float) -> None:
+def test_effective_momentum_is_the_weight_of_what_was_there_before(rows, n, m):
     old = 1.0
     for _ in range(n):
         old *= 1 - m
@@ -95,7 +94,7 @@ def test_effective_momentum_is_the_weight_of_what_was_there_before(rows: Rows, n
 
 @pytest.mark.parametrize("n", CONFIG.accumulation_steps)
 @pytest.mark.parametrize("after_steps", [0, 4])
-def test_what_remedies_mend(rows: Rows, n: int, after_steps: int) -> None:
+def test_what_remedies_mend(rows, n, after_steps):
     own = {arm: chosen(rows, arm, n, after_steps=after_steps) for arm in REMEDIES}
     two_pass, detached = own["two_pass_statistics"], own["detached_statistics"]
     assert max(two_pass["gradient_error"], two_pass["statistics_error"]) < EXACT
@@ -113,7 +112,7 @@ def test_what_remedies_mend(rows: Rows, n: int, after_steps: int) -> None:
     assert own["frozen_statistics"]["gradient_error"] > 0.1
 
 
-def test_bias_and_spread_make_up_the_error(rows: Rows) -> None:
+def test_bias_and_spread_make_up_the_error(rows):
     """Over random cuts |a - g|^2 = bias^2 + spread^2; one cut lies within a factor of three of that."""
     for n in CONFIG.accumulation_steps:
         row = chosen(rows, "accumulated", n)
@@ -121,7 +120,7 @@ def test_bias_and_spread_make_up_the_error(rows: Rows) -> None:
         assert row["bias"] > 0.05
 
 
-def test_group_norm_is_exact_at_every_n() -> None:
+def test_group_norm_is_exact_at_every_n():
     rows = run(dataclasses.replace(CONFIG, norm=Norm.group))
     assert {row["arm"] for row in rows} == {"accumulated"} and len(rows) == 4
     assert max(row["gradient_error"] for row in rows) < EXACT

@@ -10,7 +10,7 @@ CONFIG = TrialConfig(study="clipping_threshold", effective_batch=24, accumulatio
 EPSILON = 1e-4  # PyTorch adds 1e-6 to the norm it divides by; the norms here are near 1
 
 
-def test_what_each_threshold_leaves_of_the_gradient() -> None:
+def test_what_each_threshold_leaves_of_the_gradient():
     """Of a gradient of norm 1, averaged, or 4, summed, clipped at f·c with c = 1/2 or 3/2: |left / right - 1| by hand."""
     rows = measured(CONFIG)
     assert len(rows) == 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness.config import Precision, TrialConfig
+from accumulation_harness.config import Precision
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.trial import Candidate, accumulated
 from accumulation_harness.recipes import contrastive
@@ -15,7 +15,7 @@ METHODS = ("grad_cache", "temperature_repeated", "dual_bank@12")
 SHORT = {"steps": 3, "algebra_steps": 5, "methods": METHODS}  # five windows: the fifth begins the second epoch
 
 
-def judged(trial: TrialConfig) -> dict[str, dict[str, object]]:
+def judged(trial):
     return {arm["arm"]: arm for arm in studies.run(trial, lambda step, rows: None)["arms"]}
 
 
@@ -29,7 +29,7 @@ def judged(trial: TrialConfig) -> dict[str, dict[str, object]]:
     ids=["plain", "clipped, penalised, short windows", "float16"],
 )
 @pytest.mark.slow
-def test_grad_cache_is_equivalent_and_the_others_are_not(changes: dict[str, object], corpus: str) -> None:
+def test_grad_cache_is_equivalent_and_the_others_are_not(changes, corpus):
     arms = judged(config(corpus, **SHORT, **changes))
     assert arms["grad_cache"]["verdict"] == arms["permuted"]["verdict"] == "equivalent"
     plain, repeated, bank = (arms[name] for name in ("accumulated", *METHODS[1:]))
@@ -42,7 +42,7 @@ def test_grad_cache_is_equivalent_and_the_others_are_not(changes: dict[str, obje
     assert "by design, " in str(bank["reasons"])
 
 
-def test_a_bank_that_is_not_what_it_says_has_no_name(corpus: str) -> None:
+def test_a_bank_that_is_not_what_it_says_has_no_name(corpus):
     """One bank under the name of two is not what the oracle says, and keeps its `unexplained`."""
     trial = config(corpus, methods=("dual_bank@12",), algebra_steps=3)
     candidate = Candidate("dual_bank@12", contrastive.named("dual_bank@12")(accumulated(trial, 4)))

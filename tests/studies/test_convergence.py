@@ -17,7 +17,7 @@ CONFIG = TrialConfig(
 SAME = 1e-10  # relative, of losses after 33 float64 steps whose gradients agree to 1e-15
 
 
-def test_arms_end_where_the_loop_everyone_writes_ends() -> None:
+def test_arms_end_where_the_loop_everyone_writes_ends():
     steps: list[list[studies.Row]] = []
     record = studies.run(CONFIG, lambda step, rows: steps.append(rows))
     assert record["arms"] == [] and record["seconds"]["convergence"] > 0
@@ -34,7 +34,7 @@ def test_arms_end_where_the_loop_everyone_writes_ends() -> None:
 
 
 @pytest.mark.parametrize("model, of_a_sample", [(Model.conv, 16), (Model.mlp, 1)])
-def test_batch_norm_and_faults_end_elsewhere(model: Model, of_a_sample: int) -> None:
+def test_batch_norm_and_faults_end_elsewhere(model, of_a_sample):
     """Values per channel are those of the layer that has the fewest: 4 x 4 pixels; one of a sample for each unit."""
     changes = {"norm": Norm.batch, "workload": WorkloadConfig(model=model), "steps": 3, "faults": ("loss_not_divided",)}
     arms = {row["arm"]: row for row in measured(dataclasses.replace(CONFIG, **changes))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 
 from accumulation_harness.config import (
@@ -26,7 +25,7 @@ CONFIG = TrialConfig(
 )  # fmt: skip
 
 
-def test_the_smallest_batch_s_branch_is_the_training_going_on() -> None:
+def test_the_smallest_batch_s_branch_is_the_training_going_on():
     rows = critical_batch.measurements(Setting(CONFIG, torch.device("cpu")), lambda t, own: None)
     found = {(row["point"], row["batch"]): row for row in rows}
     assert len(found) == len(rows) == 4 * 3
@@ -38,7 +37,7 @@ def test_the_smallest_batch_s_branch_is_the_training_going_on() -> None:
         assert len({found[point, batch]["validation_loss"] for batch in (8, 16, 32)}) == 3
 
 
-def test_a_seed_that_chooses_a_rate_trains_the_trunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_chooses_a_rate_trains_the_trunk_alone(monkeypatch):
     """To the last bit as beside branches."""
     setting = Setting(dataclasses.replace(CONFIG, seed=100), torch.device("cpu"))
     (alone,) = critical_batch.measurements(setting, lambda t, own: None)

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
-from accumulation_harness.measure import studies
 from tests.studies.by_hand import Loop, measured
 
 # Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
@@ -13,11 +12,11 @@ CONFIG = TrialConfig(study="epoch_tail", effective_batch=225, accumulation_steps
 GATE = 1e-12
 
 
-def run(config: TrialConfig) -> dict[str, studies.Row]:
+def run(config):
     return {row["arm"]: row for row in measured(config)}
 
 
-def test_steps_and_samples_of_the_loops_by_arithmetic() -> None:
+def test_steps_and_samples_of_the_loops_by_arithmetic():
     rows = run(CONFIG)
     assert {row["windows"] for row in rows.values()} == {14} and {row["tail_samples"] for row in rows.values()} == {150}
     counts = {name: (row["steps"], row["leaked_samples"], row["unused_samples"]) for name, row in rows.items()}
@@ -32,7 +31,7 @@ def test_steps_and_samples_of_the_loops_by_arithmetic() -> None:
     assert rows["as_written"]["gradient_error"] > 0.1
 
 
-def test_leaked_gradient_by_hand() -> None:
+def test_leaked_gradient_by_hand():
     """SGD with lr so small that the weights stand still: the leak adds the tail's gradient, divided by N, to the first window."""
     still = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=1e-16))
     loop = Loop(still)
@@ -42,7 +41,7 @@ def test_leaked_gradient_by_hand() -> None:
     assert run(still)["as_written"]["gradient_error"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_without_a_remainder_the_four_loops_are_one() -> None:
+def test_without_a_remainder_the_four_loops_are_one():
     rows = run(dataclasses.replace(CONFIG, effective_batch=300))
     assert {(row["steps"], row["leaked_samples"], row["unused_samples"]) for row in rows.values()} == {(10, 0, 0)}
     assert all(row["gradient_error"] <= GATE for row in rows.values())

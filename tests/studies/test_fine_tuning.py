@@ -14,7 +14,7 @@ CONFIG = TrialConfig(
 SAME = 1e-9  # relative, after ten float64 steps
 
 
-def test_each_arm_goes_on_as_by_hand_and_frozen_statistics_make_accumulation_the_full_batch() -> None:
+def test_each_arm_goes_on_as_by_hand_and_frozen_statistics_make_accumulation_the_full_batch():
     losses = {(row["arm"], row["accumulation_steps"]): row["held_out_loss"] for row in measured(CONFIG)}
     assert {*losses} == {(arm, num) for arm in ("accumulated", "frozen_statistics") for num in (3, 6)} | {
         (arm, 1) for arm in ("trained", "full", "frozen_full_batch")

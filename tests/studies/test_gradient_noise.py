@@ -27,7 +27,7 @@ TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
     [{"norm": Norm.none}, {"norm": Norm.group}, {"workload": TEXT, "norm": Norm.layer}, {"workload": IGNORED}],
     ids=str,
 )
-def test_every_sample_has_its_own_gradient(changes: dict[str, object]) -> None:
+def test_every_sample_has_its_own_gradient(changes):
     """Against one backward per sample of the referee's forward; the mean of the rows is the batch's gradient."""
     setting = Setting(dataclasses.replace(CONFIG, **changes), CPU)  # type: ignore[arg-type]
     referee = setting.referee()
@@ -41,12 +41,12 @@ def test_every_sample_has_its_own_gradient(changes: dict[str, object]) -> None:
     torch.testing.assert_close(each.mean(0), referee.gradient(state, batch), rtol=1e-9, atol=1e-13)
 
 
-def population() -> torch.Tensor:
+def population():
     return torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_the_expected_variance_by_enumeration(size: int) -> None:
+def test_the_expected_variance_by_enumeration(size):
     """Every batch of `size` from six samples, ordered with replacement and unordered without."""
     each, generator = population(), torch.Generator().manual_seed(0)
     for replacement, batches in (
@@ -60,7 +60,7 @@ def test_the_expected_variance_by_enumeration(size: int) -> None:
     assert moments(each)["noise_trace"] == pytest.approx(float(each.var(0, correction=0).sum()), rel=1e-12)
 
 
-def test_a_training_and_what_is_seen_along_it() -> None:
+def test_a_training_and_what_is_seen_along_it():
     steps: list[list[studies.Row]] = []
     record = studies.run(CONFIG, lambda step, rows: steps.append(rows))
     scales = [row for row in record["measurements"] if row["quantity"] == "noise_scale"]

@@ -26,7 +26,7 @@ CONFIG = TrialConfig(
 
 
 @pytest.mark.parametrize("schedule", [ScheduleName.constant, ScheduleName.cosine])
-def test_every_arm_against_numpy(toy_setting, make_numpy, schedule: ScheduleName) -> None:
+def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
     """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2.
 
     A cosine ends at the same samples for all, small batches too.
@@ -68,7 +68,7 @@ def test_every_arm_against_numpy(toy_setting, make_numpy, schedule: ScheduleName
     assert [one["probe_loss"] for one in (step[0] for step in seen)] == rows["full", 1]["curve_probe_loss"][1:]
 
 
-def test_what_is_set_aside_is_never_trained_on(toy_setting) -> None:
+def test_what_is_set_aside_is_never_trained_on(toy_setting):
     setting = toy_setting(CONFIG)
     chosen = Samples.drawn(setting)
     trained = {int(i) for ids in chosen.windows(setting) for i in ids}
@@ -76,8 +76,8 @@ def test_what_is_set_aside_is_never_trained_on(toy_setting) -> None:
     assert set(chosen.probe.tolist()) <= trained
 
 
-def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_setting) -> None:
-    def arms(seed: int) -> dict[tuple[str, int], list[float]]:
+def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_setting):
+    def arms(seed):
         rows = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, seed=seed)), lambda t, r: None)
         return {(row["arm"], row["accumulation_steps"]): row["curve_probe_loss"] for row in rows}
 
@@ -85,8 +85,8 @@ def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_set
     assert set(arms(100)) == chooses < set(arms(99))
 
 
-def test_an_arm_alone_is_trained_as_beside_the_others(toy_setting) -> None:
-    def arms(trained: str | None) -> dict[tuple[str, int], Any]:
+def test_an_arm_alone_is_trained_as_beside_the_others(toy_setting):
+    def arms(trained):
         found = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, trained_arm=trained)), lambda t, r: None)
         return {(row["arm"], row["accumulation_steps"]): {k: v for k, v in row.items() if "seconds" not in k} for row in found}
 

@@ -18,13 +18,13 @@ CONFIG = TrialConfig(
 
 
 @pytest.fixture(scope="module", params=[OptimizerName.sgd, OptimizerName.adam])
-def rows(request: pytest.FixtureRequest) -> list[studies.Row]:
+def rows(request):
     config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=request.param, lr=3e-3))
     found: list[studies.Row] = measured(config)
     return found
 
 
-def test_right_arms_skip_once_and_are_exact(rows: list[studies.Row]) -> None:
+def test_right_arms_skip_once_and_are_exact(rows):
     right = [row for row in rows if row["arm"] in ("full", "accumulated")]
     assert [(row["width"], row["accumulation_steps"]) for row in right] == [
         (w, n) for w in ("float64", "float16") for n in (1, 4, 7)
@@ -46,6 +46,6 @@ def test_right_arms_skip_once_and_are_exact(rows: list[studies.Row]) -> None:
         ("non_finite_micro_batch", lambda row: row["steps_when_hit"] == 1 and row["scale_factor"] == 1 and row["moved"]),
     ],
 )
-def test_wrong_orders_differ(rows: list[studies.Row], arm: str, wrong: object) -> None:
+def test_wrong_orders_differ(rows, arm, wrong):
     own = [row for row in rows if row["arm"] == arm]
     assert len(own) == 4 and callable(wrong) and all(wrong(row) for row in own)

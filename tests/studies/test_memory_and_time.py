@@ -8,7 +8,7 @@ from accumulation_harness.config import TrialConfig
 from tests.studies.by_hand import measured
 
 
-def test_rows_of_the_study() -> None:
+def test_rows_of_the_study():
     config = TrialConfig(study="memory_and_time", accumulation_steps=(4,), effective_batch=16, steps=2)
     rows = measured(config)
     assert [row["micro_batch"] for row in rows] == [16, 4]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accumulation_harness.config import TrialConfig
 from accumulation_harness.experiments.contrastive.method_memory import of_sizes, peak
 from accumulation_harness.experiments.contrastive.retrieval import make_methods
 from accumulation_harness.measure.lock_step import Setting
@@ -16,18 +15,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def trial(corpus: str) -> TrialConfig:
+def trial(corpus):
     return config(corpus, study="method_memory", methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(8,))
 
 
 @pytest.fixture(scope="module")
-def peaks(trial: TrialConfig) -> dict[tuple[str, int], int]:
+def peaks(trial):
     rows = measured(trial)
     assert {row["micro_batch"] for row in rows} == {2} and all(row["window"] == 2 * row["accumulation_steps"] for row in rows)
     return {(row["arm"], row["window"]): row["peak_bytes"] for row in rows}
 
 
-def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial: TrialConfig, peaks: dict[tuple[str, int], int]) -> None:
+def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial, peaks):
     """In fresh arms, so that what is counted is the method's own and not its neighbours'."""
     largest = list(of_sizes(trial))[-1]
     for place in range(len(make_methods(Setting(largest, CPU)))):
@@ -42,8 +41,8 @@ def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial: TrialConfi
             peak(method, workload.batch(third), budget=most - 1)
 
 
-def test_what_grows_with_the_window_and_what_does_not(peaks: dict[tuple[str, int], int]) -> None:
-    def grown(arm: str) -> int:
+def test_what_grows_with_the_window_and_what_does_not(peaks):
+    def grown(arm):
         return peaks[arm, 16] - peaks[arm, 4]
 
     window = peaks["accumulated", 16] - peaks["accumulated", 4]  # its pairs themselves, which every method is given

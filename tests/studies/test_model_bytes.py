@@ -10,7 +10,7 @@ COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 
 @pytest.mark.parametrize("precision", [Precision.float64, Precision.float32, Precision.bfloat16])
 @pytest.mark.parametrize("optimizer", COPIES)
-def test_bytes_are_the_parameters_times_their_copies(optimizer: str, precision: Precision) -> None:
+def test_bytes_are_the_parameters_times_their_copies(optimizer, precision):
     config = TrialConfig(
         study="model_bytes", optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
         effective_batch=24, accumulation_steps=(3, 24),

@@ -32,11 +32,11 @@ CONFIG = TrialConfig(
 
 
 @pytest.fixture(scope="module")
-def setting() -> Setting:
+def setting():
     return Setting(dataclasses.replace(CONFIG, permutations=4), torch.device("cpu"))
 
 
-def newton_schulz(gradient: np.ndarray) -> np.ndarray:
+def newton_schulz(gradient):
     """Muon's quintic iteration in float64, on the wide side."""
     x = (gradient if gradient.shape[0] <= gradient.shape[1] else gradient.T) / np.linalg.norm(gradient)
     for _ in range(5):
@@ -45,7 +45,7 @@ def newton_schulz(gradient: np.ndarray) -> np.ndarray:
     return x if x.shape == gradient.shape else x.T
 
 
-def test_the_updates_of_one_window(setting: Setting) -> None:
+def test_the_updates_of_one_window(setting):
     """The accumulated one is the full batch's; per micro-batch it points along the mean of the parts' own."""
     rows = muon._updates(setting, muon._recipes(setting), muon._state(setting.arm(full_batch(CONFIG))), 0)
     found = {row["arm"]: row for row in rows}
@@ -57,7 +57,7 @@ def test_the_updates_of_one_window(setting: Setting) -> None:
     assert found["bfloat16_sum"]["update_error"] > 2 * found["bfloat16_sum"]["gradient_error"] > 1e-3
 
 
-def test_orthogonalised_per_micro_batch_against_numpy(setting: Setting) -> None:
+def test_orthogonalised_per_micro_batch_against_numpy(setting):
     right = accumulated(CONFIG, 4)
     ids = next(setting.windows())
     parts = []
@@ -84,5 +84,5 @@ def test_orthogonalised_per_micro_batch_against_numpy(setting: Setting) -> None:
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*others, strict=True)), "Adam's part is the full batch's"
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
+def cosine(a, b):
     return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))

@@ -37,7 +37,7 @@ ODD: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("name", studies())
-def test_what_is_needed_is_refused_by_name(name: str) -> None:
+def test_what_is_needed_is_refused_by_name(name):
     tiny = BASE | {"study": name} | TINY[name]
     validate(TrialConfig(**tiny))
     refused = set()

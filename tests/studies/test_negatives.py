@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness.config import Contrast, Precision, TrialConfig
-from accumulation_harness.measure import studies
+from accumulation_harness.config import Contrast, Precision
 from tests.small_corpus import config, corpus
 from tests.studies.by_hand import measured
 
@@ -20,13 +19,13 @@ METHODS = (
 EXACT, APART = 1e-12, 1e-3
 
 
-def rows(trial: TrialConfig) -> dict[tuple[str, int], studies.Row]:
+def rows(trial):
     found = measured(trial)
     return {(row["arm"], row["after_steps"]): row for row in found}
 
 
 @pytest.mark.parametrize("contrast", Contrast)
-def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, corpus: str) -> None:
+def test_each_method_beside_the_full_batch_and_its_oracle(contrast, corpus):
     trial = config(
         corpus, contrast=contrast, study="negatives", precision=Precision.float64, methods=METHODS, steps=3, probe_every=2
     )
@@ -45,7 +44,7 @@ def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, co
     assert found["dual_bank@12", 2]["held_numbers_per_pair"] == 128, "two representations of 64"
 
 
-def test_with_dropout_the_masks_belong_to_samples(corpus: str) -> None:
+def test_with_dropout_the_masks_belong_to_samples(corpus):
     methods = ("grad_cache", "grad_cache_other_draws")
     found = rows(config(corpus, dropout=0.2, study="negatives", precision=Precision.float64, methods=methods, steps=1))
     right, wrong = (found[name, 0] for name in methods)

@@ -10,7 +10,7 @@ from accumulation_harness.experiments.momentum import optimizer_memory
 BETAS = {"momentum_buffer": 0.8, "exp_avg": 0.7, "exp_avg_sq": 0.9}
 
 
-def rows_of(toy_setting, name: OptimizerName):
+def rows_of(toy_setting, name):
     """3 windows of 8 (2 micro-batches of 4 samples with 10 loss terms or so each): 6 gradients of 18 numbers."""
     optimizer = OptimizerConfig(name=name, lr=5.0, momentum=0.8, beta1=0.7, beta2=0.9)
     config = TrialConfig(optimizer=optimizer, precision=Precision.float64, effective_batch=8, accumulation_steps=(2,), steps=3)
@@ -18,7 +18,7 @@ def rows_of(toy_setting, name: OptimizerName):
 
 
 @pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.nesterov, OptimizerName.adam])
-def test_weights_are_powers_of_beta(toy_setting, name: OptimizerName) -> None:
+def test_weights_are_powers_of_beta(toy_setting, name):
     rows = rows_of(toy_setting, name)
     exponents = {  # by arm: of the window's beta, for each micro-batch from the oldest to the newest
         "accumulated": [2, 2, 1, 1, 0, 0],
@@ -35,5 +35,5 @@ def test_weights_are_powers_of_beta(toy_setting, name: OptimizerName) -> None:
             assert max(row["residual"] for row in own) < 1e-12
 
 
-def test_a_stateless_optimizer_remembers_nothing(toy_setting) -> None:
+def test_a_stateless_optimizer_remembers_nothing(toy_setting):
     assert rows_of(toy_setting, OptimizerName.sgd) == []

@@ -21,20 +21,20 @@ STEPS = 7
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.1)
 
 
-def config(**changes: Any) -> TrialConfig:
+def config(**changes):
     """B = 10 of 24 samples: every third window is short (4), and its third micro-batch smaller than the others."""
     defaults: dict[str, Any] = {"optimizer": MOMENTUM, "precision": Precision.float64, "effective_batch": 10, "steps": STEPS}
     return TrialConfig(**{**defaults, "accumulation_steps": (5,), **changes})
 
 
-def last(setting) -> dict[str, dict[str, Any]]:
+def last(setting):
     rows = optimizer_states.measurements(setting, lambda step, rows: None)
     return {row["arm"]: row for row in rows if row["after_steps"] == setting.config.steps}
 
 
 @pytest.mark.parametrize("name", OUR_OPTIMIZERS)
 @pytest.mark.parametrize("split", list(Split))
-def test_states_of_every_optimizer(toy_setting, name: OptimizerName, split: Split) -> None:
+def test_states_of_every_optimizer(toy_setting, name, split):
     rows = last(
         toy_setting(
             config(
@@ -54,13 +54,13 @@ def test_states_of_every_optimizer(toy_setting, name: OptimizerName, split: Spli
     assert (fault["parameter_error"] < 1e-13) if name == OptimizerName.sgd else fault["state_error_now"] > 1e-3
 
 
-def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy) -> None:
+def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
     setting = toy_setting(config())
     oracle = make_numpy(setting)
     full, small, reordered = [], [], []
     ordering = InOrder(Even(2), 0)
 
-    def train(steps: list[Any], lr: float, momentum: float) -> tuple[Any, Any]:
+    def train(steps, lr, momentum):
         """Weights and velocity after a step on each batch of ids in turn."""
         theta, gradients = oracle.start, []
         for ids in steps:
@@ -96,7 +96,7 @@ def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy) -> No
     )
 
 
-def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> None:
+def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy):
     """Nothing is there to decay in the first window; in the second the velocity loses mu^4 with its five backwards."""
     setting = toy_setting(config(steps=2))
     oracle = make_numpy(setting)
@@ -109,7 +109,7 @@ def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> N
     assert fault[2] == pytest.approx(0.9 * (1 - 0.9**4) * np.linalg.norm(g1) / np.linalg.norm(g2 + 0.9 * g1), rel=1e-10)
 
 
-def test_batch_norm_couples_buffers_and_not_gradients() -> None:
+def test_batch_norm_couples_buffers_and_not_gradients():
     """On the digits: the toy has no normalisation."""
     record = studies.run(
         config(study="optimizer_states", norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3),
@@ -120,7 +120,7 @@ def test_batch_norm_couples_buffers_and_not_gradients() -> None:
 
 
 @pytest.mark.parametrize("split", [Even(4), Ragged(5, 18)])
-def test_another_order_keeps_each_micro_batchs_samples(split) -> None:
+def test_another_order_keeps_each_micro_batchs_samples(split):
     for size in (18, 7, 2):
         ids = torch.arange(100, 100 + size)
         window = Batch(ids=ids, inputs=ids[:, None].double(), targets=ids)
@@ -134,7 +134,7 @@ def test_another_order_keeps_each_micro_batchs_samples(split) -> None:
 
 
 @pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.adam])
-def test_same_memory(name: OptimizerName) -> None:
+def test_same_memory(name):
     own = OptimizerConfig(name=name, lr=0.3, momentum=0.8, beta1=0.7, beta2=0.9)
     small = same_memory(own, 6)
     assert (small.momentum**6, small.beta1**6, small.beta2**6) == pytest.approx((0.8, 0.7, 0.9))

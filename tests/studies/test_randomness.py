@@ -13,12 +13,12 @@ CONFIG = TrialConfig(
 )  # fmt: skip
 
 
-def normal(num: int, spread: float, shift: float, seed: int) -> torch.Tensor:
+def normal(num, spread, shift, seed):
     generator = torch.Generator().manual_seed(seed)
     return 1 + shift + spread * torch.randn(num, 50, generator=generator, dtype=torch.float64)
 
 
-def test_the_law_of_known_draws() -> None:
+def test_the_law_of_known_draws():
     """50 independent normals: a shift of s moves the first from 1 to 1 + R s^2 / 2, a spread doubled makes the second 4."""
     same = distribution(normal(400, 1, 0, 0), normal(400, 1, 0, 1))
     assert same["mean_shift"] == pytest.approx(1, abs=5 * (2 / 50) ** 0.5) and same["spread_ratio"] == pytest.approx(1, abs=0.05)
@@ -27,7 +27,7 @@ def test_the_law_of_known_draws() -> None:
     assert distribution(normal(400, 2, 0, 0), normal(400, 1, 0, 1))["spread_ratio"] == pytest.approx(4, rel=0.05)
 
 
-def test_single_runs_law_and_remedy() -> None:
+def test_single_runs_law_and_remedy():
     rows = {(row["dropout_layers"], row["masks"]): row for row in measured(CONFIG)}
     assert len(rows) == 6
     for layers in (1, 3):

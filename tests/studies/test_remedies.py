@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig
-from accumulation_harness.measure import studies
 from accumulation_harness.recipes.remedies import REMEDIES
 from tests.studies.by_hand import Loop, measured
 
@@ -16,12 +15,12 @@ BOTH = ("held_out_loss", "recalibrated_held_out_loss")
 
 
 @pytest.fixture(scope="module")
-def arms() -> dict[str, studies.Row]:
+def arms():
     return {row["arm"]: row for row in measured(CONFIG)}
 
 
 @pytest.mark.parametrize("arm, num", [("full", 1), ("accumulated", 6)])
-def test_both_evaluations_are_those_of_the_loop_everyone_writes(arms: dict[str, studies.Row], arm: str, num: int) -> None:
+def test_both_evaluations_are_those_of_the_loop_everyone_writes(arms, arm, num):
     loop = Loop(CONFIG)
     loop.train(num)
     kept, _ = loop.held_out()
@@ -31,7 +30,7 @@ def test_both_evaluations_are_those_of_the_loop_everyone_writes(arms: dict[str, 
     assert abs(kept / again - 1) > 0.01, "after five steps the running statistics still lag"
 
 
-def test_every_remedy_is_an_arm(arms: dict[str, studies.Row]) -> None:
+def test_every_remedy_is_an_arm(arms):
     assert set(arms) == {"full", "accumulated", "permuted", *REMEDIES}
     assert {arms[name]["micro_batch"] for name in REMEDIES} == {4}
     for name, like in (("two_pass_statistics", "full"), ("ghost_full_batch", "accumulated")):

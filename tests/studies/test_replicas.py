@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from accumulation_harness.analysis import load, report
@@ -18,12 +16,12 @@ MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 SIZES = {"experiment": "replicas", "study": "replicas", "workload": MLP, "device": Device.cpu, "effective_batch": 26}
 
 
-def config(split: Split) -> TrialConfig:
+def config(split):
     return TrialConfig(split=split, accumulation_steps=(1, 13) if split == Split.even else (1, 3), steps=2, **SIZES)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
+def test_every_way_on_two_processes_and_the_page(tmp_path):
     for split in Split:
         with Store(tmp_path / "results").open_trial("replicas", identity(config(split)), to_dict(config(split))) as writer:
             record = studies.run(config(split), lambda step, rows: None)
@@ -47,7 +45,7 @@ def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
     assert "Ways to synchronise two ranks" in page and "Over the wire" in page
 
 
-def test_too_many_micro_batches_for_the_smallest_share() -> None:
+def test_too_many_micro_batches_for_the_smallest_share():
     setting = Setting(TrialConfig(split=Split.ragged, accumulation_steps=(13,), steps=1, **SIZES), choose_device(Device.cpu))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):
         replicas.measurements(setting, lambda step, rows: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ CONFIG = TrialConfig(
 )  # fmt: skip
 
 
-def shrunk(config: OptimizerConfig, steps: int) -> float:
+def shrunk(config, steps):
     """What AdamW leaves of a weight of 1 after so many steps without gradient."""
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = make_optimizer(config, [weight])
@@ -47,7 +46,7 @@ def shrunk(config: OptimizerConfig, steps: int) -> float:
 
 
 @pytest.mark.parametrize("what", [Rescaling.weight_decay, Rescaling.all])
-def test_weights_decay_per_sample_alike_to_first_order(what: Rescaling) -> None:
+def test_weights_decay_per_sample_alike_to_first_order(what):
     large, product = rescaled(CONFIG, what, K).optimizer, 0.01 * 0.1
     assert shrunk(CONFIG.optimizer, K * LARGE_STEPS) == pytest.approx((1 - product) ** (K * LARGE_STEPS), rel=1e-13)
     assert shrunk(large, LARGE_STEPS) == pytest.approx((1 - K * product) ** LARGE_STEPS, rel=1e-13)
@@ -57,7 +56,7 @@ def test_weights_decay_per_sample_alike_to_first_order(what: Rescaling) -> None:
     assert shrunk(CONFIG.optimizer, LARGE_STEPS) / shrunk(CONFIG.optimizer, K * LARGE_STEPS) > 1.03, "copied, it decays less"
 
 
-def averaged_weight(decay: float, values: list[float]) -> float:
+def averaged_weight(decay, values):
     """The moving average of a weight that takes these values after its steps, by PyTorch's own class."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -67,7 +66,7 @@ def averaged_weight(decay: float, values: list[float]) -> float:
     return float(average.module.weight.detach())
 
 
-def test_the_average_remembers_samples_alike() -> None:
+def test_the_average_remembers_samples_alike():
     decay = rescaled(CONFIG, Rescaling.ema, K).ema_decay
     assert decay is not None
     values = [math.sin(i) for i in range(LARGE_STEPS)]
@@ -76,7 +75,7 @@ def test_the_average_remembers_samples_alike() -> None:
     assert abs(averaged_weight(0.9, values) - small) > 0.05, "copied, it remembers k times as many samples"
 
 
-def test_the_second_moment_s_half_life_in_samples() -> None:
+def test_the_second_moment_s_half_life_in_samples():
     large = rescaled(CONFIG, Rescaling.beta2, K).optimizer.beta2
     half_life, batch = math.log(0.5) / math.log(0.99), 8
     assert math.log(0.5) / math.log(large) * batch * K == pytest.approx(half_life * batch, rel=1e-13)
@@ -85,7 +84,7 @@ def test_the_second_moment_s_half_life_in_samples() -> None:
     assert second_moment(0.99, LARGE_STEPS) < 0.3 * weight[0.99]
 
 
-def second_moment(beta2: float, steps: int) -> float:
+def second_moment(beta2, steps):
     """AdamW's second moment after so many steps with a gradient of 1."""
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, beta2=beta2), [weight])
@@ -95,7 +94,7 @@ def second_moment(beta2: float, steps: int) -> float:
     return float(optimizer.state[weight]["exp_avg_sq"])
 
 
-def rates(schedule: ScheduleConfig, steps: int) -> list[float]:
+def rates(schedule, steps):
     """The rates of so many steps, of which the full one is 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     own, found = make_schedule(schedule, optimizer, steps), []
@@ -106,7 +105,7 @@ def rates(schedule: ScheduleConfig, steps: int) -> list[float]:
     return found
 
 
-def test_the_warm_up_in_samples() -> None:
+def test_the_warm_up_in_samples():
     small = rates(CONFIG.schedule, K * LARGE_STEPS)
     large = rates(rescaled(CONFIG, Rescaling.warmup, K).schedule, LARGE_STEPS)
     assert large == pytest.approx(small[K - 1 :: K], rel=1e-15), "the rate of the last small step of each window"
@@ -114,8 +113,8 @@ def test_the_warm_up_in_samples() -> None:
     assert large[:3] == pytest.approx([4 / 8, 1, 1])
 
 
-def test_one_thing_is_rescaled_at_a_time() -> None:
-    def changed(what: Rescaling) -> dict[str, Any]:
+def test_one_thing_is_rescaled_at_a_time():
+    def changed(what):
         large = rescaled(CONFIG, what, K)
         now = {"lr": large.optimizer.lr / 0.01, "beta2": large.optimizer.beta2, "decay": large.optimizer.weight_decay,
                "warmup": large.schedule.warmup_steps, "ema": large.ema_decay}  # fmt: skip
@@ -127,7 +126,7 @@ def test_one_thing_is_rescaled_at_a_time() -> None:
     assert changed(Rescaling.all) == pytest.approx({"lr": 2, "beta2": 0.99**4, "decay": 0.2, "warmup": 1, "ema": 0.9**4})
 
 
-def test_the_small_batch_is_a_loop_of_its_own() -> None:
+def test_the_small_batch_is_a_loop_of_its_own():
     setting = Setting(CONFIG, torch.device("cpu"))
     chosen = rescaling.Samples.drawn(setting)
     workload = setting.workloads[torch.float32]

@@ -15,7 +15,7 @@ CONFIG = TrialConfig(
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
 @pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])
-def test_gradients_of_the_window_are_all_that_a_checkpoint_lacks(optimizer: OptimizerName, precision: Precision) -> None:
+def test_gradients_of_the_window_are_all_that_a_checkpoint_lacks(optimizer, precision):
     config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=optimizer), precision=precision)
     rows = {row["arm"]: row for row in measured(config)}
     assert {name: row["identical"] for name, row in rows.items()} == {

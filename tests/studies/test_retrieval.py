@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 
-from accumulation_harness.config import TrialConfig
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
@@ -21,16 +20,16 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def trial(corpus: str) -> TrialConfig:
+def trial(corpus):
     return config(corpus, study="retrieval", methods=METHODS, steps=8, probe_every=4)
 
 
 @pytest.fixture(scope="module")
-def rows(trial: TrialConfig) -> dict[str, studies.Row]:
+def rows(trial):
     return {row["arm"]: row for row in measured(trial)}
 
 
-def by_hand(trial: TrialConfig, size: int) -> tuple[float, float]:
+def by_hand(trial, size):
     """Recall at 1 and reciprocal rank after training on batches of `size`, an optimizer step each."""
     setting = Setting(trial, CPU)
     model, data = setting.initial, setting.workloads[torch.float32]
@@ -48,7 +47,7 @@ def by_hand(trial: TrialConfig, size: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("arm", "size"), [("full", 12), ("grad_cache", 12), ("small", 3)])
-def test_recall_is_that_of_a_loop_by_hand(arm: str, size: int, trial: TrialConfig, rows: dict[str, studies.Row]) -> None:
+def test_recall_is_that_of_a_loop_by_hand(arm, size, trial, rows):
     found = rows[arm]["recall_1"], rows[arm]["reciprocal_rank"]
     assert found == pytest.approx(by_hand(trial, size), abs=1e-4)
     other = by_hand(trial, 3 if size == 12 else 12)
@@ -56,13 +55,13 @@ def test_recall_is_that_of_a_loop_by_hand(arm: str, size: int, trial: TrialConfi
 
 
 @pytest.mark.parametrize("arm", ["full-1", "permuted-1", "momentum_bank@12-4", "small-4"])
-def test_a_method_alone_is_trained_as_beside_the_others(arm: str, trial: TrialConfig, rows: dict[str, studies.Row]) -> None:
+def test_a_method_alone_is_trained_as_beside_the_others(arm, trial, rows):
     [alone] = studies.run(dataclasses.replace(trial, trained_arm=arm), lambda step, rows: None)["measurements"]
     beside = rows[ArmName.parse(arm).name]
     assert repr({**alone, "seconds": 0}) == repr({**beside, "seconds": 0})  # repr: NaN is NaN
 
 
-def test_bytes_are_of_what_each_method_keeps(rows: dict[str, studies.Row]) -> None:
+def test_bytes_are_of_what_each_method_keeps(rows):
     plain, full, cached = (rows[arm] for arm in ("accumulated", "full", "grad_cache"))
     assert plain["activation_bytes"] < 0.4 * full["activation_bytes"] and plain["held_bytes"] == full["held_bytes"] == 0
     assert cached["held_bytes"] == 12 * 2 * 64 * 4 + 4, "gradients of 12 pairs of representations, and of the temperature"

@@ -22,7 +22,7 @@ CONFIG = TrialConfig(
 )
 
 
-def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch) -> None:
+def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch):
     """Sample i of the toy has 1 + i % 4 loss terms: its gradient counts that often, over their mean of 2.5."""
     monkeypatch.setattr(gradient_noise, "CHUNK", 7)  # 24 samples in four passes, the last of three
     setting = toy_setting(CONFIG)
@@ -35,7 +35,7 @@ def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_expected_squares_of_batches(replaced: bool) -> None:
+def test_expected_squares_of_batches(replaced):
     """E|g_b|^2 of all batches of 2 out of 4 scalars, with and without replacement, written out."""
     values = np.array([1.0, 2.0, 4.0, 9.0])
     if replaced:  # with replacement the variance is that of the population, D / (D - 1) smaller than the unbiased one
@@ -48,7 +48,7 @@ def test_expected_squares_of_batches(replaced: bool) -> None:
     assert noise.scale == pytest.approx(noise.trace / 16)
 
 
-def test_micro_batch_squares_against_numpy(toy_setting, make_numpy) -> None:
+def test_micro_batch_squares_against_numpy(toy_setting, make_numpy):
     """Two windows of 4 x 2 samples at a learning rate of 0: v = sum of (1 - beta2) beta2^t x mean of g_k^2, N g_k the share."""
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)

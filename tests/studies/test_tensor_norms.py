@@ -10,7 +10,7 @@ from tests.studies.by_hand import Loop, measured
 CONFIG = TrialConfig(study="tensor_norms", effective_batch=24, accumulation_steps=(3, 12), steps=3, probe_every=2, seed=6)
 
 
-def test_norms_are_those_of_autograd() -> None:
+def test_norms_are_those_of_autograd():
     loop, rows = Loop(CONFIG), measured(CONFIG)
     named = dict(loop.model.named_parameters())
     parts = loop.gradient(next(loop.windows())).split([p.numel() for p in named.values()])
@@ -21,6 +21,6 @@ def test_norms_are_those_of_autograd() -> None:
         assert row["accumulated_norm"] == pytest.approx(row["full_norm"], rel=1e-12)
 
 
-def test_batch_norm_changes_them() -> None:
+def test_batch_norm_changes_them():
     rows = [row for row in measured(dataclasses.replace(CONFIG, norm=Norm.batch)) if row["full_norm"] > 1e-6]
     assert max(abs(row["accumulated_norm"] / row["full_norm"] - 1) for row in rows if row["accumulation_steps"] == 12) > 0.05

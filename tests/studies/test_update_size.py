@@ -13,13 +13,13 @@ CONFIG = TrialConfig(
 )  # fmt: skip
 
 
-def first(config: TrialConfig) -> dict[tuple[str, int], float]:
+def first(config):
     rows = measured(config)
     assert {row["micro_batch"] for row in rows} == {10}
     return {(row["arm"], row["accumulation_steps"]): row["first_update"] for row in rows}
 
 
-def test_sgd_moves_by_lr_times_the_gradient_of_the_window() -> None:
+def test_sgd_moves_by_lr_times_the_gradient_of_the_window():
     loop, found = Loop(CONFIG), first(CONFIG)
     for num in (1, 2, 12):
         norm = 0.03 * float(loop.gradient(next(loop.windows(10 * num, LastWindow.drop))).norm())
@@ -27,7 +27,7 @@ def test_sgd_moves_by_lr_times_the_gradient_of_the_window() -> None:
         assert found["loss_not_divided", num] == pytest.approx(num * norm, rel=1e-11)
 
 
-def test_adam_and_clipping_hide_the_factor() -> None:
+def test_adam_and_clipping_hide_the_factor():
     adam = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.03))
     clipped = dataclasses.replace(CONFIG, clip_norm=1e-3)
     for config, tolerance in ((adam, 1e-2), (clipped, 1e-4)):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
-from accumulation_harness.config import TUNING_SEEDS, HarnessConfig, to_dict
+from accumulation_harness.config import TUNING_SEEDS, to_dict
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
@@ -21,7 +20,7 @@ ARMS = {
 }
 
 
-def rated_trial(config: HarnessConfig) -> None:
+def rated_trial(config):
     """Store measurements of every arm; at the largest rate a training diverges."""
     with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
         names = (*ARMS[config.study], *config.methods)
@@ -29,13 +28,13 @@ def rated_trial(config: HarnessConfig) -> None:
         writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": {}})
 
 
-def _is_trained(config: HarnessConfig, row: dict[str, Any]) -> bool:
+def _is_trained(config, row):
     """As `learning_curves` has it, the full batch is trained with the arms that have its rate."""
     name = "full" if row["arm"] in ("accumulated", "permuted") else row["arm"]
     return config.trained_arm in (None, str(ArmName(name, 1 if name == "full" else row["accumulation_steps"])))
 
 
-def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
+def _rows(config, name):
     lr, noise = config.optimizer.lr, random.Random(f"{config.seed} {config.optimizer.lr} {name}").gauss(0, 0.01)
     loss = abs(math.log2(lr / BEST.get(name, 0.2))) + 0.5 + noise if lr < 1 else math.nan
     row = {"arm": name, "accumulation_steps": 1 if name == "full" else 4, "micro_batch": 8, "samples": 64,

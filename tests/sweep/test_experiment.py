@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,12 @@ PROGRAM = Path(__file__).with_name("tiny_trials.py")
 class Sweep:
     """A command over seeds 0, 1, … with one kind of trial each, and what it left behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.results = folder / "results"
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(
-        self, *kinds: str, workers: int = 2, preload: str = "", launcher: str = "forkserver", stderr: int = subprocess.PIPE
-    ) -> subprocess.Popen[str]:
+    def start(self, *kinds, workers=2, preload="", launcher="forkserver", stderr=subprocess.PIPE):
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
         paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness", self.folder)
@@ -52,33 +49,33 @@ class Sweep:
         self.started.append(process)
         return process
 
-    def run(self, *kinds: str, workers: int = 2) -> tuple[int, str, str]:
+    def run(self, *kinds, workers=2):
         process = self.start(*kinds, workers=workers)
         output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
-    def journal(self) -> list[tuple[int, int]]:
+    def journal(self):
         """Seed and process of every trial that was started."""
         path = self.folder / "journal"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
 
-    def wait_for_starts(self, number: int) -> None:
+    def wait_for_starts(self, number):
         eventually(lambda: len(self.journal()) >= number)
 
-    def go(self) -> None:
+    def go(self):
         (self.folder / "go").touch()
 
-    def states(self) -> dict[int, State]:
+    def states(self):
         return {seed_of(status.trial): status.state for status in Store(self.results).status("single")}
 
 
-def besides_progress(errors: str) -> str:
+def besides_progress(errors):
     return "".join(line for line in errors.splitlines(keepends=True) if not re.match(r"\d+/\d+ ended, ", line))
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[Sweep]:
+def sweep(tmp_path):
     made = Sweep(tmp_path)
     yield made
     for process in made.started:
@@ -87,20 +84,20 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
         process.communicate()
 
 
-def seed_of(trial: str) -> int:
+def seed_of(trial):
     found = re.search(r"-seed(\d+)-", trial)
     assert found
     return int(found[1])
 
 
-def eventually(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(ready, seconds=20.0):
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 
 
-def is_alive(process: int) -> bool:
+def is_alive(process):
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -108,8 +105,8 @@ def is_alive(process: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
-def test_within_an_experiment_the_longest_trials_come_first(tmp_path: Path) -> None:
-    def cell(experiment: str, steps: int, precision: Precision = Precision.float32) -> Cell:
+def test_within_an_experiment_the_longest_trials_come_first(tmp_path):
+    def cell(experiment, steps, precision=Precision.float32):
         config = HarnessConfig(experiment=experiment, steps=steps, precision=precision)
         return Cell(config, Store(tmp_path), f"{experiment}-{steps}-{precision}")
 
@@ -118,7 +115,7 @@ def test_within_an_experiment_the_longest_trials_come_first(tmp_path: Path) -> N
     assert longest_first([short, other, long, half, again]) == [long, half, short, again, other]
 
 
-def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep: Sweep) -> None:
+def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep):
     code, output, errors = sweep.run("ok", "ok", "ok")
     assert (code, besides_progress(errors)) == (0, "")
     assert "3 trials done, 0 finished already, 0 failed." in output
@@ -139,7 +136,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_failure_is_reported_and_the_others_go_on(sweep: Sweep, kind: str) -> None:
+def test_a_failure_is_reported_and_the_others_go_on(sweep, kind):
     summary, detail = FAILURES[kind]
     code, output, errors = sweep.run("ok", kind, "ok")
     assert code == 1
@@ -154,26 +151,26 @@ def test_a_failure_is_reported_and_the_others_go_on(sweep: Sweep, kind: str) -> 
     assert [seed for seed, _ in sweep.journal()].count(0) == 1, "what has finished does not run again"
 
 
-def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
+def test_a_failure_under_another_launcher_is_seen_too(sweep):
     process = sweep.start("raise", "ok", launcher="basic")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1 and "no such luck" in errors and "Traceback (most recent call last):\n  File" not in errors
     assert sweep.states() == {0: State.failed, 1: State.finished}
 
 
-def test_a_setting_that_the_data_refutes_is_bad_input(sweep: Sweep) -> None:
+def test_a_setting_that_the_data_refutes_is_bad_input(sweep):
     code, output, errors = sweep.run("bad_input")
     assert code == 2 and "No trial has finished" in output and "accumulation-harness report" not in output
     assert re.fullmatch(r"failed: \S+: data.root=/nowhere: expected a folder\n", besides_progress(errors))
 
 
-def test_a_death_after_the_end_is_not_a_failure(sweep: Sweep) -> None:
+def test_a_death_after_the_end_is_not_a_failure(sweep):
     code, output, errors = sweep.run("die_late")
     assert (code, sweep.states()) == (0, {0: State.finished})
     assert "1 trial done" in output and "finished, but then: killed by SIGKILL" in errors
 
 
-def test_a_damaged_result_is_named_renamed_and_made_again(sweep: Sweep) -> None:
+def test_a_damaged_result_is_named_renamed_and_made_again(sweep):
     sweep.run("ok", "ok")
     damaged = next(Store(sweep.results).trials()).folder
     (damaged / "trial.json").write_text("{}")
@@ -183,7 +180,7 @@ def test_a_damaged_result_is_named_renamed_and_made_again(sweep: Sweep) -> None:
     assert len(list(Store(sweep.results).trials())) == 2
 
 
-def test_trials_on_a_gpu_are_others_than_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trials_on_a_gpu_are_others_than_on_a_cpu(monkeypatch, tmp_path):
     names = {}
     for has_cuda in (False, True):
         monkeypatch.setattr(experiment, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
@@ -195,11 +192,11 @@ def test_trials_on_a_gpu_are_others_than_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     assert names[True, Device.auto] == names[True, Device.cuda] == names[False, Device.cuda] != names[False, Device.auto]
 
 
-def test_trials_run_at_the_same_time(sweep: Sweep) -> None:
+def test_trials_run_at_the_same_time(sweep):
     assert sweep.run("meet", "meet", workers=2)[0] == 0
 
 
-def test_one_worker_runs_one_trial_at_a_time(sweep: Sweep) -> None:
+def test_one_worker_runs_one_trial_at_a_time(sweep):
     process = sweep.start("wait", "ok", workers=1)
     sweep.wait_for_starts(1)
     time.sleep(0.5)
@@ -209,7 +206,7 @@ def test_one_worker_runs_one_trial_at_a_time(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize(("number", "whole_group", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
-def test_a_signal_stops_all_and_the_same_command_resumes(sweep: Sweep, number: int, whole_group: bool, code: int) -> None:
+def test_a_signal_stops_all_and_the_same_command_resumes(sweep, number, whole_group, code):
     process = sweep.start("ok", "wait", "stubborn", "ok", workers=2)
     sweep.wait_for_starts(3)
     time.sleep(0.2)
@@ -224,7 +221,7 @@ def test_a_signal_stops_all_and_the_same_command_resumes(sweep: Sweep, number: i
     assert [seed for seed, _ in sweep.journal()].count(0) == 1
 
 
-def test_ctrl_c_while_the_fork_server_is_still_importing(sweep: Sweep) -> None:
+def test_ctrl_c_while_the_fork_server_is_still_importing(sweep):
     (sweep.folder / "slow_import.py").write_text(f"import time\nopen('{sweep.folder}/importing', 'w')\ntime.sleep(1)\n")
     process = sweep.start("ok", preload="slow_import")
     eventually((sweep.folder / "importing").exists)
@@ -234,7 +231,7 @@ def test_ctrl_c_while_the_fork_server_is_still_importing(sweep: Sweep) -> None:
     assert "Traceback" not in errors and "Stopped" in errors
 
 
-def test_children_die_with_a_killed_parent_and_the_next_call_resumes(sweep: Sweep) -> None:
+def test_children_die_with_a_killed_parent_and_the_next_call_resumes(sweep):
     process = sweep.start("wait", "wait")
     sweep.wait_for_starts(2)
     process.kill()
@@ -245,7 +242,7 @@ def test_children_die_with_a_killed_parent_and_the_next_call_resumes(sweep: Swee
     assert sweep.run("wait", "wait")[0] == 0
 
 
-def test_a_child_killed_from_outside_is_reported(sweep: Sweep) -> None:
+def test_a_child_killed_from_outside_is_reported(sweep):
     process = sweep.start("wait", "ok")
     sweep.wait_for_starts(2)
     os.kill(dict(sweep.journal())[0], signal.SIGKILL)
@@ -255,7 +252,7 @@ def test_a_child_killed_from_outside_is_reported(sweep: Sweep) -> None:
     assert sweep.states() == {0: State.failed, 1: State.finished}
 
 
-def test_a_forkserver_that_is_killed_is_started_again_and_so_are_its_trials(sweep: Sweep) -> None:
+def test_a_forkserver_that_is_killed_is_started_again_and_so_are_its_trials(sweep):
     process = sweep.start("wait", "ok", "wait", workers=2)
     sweep.wait_for_starts(3)
     child = dict(sweep.journal())[0]
@@ -268,7 +265,7 @@ def test_a_forkserver_that_is_killed_is_started_again_and_so_are_its_trials(swee
     assert sorted(seed for seed, _ in sweep.journal()) == [0, 0, 1, 2, 2]
 
 
-def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(sweep: Sweep) -> None:
+def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(sweep):
     kinds = ["wait"] + ["ok"] * 7
     processes = [sweep.start(*kinds) for _ in range(2)]
     eventually(lambda: sorted({seed for seed, _ in sweep.journal()}) == list(range(8)))
@@ -279,7 +276,7 @@ def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(swe
     assert sorted(seed for seed, _ in sweep.journal()) == list(range(8))
 
 
-def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep: Sweep) -> None:
+def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep):
     first = sweep.start("wait")
     sweep.wait_for_starts(1)
     second = sweep.start("wait")
@@ -290,7 +287,7 @@ def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep: Sweep) -> None:
     assert second.wait(20) == 0
 
 
-def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep: Sweep) -> None:
+def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep):
     sweep.results.write_text("a file")
     code, output, errors = sweep.run("ok")
     assert (code, output) == (2, ""), errors
@@ -298,7 +295,7 @@ def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep: Sweep
     assert not sweep.journal()
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(sweep: Sweep) -> None:
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(sweep):
     leader, follower = pty.openpty()
     process = sweep.start("ok", "raise", stderr=follower)
     os.close(follower)

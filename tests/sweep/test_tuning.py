@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -30,7 +29,7 @@ LOOKED_AT: dict[str, Callable[[load.Results], pd.DataFrame]] = {  # what the pag
 }
 
 
-def configs(results: Path, study: str, seeds: tuple[int, ...] = (*JUDGING, *TUNING)) -> list[HarnessConfig]:
+def configs(results, study, seeds=(*JUDGING, *TUNING)):
     """Judging seeds first, as a careless grid has them."""
     return [
         HarnessConfig(
@@ -41,14 +40,14 @@ def configs(results: Path, study: str, seeds: tuple[int, ...] = (*JUDGING, *TUNI
     ]  # fmt: skip
 
 
-def finished(results: Path) -> set[tuple[int, float]]:
+def finished(results):
     """Seed and rate of every trial."""
     trials = load.read(results).measurements
     return set(zip(trials["seed"], trials["lr"], strict=True))
 
 
 @pytest.mark.parametrize("study", LOOKED_AT)
-def test_the_page_sees_what_it_would_see_of_all_trials(study: str, tmp_path: Path) -> None:
+def test_the_page_sees_what_it_would_see_of_all_trials(study, tmp_path):
     outcome = experiment.run_many(configs(tmp_path / "tuned", study), rated_trial)
     for config in configs(tmp_path / "whole", study):
         rated_trial(config)
@@ -62,7 +61,7 @@ def test_the_page_sees_what_it_would_see_of_all_trials(study: str, tmp_path: Pat
     assert {name for name, study in studies().items() if study.loss} == set(LOOKED_AT)
 
 
-def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path, capsys):
     every = configs(tmp_path, "learning_curves")
     first = experiment.run_many(every, rated_trial)
     chosen = {0.1, 0.4}
@@ -72,7 +71,7 @@ def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: P
     assert (again.done, again.skipped) == (0, first.done)
 
 
-def test_an_arm_is_judged_at_its_own_rate_alone_and_what_is_stored_is_not_trained_again(tmp_path: Path) -> None:
+def test_an_arm_is_judged_at_its_own_rate_alone_and_what_is_stored_is_not_trained_again(tmp_path):
     every = configs(tmp_path, "learning_curves")
     whole = next(config for config in every if (config.seed, config.optimizer.lr) == (1, 0.4))
     rated_trial(whole)
@@ -85,9 +84,7 @@ def test_an_arm_is_judged_at_its_own_rate_alone_and_what_is_stored_is_not_traine
     }
 
 
-def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(tmp_path, capsys):
     early, late = (
         [dataclasses.replace(config, methods=(method,)) for config in configs(tmp_path, "retrieval")]
         for method in ("dual_bank@8", "dual_bank@8+5")
@@ -100,7 +97,7 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
     assert not judged.duplicated(["arm", "accumulation_steps", "seed"]).any()
 
 
-def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path: Path) -> None:
+def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path):
     every = configs(tmp_path, "learning_curves")
     experiment.run_many(every, rated_trial)
     before = convergence.judged(convergence.trainings(load.read(tmp_path)))
@@ -111,8 +108,8 @@ def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path: Path) -> None:
     assert len(after) == len(before) > 0
 
 
-def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
-    def split(*seeds: int, study: str = "learning_curves", rates: int = len(RATES)) -> list[int]:
+def test_nothing_waits_where_nothing_chooses(tmp_path):
+    def split(*seeds, study="learning_curves", rates=None):
         given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
         first, groups = tuning.split(experiment._distinct(given))
         return [len(first), sum(len(group.judging) for group in groups)]
@@ -124,7 +121,7 @@ def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
     assert split(0, 100, study="gradient_noise") == [12, 0]
 
 
-def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path) -> None:
+def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path):
     cells = experiment._distinct(configs(tmp_path, "batch_order"))
     for cell in cells:
         if cell.config.seed in TUNING:
@@ -140,7 +137,7 @@ def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path
     assert len(group.judging) == len(RATES) * len(JUDGING)
 
 
-def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path, capsys):
     tuned = configs(tmp_path, "learning_curves")
     single = [dataclasses.replace(config, accumulation_steps=(8,)) for config in tuned if config.optimizer.lr == RATES[0]]
     outcome = experiment.run_many([*tuned, *single], rated_trial)

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from threading import Thread
 
-from accumulation_harness.config import ConfigError, HarnessConfig, to_dict
+from accumulation_harness.config import ConfigError, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
-from accumulation_harness.results.store import Store, TrialWriter
+from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
 
 
-def tiny_trial(config: HarnessConfig) -> None:
+def tiny_trial(config):
     folder = Path(os.environ["TINY_DIR"])
     kind = os.environ["TINY_KINDS"].split(",")[config.seed]
     with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
@@ -32,7 +32,7 @@ def tiny_trial(config: HarnessConfig) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def behave(kind: str, folder: Path, writer: TrialWriter) -> None:
+def behave(kind, folder, writer):
     match kind:
         case "ok":
             writer.add({"loss": 1.0})
@@ -61,7 +61,7 @@ def behave(kind: str, folder: Path, writer: TrialWriter) -> None:
             time.sleep(60)
 
 
-def wait_until(ready: object, seconds: float = 20.0) -> None:
+def wait_until(ready, seconds=20.0):
     assert callable(ready)
     deadline = time.monotonic() + seconds
     while not ready():

@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _own_objects(own_objects: None) -> None:
+def _own_objects(own_objects):
     pass

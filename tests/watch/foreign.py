@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch import watch
 from accumulation_harness.watch.session import Watch
 
 
-def watched(train: Callable[..., Any], *arguments: Any) -> list[Report]:
+def watched(train, *arguments):
     """The reports of `train(*arguments)`, one for each optimizer."""
     with _watching() as seen:
         train(*arguments)
@@ -22,11 +20,11 @@ def watched(train: Callable[..., Any], *arguments: Any) -> list[Report]:
 
 
 @contextmanager
-def _watching() -> Iterator[list[Watch]]:
+def _watching():
     seen: list[Watch] = []
     original = Optimizer.__init__
 
-    def made(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
+    def made(optimizer, *arguments, **options):
         original(optimizer, *arguments, **options)
         if optimizer.param_groups:
             seen.append(watch(_model_of(optimizer), optimizer, tell=None).attach())
@@ -40,7 +38,7 @@ def _watching() -> Iterator[list[Watch]]:
             one.detach()
 
 
-def _model_of(optimizer: Optimizer) -> nn.Module:
+def _model_of(optimizer):
     """The module with most parameters that has one of the optimizer's; an empty one where there is none."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     found = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and any(id(p) in own for p in m.parameters())]

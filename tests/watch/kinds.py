@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch import watch
 from accumulation_harness.watch.session import Watch
 from tests.watch.loops import CLASSES, FEATURES, N, network
 
@@ -22,25 +22,25 @@ ce, mse = "cross_entropy", "mse_loss"
 class Heads(nn.Module):
     """Two losses over one trunk."""
 
-    def __init__(self, first: int = 1, second: int = CLASSES) -> None:
+    def __init__(self, first=1, second=CLASSES):
         super().__init__()
         torch.manual_seed(0)
         self.body, self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, first), nn.Linear(8, second)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x):
         hidden = self.body(x).tanh()
         return self.first(hidden), self.second(hidden)
 
 
-def rows(number: int = ROWS) -> Tensor:
+def rows(number=ROWS):
     return torch.randn(number, FEATURES)
 
 
-def classes(*shape: int) -> Tensor:
+def classes(*shape):
     return torch.randint(0, CLASSES, shape or (ROWS,))
 
 
-def run(body: Body, model: nn.Module | None = None, sizes: Sequence[int] = (N,) * WINDOWS, **options: Any) -> Report:
+def run(body, model=None, sizes=(N,) * WINDOWS, **options):
     """The report of windows of so many micro-batches."""
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -53,10 +53,10 @@ def run(body: Body, model: nn.Module | None = None, sizes: Sequence[int] = (N,) 
     return seen.report()
 
 
-def each(loss: Loss) -> Body:
+def each(loss):
     """A backward for every loss of every micro-batch."""
 
-    def body(model: nn.Module, _window: int, num: int, _seen: Watch) -> None:
+    def body(model, _window, num, _seen):
         for k in range(num):
             found = loss(model, num, k)
             for one in found if isinstance(found, tuple) else (found,):
@@ -65,7 +65,7 @@ def each(loss: Loss) -> Body:
     return body
 
 
-def of(name: str, model: nn.Module, number: int = ROWS) -> Tensor:
+def of(name, model, number=ROWS):
     """A mean of one of PyTorch's loss functions."""
     z = model(rows(number))
     if name in (ce, "multi_margin_loss"):
@@ -82,22 +82,22 @@ def of(name: str, model: nn.Module, number: int = ROWS) -> Tensor:
 # -- several losses, several backwards --------------------------------------------------------------------------------
 
 
-def two_tasks(model: nn.Module, num: int, k: int) -> tuple[Tensor, Tensor]:
+def two_tasks(model, num, k):
     """A backward for each, and nothing is accumulated."""
     one, other = model(rows())
     return functional.cross_entropy(one, torch.randint(0, 3, (ROWS,))), functional.cross_entropy(other, classes())
 
 
-def real_and_fake(model: nn.Module, num: int, k: int) -> tuple[Tensor, Tensor]:
+def real_and_fake(model, num, k):
     return mean_squared(model(rows()), 1.0), mean_squared(model(rows()), 0.0)
 
 
-def mean_squared(z: Tensor, to: float) -> Tensor:
+def mean_squared(z, to):
     return functional.mse_loss(z, torch.full_like(z, to))
 
 
-def in_one_sum(first: Callable[[int], float], second: Callable[[int], float]) -> Body:
-    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+def in_one_sum(first, second):
+    def loss(model, num, k):
         value, z = model(rows())
         found: Tensor = 0.5 * functional.mse_loss(value, torch.randn(ROWS, 1)) / first(num)
         return found + functional.cross_entropy(z, classes()) / second(num)
@@ -105,10 +105,10 @@ def in_one_sum(first: Callable[[int], float], second: Callable[[int], float]) ->
     return each(loss)
 
 
-def many_times(divisor: int) -> Loss:
+def many_times(divisor):
     """A loss with a coefficient that is N by chance."""
 
-    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+    def loss(model, num, k):
         value, z = model(rows())
         found: Tensor = functional.cross_entropy(z, classes()) + N * functional.mse_loss(value, torch.randn(ROWS, 1))
         return found / divisor
@@ -116,10 +116,10 @@ def many_times(divisor: int) -> Loss:
     return loss
 
 
-def boxes(times: float) -> Body:
+def boxes(times):
     """Coordinates of some rows, in number N, are added up and divided by these rows of the window, as detectors do."""
 
-    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    def body(model, window, num, seen):
         found = torch.rand(num, 12) > 0.4
         for own in found:
             z = model(rows(len(own)))[own]
@@ -129,7 +129,7 @@ def boxes(times: float) -> Body:
     return body
 
 
-def looked_at(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def looked_at(model, window, num, seen):
     """Gradients of each loss are taken for a log; those of some other rows once in a window, with a graph of their own."""
     own = list(model.parameters())
     torch.autograd.grad(of(ce, model), own, create_graph=True)
@@ -139,8 +139,8 @@ def looked_at(model: nn.Module, window: int, num: int, seen: Watch) -> None:
         loss.backward()
 
 
-def divided_at_the_end(by: float) -> Body:
-    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def divided_at_the_end(by):
+    def body(model, window, num, seen):
         for _ in range(num):
             of(ce, model).backward()
         for p in model.parameters():
@@ -149,10 +149,10 @@ def divided_at_the_end(by: float) -> Body:
     return body
 
 
-def through_hooks(of_gradients: Callable[[Tensor], Tensor | None]) -> Body:
+def through_hooks(of_gradients):
     """Every parameter has a hook of the run's own, which is there since the second window."""
 
-    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    def body(model, window, num, seen):
         for p in model.parameters() if window == 1 else ():
             p.register_hook(of_gradients)
         each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
@@ -160,17 +160,17 @@ def through_hooks(of_gradients: Callable[[Tensor], Tensor | None]) -> Body:
     return body
 
 
-def after_a_dry_run(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def after_a_dry_run(model, window, num, seen):
     if not window:
         of(ce, model).backward()
         model.zero_grad()
     each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
 
 
-def balanced(coefficient: float) -> Body:
+def balanced(coefficient):
     """A term of the outputs that no function of PyTorch's computes is added in full to each micro-batch."""
 
-    def loss(model: nn.Module, num: int, k: int) -> Tensor:
+    def loss(model, num, k):
         z = model(rows())
         found: Tensor = functional.cross_entropy(z, classes()) / num
         return found + coefficient * z.softmax(-1).mean(0).square().sum()
@@ -178,7 +178,7 @@ def balanced(coefficient: float) -> Body:
     return each(loss)
 
 
-def undivided_later(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def undivided_later(model, window, num, seen):
     for _ in range(num):
         (of(ce, model) / (num if window < 3 else 1)).backward()
 
@@ -186,16 +186,16 @@ def undivided_later(model: nn.Module, window: int, num: int, seen: Watch) -> Non
 # -- one backward, or fewer than forwards -----------------------------------------------------------------------------
 
 
-def in_one_backward(mean: Callable[[Tensor], Tensor]) -> Body:
+def in_one_backward(mean):
     return lambda model, window, num, seen: mean(torch.stack([of(ce, model) for _ in range(num)])).backward()  # type: ignore[no-untyped-call]
 
 
-def last_alone(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def last_alone(model, window, num, seen):
     """The backward is inside the condition that the step is in."""
     [of(ce, model) / num for _ in range(num)][-1].backward()
 
 
-def not_finite_left_out(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def not_finite_left_out(model, window, num, seen):
     for k in range(num):
         x = rows()
         x[0, 0] = torch.nan if window % 3 == 2 and k == 1 else 0.0
@@ -204,17 +204,17 @@ def not_finite_left_out(model: nn.Module, window: int, num: int, seen: Watch) ->
             loss.backward()
 
 
-def measured(model: nn.Module, num: int, k: int) -> Tensor:
+def measured(model, num, k):
     """A metric is computed and not differentiated."""
     z = model(rows())
     functional.mse_loss(z, torch.zeros_like(z))
     return functional.cross_entropy(z, classes()) / num
 
 
-def in_chunks(divisor: Callable[[int, int, int], float]) -> Body:
+def in_chunks(divisor):
     """A cross-entropy in chunks of two rows; `divisor` of the rows of the micro-batch, of the window, and N."""
 
-    def body(model: nn.Module, _window: int, _num: int, _seen: Watch) -> None:
+    def body(model, _window, _num, _seen):
         sizes = 8, 6, 10, 4
         for size in sizes:
             z, y = model(rows(size)), classes(size)
@@ -225,7 +225,7 @@ def in_chunks(divisor: Callable[[int, int, int], float]) -> Body:
     return body
 
 
-def labels_before_their_shift(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def labels_before_their_shift(model, window, num, seen):
     lengths = [7 + window % 2, 5, 9, 6]
     tokens = [classes(2, length) for length in lengths]
     for y in tokens:
@@ -237,7 +237,7 @@ def labels_before_their_shift(model: nn.Module, window: int, num: int, seen: Wat
 # -- replays and sums -------------------------------------------------------------------------------------------------
 
 
-def of_sequences(model: nn.Module, batch: Any) -> Tensor:
+def of_sequences(model, batch):
     """A mean over sequences of their means over tokens."""
     x, y = batch
     kept = y >= 0
@@ -246,7 +246,7 @@ def of_sequences(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def one_sequence_each(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def one_sequence_each(model, window, num, seen):
     for length in (3, 5, 7, 4):
         y = classes(1, 8)
         y[:, length:] = -100
@@ -254,16 +254,16 @@ def one_sequence_each(model: nn.Module, window: int, num: int, seen: Watch) -> N
         (functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) / num).backward()
 
 
-def handed_over(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+def handed_over(model, window, num, seen):
     for _ in range(num):
         x, y = seen.batch((rows(), classes()))
         (functional.cross_entropy(model(x), y) / num).backward()
 
 
-def summed_aside(times: Callable[[int, int], float], sizes: Sequence[int], divided: bool = True) -> Body:
+def summed_aside(times, sizes, divided=True):
     """Gradients are added up in a buffer of the loop's own, each so many times."""
 
-    def body(model: nn.Module, window: int, num: int, seen: Watch) -> None:
+    def body(model, window, num, seen):
         parameters = list(model.parameters())
         totals = [torch.zeros_like(p) for p in parameters]
         for k, size in enumerate(sizes):
@@ -277,12 +277,12 @@ def summed_aside(times: Callable[[int, int], float], sizes: Sequence[int], divid
     return body
 
 
-def keeping(*times: float) -> Body:
+def keeping(*times):
     return summed_aside(lambda k, size: times[k], (30,) * len(times))
 
 
-def _runs() -> Iterator[tuple[str, Callable[[], Report]]]:
-    def case(name: str, body: Body, *arguments: Any, **options: Any) -> tuple[str, Callable[[], Report]]:
+def _runs():
+    def case(name, body, *arguments, **options):
         return name, lambda: run(body, *arguments, **options)
 
     for num in (2, 4):

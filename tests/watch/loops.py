@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from accumulation_harness.system.state import readable
-from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch import watch
 
 ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4
 Losses = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, x, y, rows of the window) -> what is differentiated
 
 
-def data(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def data(dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(ROWS, FEATURES, generator=generator, dtype=dtype), torch.randint(0, CLASSES, (ROWS,), generator=generator)
 
 
-def network(*middle: nn.Module) -> nn.Sequential:
+def network(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 16), *(middle or (nn.Tanh(),)), nn.Linear(16, CLASSES))
 
 
-def right(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def right(model, x, y, rows):
     return functional.cross_entropy(model(x), y, reduction="sum") / rows
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_):
     pass
 
 
@@ -40,17 +39,17 @@ class Loop:
     def __init__(
         self,
         *,
-        loss: Losses = right,
-        model: nn.Module | None = None,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-        before_backward: Callable[[Loop], Any] = nothing,
-        after_backward: Callable[[Loop], Any] = nothing,
-        before_step: Callable[[Loop], Any] = nothing,
-        after_step: Callable[[Loop], Any] = lambda loop: loop.optimizer.zero_grad(),
-        sizes: Sequence[int] = (5, 3, 4, 4),
-        scaler: torch.amp.GradScaler | None = None,
-        windows: Sequence[Sequence[int]] = (),
-    ) -> None:
+        loss=right,
+        model=None,
+        optimizer=torch.optim.SGD,
+        before_backward=nothing,
+        after_backward=nothing,
+        before_step=nothing,
+        after_step=lambda loop: loop.optimizer.zero_grad(),
+        sizes=(5, 3, 4, 4),
+        scaler=None,
+        windows=(),
+    ):
         self.model = network() if model is None else model
         self.optimizer = optimizer(self.model.parameters(), lr=0.05)
         self.loss, self.scaler = loss, scaler
@@ -59,7 +58,7 @@ class Loop:
         self.windows = windows or [sizes] * (ROWS // sum(sizes))
         self.k = self.window = 0
 
-    def run(self, hand_over: Callable[[Any], Any] = nothing) -> None:
+    def run(self, hand_over=nothing):
         x, y = data()
         start = 0
         for window, sizes in enumerate(self.windows):
@@ -81,11 +80,11 @@ class Loop:
                 self.scaler.update()
             self.after_step(self)
 
-    def watched(self, **options: Any) -> Report:
+    def watched(self, **options):
         with watch(self.model, self.optimizer, **{"tell": None, **options}) as seen:
             self.run(seen.batch)
         return seen.report()
 
     @property
-    def weights(self) -> list[Tensor]:
+    def weights(self):
         return [p.detach().clone() for p in self.model.parameters() if readable(p)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,35 +15,34 @@ from torch.utils._pytree import tree_map
 from accumulation_harness.audit import audit
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.state import PLAIN, readable
-from accumulation_harness.watch import Report
 from tests.watch.loops import Loop, data, network, right
 from tests.watch.test_session import Average
 
 
-def compiled(model: nn.Module, backend: str) -> Loop:
+def compiled(model, backend):
     whole = torch.compile(model, backend=backend)
     return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
 
 
-def compiled_and_handed_over(model: nn.Module, backend: str) -> Loop:
+def compiled_and_handed_over(model, backend):
     return Loop(model=torch.compile(model, backend=backend))  # type: ignore[arg-type]
 
 
-def compiled_in_place(model: nn.Module, backend: str) -> Loop:
+def compiled_in_place(model, backend):
     model.compile(backend=backend)
     return Loop(model=model)
 
 
-def compiled_block(model: nn.Module, backend: str) -> Loop:
+def compiled_block(model, backend):
     model[0].compile(backend=backend)  # type: ignore[index]
     return Loop(model=model)
 
 
-def compiled_loss(model: nn.Module, backend: str) -> Loop:
+def compiled_loss(model, backend):
     return Loop(model=model, loss=torch.compile(right, backend=backend))
 
 
-def compiled_with_any_size(model: nn.Module, backend: str) -> Loop:
+def compiled_with_any_size(model, backend):
     whole = torch.compile(model, backend=backend, dynamic=True)
     return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
 
@@ -51,7 +50,7 @@ def compiled_with_any_size(model: nn.Module, backend: str) -> Loop:
 COMPILED = [compiled, compiled_and_handed_over, compiled_in_place, compiled_block, compiled_loss, compiled_with_any_size]
 
 
-def watched_and_not(make: Callable[[], Loop]) -> Report:
+def watched_and_not(make):
     """The report, of a run that ends with the weights of one that nobody watched."""
     torch.compiler.reset()
     seen, alone = make(), make()
@@ -64,21 +63,21 @@ def watched_and_not(make: Callable[[], Loop]) -> Report:
 
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 @pytest.mark.parametrize("kind", COMPILED)
-def test_a_compiled_model_is_watched(kind: Callable[[nn.Module, str], Loop], backend: str) -> None:
+def test_a_compiled_model_is_watched(kind, backend):
     report = watched_and_not(lambda: kind(network(), backend))
     assert report.causes == () and report.checked["sums"] == report.windows == 6
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
-def test_a_model_is_watched_that_inductor_has_compiled() -> None:
+def test_a_model_is_watched_that_inductor_has_compiled():
     report = watched_and_not(lambda: compiled(network(), "inductor"))
     assert report.causes == () and report.checked["sums"] == 6
 
 
 @pytest.mark.parametrize("wrong", [0.1, None])
-def test_an_average_by_hand_is_found_beside_a_compiled_model(wrong: float | None) -> None:
-    def make() -> Loop:
+def test_an_average_by_hand_is_found_beside_a_compiled_model(wrong):
+    def make():
         loop = compiled(network(), "aot_eager")
         loop.after_backward = Average(wrong).update if wrong else loop.after_backward
         return loop
@@ -93,7 +92,7 @@ class Hostile(Tensor):
     """A subclass on which every operation raises, and every look at an attribute."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         raise NotImplementedError(str(func))
 
 
@@ -101,32 +100,32 @@ class Wrapper(Tensor):
     """A subclass without memory of its own, which knows no operation but a detached copy."""
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Wrapper:
+    def __new__(cls, inner):
         return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
 
-    def __init__(self, inner: Tensor) -> None:
+    def __init__(self, inner):
         self.inner = inner
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is not torch.ops.aten.detach.default:
             raise NotImplementedError(str(func))
         return tree_map(lambda item: item, args[0])
 
 
-def fake(like: Tensor) -> Tensor:
+def fake(like):
     with FakeTensorMode():
         return torch.empty(like.shape)
 
 
-def given_back(like: Tensor) -> Tensor:
+def given_back(like):
     """What FSDP leaves of a weight between forwards."""
     empty = like.clone()
     empty.untyped_storage().resize_(0)
     return empty
 
 
-def of_a_transform(like: Tensor) -> Tensor:
+def of_a_transform(like):
     kept: list[Tensor] = []
     torch.func.grad(lambda x: (kept.append(x), x.square().sum())[1])(like)
     return kept[0]
@@ -151,39 +150,39 @@ ALIENS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def made(kind: str, like: Tensor) -> Any:
+def made(kind, like):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what PyTorch calls a prototype
         return ALIENS[kind](like)
 
 
-def held(like: Sequence[Tensor]) -> list[Any]:
+def held(like):
     """All of these, of every shape, alone and in a list, a tuple and a dict each: in no way part of a training."""
     aliens = [[made(kind, weight) for weight in like] for kind in ALIENS]
     return [*aliens, *map(tuple, aliens), *(dict(enumerate(alien)) for alien in aliens)]
 
 
 @pytest.mark.parametrize("kind", ALIENS)
-def test_what_is_not_plain_is_not_read(kind: str) -> None:
+def test_what_is_not_plain_is_not_read(kind):
     assert not readable(made(kind, torch.randn(16, 10)))
 
 
-def test_plain_tensors_are_read_whatever_their_strides() -> None:
+def test_plain_tensors_are_read_whatever_their_strides():
     whole = torch.randn(8, 8)
     for plain in (whole, nn.Parameter(whole), whole[1:, ::2], whole.t(), whole[0, 0], torch.zeros(0, 3), whole[:1].expand(9, 8)):
         assert type(plain) in PLAIN and readable(plain)
 
 
-def matrices(model: nn.Module) -> list[Tensor]:
+def matrices(model):
     return [p.detach() for p in model.parameters() if p.ndim == 2]
 
 
-def test_a_watch_passes_by_tensors_that_it_does_not_know() -> None:
+def test_a_watch_passes_by_tensors_that_it_does_not_know():
     around = held(matrices(network()))
     assert watched_and_not(Loop).verdict == "equivalent" and around
 
 
-def with_state(depth: int) -> Loop:
+def with_state(depth):
     """An optimizer whose state holds such tensors, so many containers below a parameter's own entry."""
     loop = Loop()
     for p in loop.model.parameters():
@@ -196,7 +195,7 @@ def with_state(depth: int) -> Loop:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_watch_passes_by_an_optimizer_state_that_it_does_not_know(depth: int) -> None:
+def test_a_watch_passes_by_an_optimizer_state_that_it_does_not_know(depth):
     report = watched_and_not(lambda: with_state(depth))
     assert report.causes == () and report.checked["sums"] == 6
 
@@ -210,7 +209,7 @@ class Logged(Tensor):
     calls: list[str] = []  # noqa: RUF012
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         cls.calls.append(getattr(func, "__name__", str(func)))
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -222,18 +221,18 @@ class Named(nn.Parameter):
 class Scaled(nn.Sequential):
     """A network with a weight of any kind beside it."""
 
-    def __init__(self, weight: Any) -> None:
+    def __init__(self, weight):
         super().__init__(*network())
         self.register_parameter("scale", None)
         self._parameters["scale"] = weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         used = self.scale if type(self.scale) in (Logged, Named) else torch.ones(())
         out: Tensor = super().forward(x) * used.as_subclass(Tensor)
         return out
 
 
-def leaf(kind: type[Tensor]) -> Tensor:
+def leaf(kind):
     return torch.ones(1).as_subclass(kind).requires_grad_()
 
 
@@ -247,7 +246,7 @@ PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", PARAMETERS)
-def test_only_plain_parameters_are_looked_at(kind: str) -> None:
+def test_only_plain_parameters_are_looked_at(kind):
     make, said = PARAMETERS[kind]
     report = watched_and_not(lambda: Loop(model=Scaled(make())))
     assert (report.verdict, report.causes) == (said, ()) and report.checked["sums"] == 6, str(report)
@@ -255,7 +254,7 @@ def test_only_plain_parameters_are_looked_at(kind: str) -> None:
     assert not any("the watch ended" in line for line in report.reasons)
 
 
-def test_nothing_is_called_on_a_subclass_that_the_run_does_not_call() -> None:
+def test_nothing_is_called_on_a_subclass_that_the_run_does_not_call():
     calls = []
     for watches in (True, False):
         loop = Loop(model=Scaled(leaf(Logged)))
@@ -268,30 +267,30 @@ def test_nothing_is_called_on_a_subclass_that_the_run_does_not_call() -> None:
 class Spectral(nn.Sequential):
     """A network with complex weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(*network())
         self.filter = nn.Parameter(torch.ones(6, dtype=torch.complex64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out: Tensor = super().forward(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[1]))
         return out
 
 
-def clear_imaginary(loop: Loop) -> None:
+def clear_imaginary(loop):
     assert isinstance(loop.model, Spectral)
     if loop.k and loop.model.filter.grad is not None:
         loop.model.filter.grad.imag.zero_()
 
 
 @pytest.mark.filterwarnings("error")
-def test_of_complex_weights_both_parts_are_looked_at() -> None:
+def test_of_complex_weights_both_parts_are_looked_at():
     assert watched_and_not(lambda: Loop(model=Spectral())).verdict == "equivalent"
     report = Loop(model=Spectral(), before_backward=clear_imaginary).watched()
     assert report.verdict == "inconclusive" and "the gradient is changed" in report.reasons[0], str(report)
 
 
 @pytest.mark.parametrize("device", ["cpu", None])
-def test_a_loss_function_that_a_mode_calls_again_is_one(device: str | None) -> None:
+def test_a_loss_function_that_a_mode_calls_again_is_one(device):
     torch.set_default_device(device)
     try:
         assert Loop().watched().verdict == "equivalent"
@@ -303,8 +302,8 @@ def test_a_loss_function_that_a_mode_calls_again_is_one(device: str | None) -> N
 
 
 @pytest.mark.parametrize("in_state", [False, True])
-def test_an_audit_passes_by_tensors_that_it_does_not_know(in_state: bool) -> None:
-    def train(batch_size: int, accumulation_steps: int) -> None:
+def test_an_audit_passes_by_tensors_that_it_does_not_know(in_state):
+    def train(batch_size, accumulation_steps):
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for p in model.parameters() if in_state else ():

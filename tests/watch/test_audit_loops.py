@@ -22,13 +22,13 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_what_is_missed_was_said_to_be_unseen() -> None:
+def test_what_is_missed_was_said_to_be_unseen():
     by_name = {train.__name__: train for train in WRONG}
     for words, names in UNSEEN.items():
         for name in names:
             assert all(words in str(report) for report in watched(by_name[name], 4, 4)), name
 
 
-def test_every_loop_that_is_missed_is_listed() -> None:
+def test_every_loop_that_is_missed_is_listed():
     missed = {train.__name__ for train in WRONG if golden.table()["watch", f"audit's {train.__name__}"][0] == "equivalent"}
     assert missed == {name for names in UNSEEN.values() for name in names}

@@ -7,13 +7,11 @@ import io
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +38,7 @@ WINDOWS, N, ROWS = 4, 2, 4
 class Run:
     """All that a watch looks at: two optimizers, a loss scaler, clipping, a schedule, an average, a loader, three losses."""
 
-    def __init__(self, *, wrong: bool) -> None:
+    def __init__(self, *, wrong):
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
@@ -56,14 +54,14 @@ class Run:
         data = TensorDataset(torch.randn(rows, FEATURES), torch.randint(0, CLASSES, (rows,)))
         self.loader, self.wrong = DataLoader(data, batch_size=ROWS), wrong
 
-    def loss(self, window: int, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, window, model, x, y):
         if window % 3 == 0:
             return functional.cross_entropy(model(x), y)
         if window % 3 == 1:
             return functional.mse_loss(model(x), functional.one_hot(y, CLASSES).float())
         return -model(x).log_softmax(-1)[torch.arange(len(y)), y].mean()
 
-    def train(self, hand_over: Callable[[Any], Any], ran: Callable[[Any], Any]) -> None:
+    def train(self, hand_over, ran):
         for step, (x, y) in enumerate(self.loader):
             window, k = divmod(step, N)
             hand_over((x, y))
@@ -75,7 +73,7 @@ class Run:
             if k == N - 1:
                 self.step(ran)
 
-    def step(self, ran: Callable[[Any], Any]) -> None:
+    def step(self, ran):
         if not self.wrong:
             self.scaler.unscale_(self.body)
             self.scaler.unscale_(self.head)
@@ -88,7 +86,7 @@ class Run:
         self.schedule.step()
         self.average.update_parameters(self.model)
 
-        def closure() -> float:
+        def closure():
             loss = functional.cross_entropy(self.model(torch.ones(ROWS, FEATURES)), torch.arange(ROWS))
             (gradient,) = torch.autograd.grad(loss, [self.model[-1].bias])
             self.model[-1].bias.grad = gradient
@@ -97,7 +95,7 @@ class Run:
 
         self.head.step(closure)
 
-    def state(self) -> list[Any]:
+    def state(self):
         """All that the run has, to the bit."""
         kept = [t for o in (self.body, self.head) for s in o.state.values() for t in s.values() if isinstance(t, Tensor)]
         grads = [torch.zeros(1) if p.grad is None else p.grad for p in self.model.parameters()]
@@ -105,14 +103,14 @@ class Run:
         return [*(t.detach().clone() for t in tensors), self.scaler.get_scale(), random.random(), np.random.rand()]
 
 
-def is_same(one: list[Any], other: list[Any]) -> bool:
+def is_same(one, other):
     return len(one) == len(other) and all(
         torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
     )
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Few tensors are many, and few objects all: a look at those of the process takes longer than the run."""
     monkeypatch.setattr(track, "MANY", 4)
     monkeypatch.setattr(session, "FIRST", 2)
@@ -120,24 +118,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def alone(*, wrong: bool) -> list[Any]:
+def alone(*, wrong):
     """The state of a run that nobody watched."""
     run = Run(wrong=wrong)
     run.train(lambda _: None, lambda _: None)
     return run.state()
 
 
-def replaced() -> list[Any]:
+def replaced():
     model = nn.Linear(1, 1)
     places = watch(model, torch.optim.SGD(model.parameters()), tell=None).calls()
     return [vars(owner)[name] for owner, name in places]
 
 
-def watched(folder: Path, *, wrong: bool, planted: Any = None) -> tuple[Report, list[Any]]:
+def watched(folder, *, wrong, planted=None):
     """Watched with all options, and something planted from before `attach` until after `detach`."""
     run = Run(wrong=wrong)
 
-    def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    def loss(model, batch):
         return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
 
     with planted or nullcontext():
@@ -156,7 +154,7 @@ def watched(folder: Path, *, wrong: bool, planted: Any = None) -> tuple[Report, 
 # -- every function ---------------------------------------------------------------------------------------------------
 
 
-def is_observer(code: CodeType) -> bool:
+def is_observer(code):
     path = Path(code.co_filename)
     return (
         (path.parent == FOLDER or (path.parent.name == "observe" and path.parent.parent == FOLDER.parent and path.name in SHARED))
@@ -167,7 +165,7 @@ def is_observer(code: CodeType) -> bool:
 
 
 @cache
-def reached(*, wrong: bool) -> frozenset[Key]:
+def reached(*, wrong):
     """All functions that a watched run goes through."""
     found: set[Key] = set()
     import tempfile
@@ -177,7 +175,7 @@ def reached(*, wrong: bool) -> frozenset[Key]:
     return frozenset(found)
 
 
-def fails(folder: Path, target: Key, event: str, *, wrong: bool) -> None:
+def fails(folder, target, event, *, wrong):
     before, fired = replaced(), list[Key]()
     for kept in (report.versions, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
@@ -193,7 +191,7 @@ def fails(folder: Path, target: Key, event: str, *, wrong: bool) -> None:
         )
 
 
-def test_a_watched_run_is_the_unwatched_one(tmp_path: Path) -> None:
+def test_a_watched_run_is_the_unwatched_one(tmp_path):
     for wrong in (False, True):
         said, state = watched(tmp_path, wrong=wrong)
         assert is_same(state, alone(wrong=wrong)) and not any("ended" in line for line in said.reasons), str(said)
@@ -204,14 +202,14 @@ SLOW = [pytest.param(event, 1, marks=pytest.mark.slow) for event in ("call", "re
 
 
 @pytest.mark.parametrize(("event", "each"), [("call", 8), *SLOW])
-def test_whatever_fails_the_run_goes_on(event: str, each: int, tmp_path: Path) -> None:
+def test_whatever_fails_the_run_goes_on(event, each, tmp_path):
     """In each function, or in each eighth."""
     for wrong in (False, True):
         for target in sorted(reached(wrong=wrong) - (reached(wrong=False) if wrong else frozenset()))[::each]:
             fails(tmp_path, target, event, wrong=wrong)
 
 
-def test_no_function_of_a_watch_is_missed_above() -> None:
+def test_no_function_of_a_watch_is_missed_above():
     """But for those that only pages for an issue, other faults and several ranks go through."""
     everything = {
         key(code)
@@ -223,7 +221,7 @@ def test_no_function_of_a_watch_is_missed_above() -> None:
     assert len(missed) < 0.25 * len(everything), sorted(missed)
 
 
-def codes(path: Path) -> Iterator[CodeType]:
+def codes(path):
     """Of all functions in a file."""
     waiting = [compile(path.read_text(), str(path), "exec")]
     while waiting:
@@ -235,25 +233,25 @@ def codes(path: Path) -> Iterator[CodeType]:
 # -- what the user hands over ------------------------------------------------------------------------------------------
 
 
-def raising(*_: Any, **__: Any) -> Any:
+def raising(*_, **__):
     raise OSError("no space left")
 
 
 class Closed(io.StringIO):
     """A stream that is closed when a window has ended."""
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         raise ValueError("I/O operation on closed file.")
 
 
 class Broken(nn.Module):
     """Raises in its second forward."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner, self.forwards = network(), 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.forwards += 1
         if self.forwards == 2:
             raise KeyError("of the model")
@@ -269,7 +267,7 @@ class Broken(nn.Module):
         ({"path": "/nowhere/run.json"}, False, "the watch ended at window 1: FileNotFoundError"),
     ],
 )
-def test_where_it_is_told_or_written_fails(options: dict[str, Any], wrong: bool, told: str) -> None:
+def test_where_it_is_told_or_written_fails(options, wrong, told):
     make = lambda: Loop(loss=mean) if wrong else Loop()  # noqa: E731
     loop, other = make(), make()
     before = replaced()
@@ -279,7 +277,7 @@ def test_where_it_is_told_or_written_fails(options: dict[str, Any], wrong: bool,
     assert said.verdict == "inconclusive" and told in said.reasons[0], str(said)
 
 
-def test_an_exception_of_the_run_is_its_own() -> None:
+def test_an_exception_of_the_run_is_its_own():
     loop = Loop(model=Broken())
     before = replaced()
     with pytest.raises(KeyError, match="of the model") as raised, watch(loop.model, loop.optimizer, tell=None) as seen:
@@ -289,8 +287,8 @@ def test_an_exception_of_the_run_is_its_own() -> None:
     assert not any("the watch ended" in line for line in seen.report().reasons)
 
 
-def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeypatch):
+    def loss(model, batch):
         return functional.cross_entropy(model(batch[0]), batch[1].float()[:2])
 
     refused = [line for line in Loop().watched(loss=loss).reasons if line.startswith("replay: ")]
@@ -300,11 +298,11 @@ def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeyp
     assert "the watch ended at window 2: AttributeError" in ours.reasons[0], str(ours)
 
 
-def test_threads_are_watched_by_themselves() -> None:
+def test_threads_are_watched_by_themselves():
     loops = [Loop(), Loop(loss=mean), Loop(), Loop(loss=mean)]
     said: dict[int, Report] = {}
 
-    def run(place: int) -> None:
+    def run(place):
         said[place] = loops[place].watched()
 
     before = replaced()
@@ -320,7 +318,7 @@ def test_threads_are_watched_by_themselves() -> None:
         assert is_same(loop.weights, other.weights)
 
 
-def test_a_run_that_goes_on_in_another_thread_is_followed() -> None:
+def test_a_run_that_goes_on_in_another_thread_is_followed():
     loop = Loop(windows=[(4, 4)] * 8)
     with watch(loop.model, loop.optimizer, tell=None) as seen:
         thread = threading.Thread(target=loop.run)
@@ -330,7 +328,7 @@ def test_a_run_that_goes_on_in_another_thread_is_followed() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_watches_end_in_any_order(first: int) -> None:
+def test_two_watches_end_in_any_order(first):
     loop = Loop(loss=mean, windows=[(5, 3, 4, 4)] * 2)
     before = replaced()
     seen = [watch(loop.model, loop.optimizer, tell=None).attach() for _ in range(2)]
@@ -343,7 +341,7 @@ def test_two_watches_end_in_any_order(first: int) -> None:
     assert all(one.report().causes == ("mean_of_means",) for one in seen)
 
 
-def test_a_loss_function_that_a_module_keeps_is_not_looked_at_any_longer() -> None:
+def test_a_loss_function_that_a_module_keeps_is_not_looked_at_any_longer():
     loop = Loop()
     with watch(loop.model, loop.optimizer, tell=None) as seen:
         kept = {functional.cross_entropy: 0}
@@ -354,11 +352,11 @@ def test_a_loss_function_that_a_module_keeps_is_not_looked_at_any_longer() -> No
     assert seen.heads.taken() == ([], False, 0, False)
 
 
-def test_a_report_is_kept_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
     path, said = tmp_path / "run.json", []
     loop = Loop(windows=[(2, 2)] * 24)
 
-    def look(loop: Loop) -> None:
+    def look(loop):
         loop.optimizer.zero_grad()
         found = json.loads(path.read_text())
         said.append((found["verdict"], found["windows"]))
@@ -371,14 +369,14 @@ def test_a_report_is_kept_while_the_run_goes_on(tmp_path: Path) -> None:
         watch(loop.model, loop.optimizer, path="run.txt")
 
 
-def test_a_log_of_weights_and_biases_keeps_the_steps_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_weights_and_biases_keeps_the_steps_of_the_loop(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged: list[float | None] = []
     with wandb.init(mode="offline", dir=str(tmp_path)) as run:
         loop = Loop()
 
-        def log(loop: Loop) -> None:
+        def log(loop):
             loop.optimizer.zero_grad()
             run.log({"loss": float(loop.window)}, step=loop.window)
             assert run.step == loop.window  # a step that has passed would be dropped

@@ -48,7 +48,7 @@ if watched:
 """
 
 
-def run(folder: Path, watched: str, dies_at: int = -1) -> subprocess.CompletedProcess[str]:
+def run(folder, watched, dies_at=-1):
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}/harness"}
     arguments = [sys.executable, "-c", RUN, str(folder), watched, str(dies_at)]
@@ -56,7 +56,7 @@ def run(folder: Path, watched: str, dies_at: int = -1) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
-def test_a_watched_run_that_is_killed_inside_a_window_goes_on_as_an_unwatched_one_that_is_not(tmp_path: Path) -> None:
+def test_a_watched_run_that_is_killed_inside_a_window_goes_on_as_an_unwatched_one_that_is_not(tmp_path):
     assert run(tmp_path / "whole", "unwatched").returncode == 0
     assert run(tmp_path / "killed", "watched", dies_at=14).returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "run.json").exists()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch import watch
-from accumulation_harness.watch.report import Report
 from tests.strategies import Watched, fixed, watched_loops
 
 WINDOWS, FEATURES, CLASSES = 4, 12, 7
@@ -37,7 +35,7 @@ FAULTS: dict[Cause, Callable[[Watched], bool]] = {
 }  # fmt: skip
 
 
-def watched(loop: Watched, fault: Cause | None = None) -> Report:
+def watched(loop, fault=None):
     """The report of a loop with a fault or none."""
     torch.manual_seed(loop.seed)
     middle = (nn.Linear(FEATURES, loop.width), nn.Tanh(), nn.Linear(loop.width, loop.width), nn.GELU())
@@ -46,10 +44,10 @@ def watched(loop: Watched, fault: Cause | None = None) -> Report:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=loop.precision == "float16")
     average = AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+    def loss(model, batch):
         return summed(loop, model(batch[0]), batch[1]), terms(batch[1])
 
-    def window(sizes: Sequence[int], hand_over: Callable[[Any], Any]) -> None:
+    def window(sizes, hand_over):
         parts = [(torch.randn(size, FEATURES), targets(loop, size)) for size in sizes]
         for p in model.parameters() if fault is Cause.foreign_gradients else ():
             p.grad = torch.randn_like(p)
@@ -75,7 +73,7 @@ def watched(loop: Watched, fault: Cause | None = None) -> Report:
         if fault is not Cause.gradients_not_cleared:
             optimizer.zero_grad(set_to_none=loop.seed % 2 == 0)
 
-    def inside(*, last: bool) -> None:
+    def inside(*, last):
         """What a fault does after a backward."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if fault is Cause.low_precision_accumulator:
@@ -100,7 +98,7 @@ def watched(loop: Watched, fault: Cause | None = None) -> Report:
     return seen.report()
 
 
-def targets(loop: Watched, size: int) -> Tensor:
+def targets(loop, size):
     y = torch.randint(0, CLASSES, (size,))
     if loop.loss == "ignored":
         y[torch.rand(size) < 0.4] = -100
@@ -108,11 +106,11 @@ def targets(loop: Watched, size: int) -> Tensor:
     return y
 
 
-def terms(y: Tensor) -> int:
+def terms(y):
     return int((y != -100).sum())
 
 
-def summed(loop: Watched, z: Tensor, y: Tensor) -> Tensor:
+def summed(loop, z, y):
     """The loss, summed over its terms."""
     z, hot = z.float(), functional.one_hot(y.clamp(min=0), CLASSES).float()
     match loop.loss:
@@ -130,21 +128,21 @@ def summed(loop: Watched, z: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.slow
 @fixed(150)
 @given(watched_loops())
-def test_no_right_loop_is_called_different(loop: Watched) -> None:
+def test_no_right_loop_is_called_different(loop):
     assert watched(loop).verdict != "different"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_replay_adds_no_second_name(fault: Cause) -> None:
+def test_a_replay_adds_no_second_name(fault):
     """Where the sum itself is wrong, so is the replayed window's gradient, for that reason."""
     scaled = fault is Cause.clip_before_unscale
 
-    def shows_it_alone(loop: Watched) -> bool:
+    def shows_it_alone(loop):
         return loop.replayed and FAULTS[fault](loop) and (loop.precision == "float16") == scaled
 
     @fixed(1)
     @given(watched_loops().filter(shows_it_alone))
-    def is_named_alone(loop: Watched) -> None:
+    def is_named_alone(loop):
         assert watched(loop, fault).causes == (fault,)
 
     is_named_alone()

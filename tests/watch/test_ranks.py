@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -33,25 +33,25 @@ CASES = {
 }
 
 
-def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def penalty(model, x):
     return 0.1 * model(x).square().sum(-1).mean()
 
 
-def summed(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+def summed(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
 
 
-def penalised(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+def penalised(model, batch):
     loss, num = summed(model, batch)
     return loss + num * penalty(model, batch[0]), num
 
 
-def train(rank: int, port: int, kind: str, case: str, folder: str) -> None:
+def train(rank, port, kind, case, folder):
     with joined(rank, port):
         train_there(rank, kind, case, folder)
 
 
-def train_there(rank: int, kind: str, case: str, folder: str) -> None:
+def train_there(rank, kind, case, folder):
     weights = []
     for watched in (True, False):
         model = network()
@@ -85,7 +85,7 @@ def train_there(rank: int, kind: str, case: str, folder: str) -> None:
     Path(folder, str(rank)).write_text(" ".join(report.causes) or report.verdict)
 
 
-def _wrapped(model: nn.Sequential, kind: str) -> nn.Module:
+def _wrapped(model, kind):
     if kind == "replicas":
         return nn.parallel.DistributedDataParallel(model)
     from torch.distributed.fsdp import fully_shard
@@ -96,14 +96,14 @@ def _wrapped(model: nn.Sequential, kind: str) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def _synchronised(model: nn.Module, kind: str, is_on: bool) -> object:
+def _synchronised(model, kind, is_on):
     if kind == "replicas":
         return nullcontext() if is_on else model.no_sync()
     model.set_requires_gradient_sync(is_on)
     return nullcontext()
 
 
-def spawned(function: Callable[..., None], *arguments: object) -> None:
+def spawned(function, *arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -111,7 +111,7 @@ def spawned(function: Callable[..., None], *arguments: object) -> None:
 
 
 @contextmanager
-def joined(rank: int, port: int) -> Iterator[None]:
+def joined(rank, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
@@ -122,7 +122,7 @@ def joined(rank: int, port: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "case"), CASES)
-def test_two_ranks(kind: str, case: str, tmp_path: Path) -> None:
+def test_two_ranks(kind, case, tmp_path):
     spawned(train, kind, case, str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [CASES[kind, case]] * 2
 
@@ -132,26 +132,26 @@ def test_two_ranks(kind: str, case: str, tmp_path: Path) -> None:
 Rows = torch.Generator
 
 
-def micro_batches(model: nn.Module, rows: Rows, synchronise: Callable[[int], object] = lambda k: nullcontext()) -> None:
+def micro_batches(model, rows, synchronise=lambda k: nullcontext()):
     for k in range(N):
         with synchronise(k):
             x, y = torch.randn(4, 10, generator=rows), torch.randint(0, 5, (4,), generator=rows)
             (functional.cross_entropy(model(x), y) / N).backward()
 
 
-def by_itself(rank: int, model: nn.Module, rows: Rows) -> None:
+def by_itself(rank, model, rows):
     micro_batches(model, rows)
 
 
-def replicas(rank: int, model: nn.Module, rows: Rows) -> None:
+def replicas(rank, model, rows):
     micro_batches(model, rows, lambda k: nullcontext() if k == N - 1 else model.no_sync())
 
 
-def never_synchronised(rank: int, model: nn.Module, rows: Rows) -> None:
+def never_synchronised(rank, model, rows):
     micro_batches(model, rows, lambda k: model.no_sync())
 
 
-def synchronised_by_hand(rank: int, model: nn.Module, rows: Rows) -> None:
+def synchronised_by_hand(rank, model, rows):
     """Each micro-batch is divided by the world, too, which is N/2: as often as the loss would be divided once more."""
     micro_batches(model, rows)
     for p in model.parameters():
@@ -160,7 +160,7 @@ def synchronised_by_hand(rank: int, model: nn.Module, rows: Rows) -> None:
         distributed.all_reduce(p.grad)
 
 
-def pipelined(rank: int, model: nn.Module, rows: Rows) -> None:
+def pipelined(rank, model, rows):
     """The first stage sends what it has made, and then gets the gradients of it back."""
     drawn = [(torch.randn(4, 16, generator=rows), torch.randint(0, 5, (4,), generator=rows)) for _ in range(N)]
     if rank == 0:
@@ -180,12 +180,12 @@ def pipelined(rank: int, model: nn.Module, rows: Rows) -> None:
         distributed.send(x.grad, 0)
 
 
-def stages(rank: int, *, alike: bool) -> nn.Module:
+def stages(rank, *, alike):
     torch.manual_seed(0)
     return nn.Linear(16, 16) if rank == 0 or alike else nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
-def replica(rank: int) -> nn.Module:
+def replica(rank):
     return nn.parallel.DistributedDataParallel(network())
 
 
@@ -203,7 +203,7 @@ APART: dict[str, Case] = {  # model, a window, steps of each rank, whether each 
 LATE = 240.0  # longer than all of it takes on a busy machine
 
 
-def apart(rank: int, port: int, folder: str) -> None:
+def apart(rank, port, folder):
     together.AGREES, together.LATE = 2.0, LATE
     with joined(rank, port):
         for name, (make, window, steps, watched, said) in APART.items():
@@ -226,7 +226,7 @@ def apart(rank: int, port: int, folder: str) -> None:
             distributed.barrier()
 
 
-def test_ranks_that_are_not_watched_together_neither_wait_nor_speak_for_each_other(tmp_path: Path) -> None:
+def test_ranks_that_are_not_watched_together_neither_wait_nor_speak_for_each_other(tmp_path):
     started = time.monotonic()
     spawned(apart, str(tmp_path))
     assert time.monotonic() - started < LATE  # nobody was waited for who had left

@@ -5,8 +5,6 @@ import io
 import json
 import pickle
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,39 +15,39 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch import watch
 from tests.watch.loops import FEATURES, Loop, N, network, right
 
 
-def mean(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def mean(model, x, y, rows):
     return functional.cross_entropy(model(x), y) / N
 
 
-def objective(model: nn.Module, batch: Any) -> Tensor:
+def objective(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def by_hand(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def by_hand(model, x, y, rows):
     """A cross-entropy that no function of PyTorch's computes."""
     return -model(x).log_softmax(-1)[torch.arange(len(y)), y].sum() / rows
 
 
-def smoothed(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def smoothed(model, x, y, rows):
     logs = model(x).log_softmax(-1)
     return -(0.9 * logs[torch.arange(len(y)), y] + 0.1 * logs.mean(-1)).sum() / rows
 
 
-def binary(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def binary(model, x, y, rows):
     targets = functional.one_hot(y, 5).float()
     return functional.binary_cross_entropy_with_logits(model(x), targets, reduction="sum") / rows / 5
 
 
-def squared(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def squared(model, x, y, rows):
     return functional.mse_loss(model(x), functional.one_hot(y, 5).float(), reduction="sum") / rows / 5
 
 
-def autocast(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cast(*arguments: Any) -> Tensor:
+def autocast(loss):
+    def cast(*arguments):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return loss(*arguments)
 
@@ -59,78 +57,78 @@ def autocast(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class Own:
     """A buffer of the loop's own adds the gradients up."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.total: list[Tensor] = []
 
-    def add(self, loop: Loop) -> None:
+    def add(self, loop):
         grads = [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
         self.total = [a + b for a, b in zip(self.total, grads, strict=True)] if loop.k else grads
         loop.optimizer.zero_grad()
 
-    def give(self, loop: Loop) -> None:
+    def give(self, loop):
         for p, gradient in zip(loop.model.parameters(), self.total, strict=True):
             p.grad = gradient
 
-    def keep_the_first(self, loop: Loop) -> None:
+    def keep_the_first(self, loop):
         if loop.k == 0:
             self.total = [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
 
 
-def clip(loop: Loop) -> None:
+def clip(loop):
     torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 0.05)
 
 
-def clear(loop: Loop) -> None:
+def clear(loop):
     loop.optimizer.zero_grad()
 
 
-def divide(loop: Loop) -> None:
+def divide(loop):
     for p in loop.model.parameters():
         assert p.grad is not None
         p.grad /= 16
 
 
-def scale_down(loop: Loop) -> None:
+def scale_down(loop):
     for p in loop.model.parameters():
         assert p.grad is not None
         p.grad.mul_(0.5)
 
 
-def decay(loop: Loop) -> None:
+def decay(loop):
     for p in loop.model.parameters():
         assert p.grad is not None
         p.grad.add_(p.detach(), alpha=0.01)
 
 
-def to_bfloat16(loop: Loop) -> None:
+def to_bfloat16(loop):
     for p in loop.model.parameters():
         assert p.grad is not None
         p.grad = p.grad.bfloat16().float()
 
 
-def unscaled(loop: Loop) -> None:
+def unscaled(loop):
     assert loop.scaler is not None
     loop.scaler.unscale_(loop.optimizer)
     clip(loop)
 
 
-def rates(loop: Loop) -> None:
+def rates(loop):
     for group in loop.optimizer.param_groups:
         group["lr"] *= 0.9
 
 
-def scaler() -> torch.amp.GradScaler:
+def scaler():
     return torch.amp.GradScaler("cpu", init_scale=1024.0)
 
 
-def frozen() -> nn.Module:
+def frozen():
     model = network()
     model[0].requires_grad_(False)
     return model
 
 
 class Checkpointed(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden: Tensor = checkpoint(self[0], x, use_reentrant=False)
         out: Tensor = self[2](self[1](hidden))
         return out
@@ -175,7 +173,7 @@ WRONG: dict[Cause, Callable[[], Loop]] = {
 }  # fmt: skip
 
 
-def watched_and_alone(make: Callable[[], Loop]) -> Report:
+def watched_and_alone(make):
     """Watched as the golden table has it, and trained to the same weights as if nobody watched."""
     watched, alone = make(), make()
     report = watched.watched()
@@ -187,7 +185,7 @@ def watched_and_alone(make: Callable[[], Loop]) -> Report:
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_leaves_no_trace_and_knows_its_floor() -> None:
+def test_a_replay_leaves_no_trace_and_knows_its_floor():
     watched, alone = Loop(model=network(nn.BatchNorm1d(16))), Loop(model=network(nn.BatchNorm1d(16)))
     torch.manual_seed(3)
     report = watched.watched(loss=objective, every=2)
@@ -206,13 +204,13 @@ def test_a_replay_leaves_no_trace_and_knows_its_floor() -> None:
 class Keeping(nn.Module):
     """What a forward keeps beside buffers, and uses in the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.count, self.seen, self.own = 0, [0.0], torch.Generator().manual_seed(1)
         self.mean, self.array = torch.zeros(16), np.zeros(1)
         self.register_buffer("last", torch.zeros(16))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.count += 1
         self.seen.append(0.9 * self.seen[-1] + 0.1)
         self.mean.lerp_(x.detach().mean(0), 0.1)
@@ -223,31 +221,31 @@ class Keeping(nn.Module):
         return x * scale + self.mean + kept
 
 
-def test_a_replay_puts_back_whatever_a_forward_keeps() -> None:
+def test_a_replay_puts_back_whatever_a_forward_keeps():
     watched, alone = Loop(model=network(Keeping())), Loop(model=network(Keeping()))
     report = watched.watched(loss=objective, every=2)
     alone.run()
     assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True)), report
 
 
-def test_a_loss_that_is_handed_over_divided_is_no_fault_of_the_run() -> None:
+def test_a_loss_that_is_handed_over_divided_is_no_fault_of_the_run():
     report = Loop().watched(loss=lambda model, batch: objective(model, batch) / N)
     assert report.verdict == "equivalent" and any("undivided" in reason for reason in report.reasons)
 
 
-def test_batch_norm_is_told_and_not_blamed_where_nothing_was_replayed() -> None:
+def test_batch_norm_is_told_and_not_blamed_where_nothing_was_replayed():
     report = Loop(model=network(nn.BatchNorm1d(16))).watched()
     assert (report.verdict, report.causes) == ("inconclusive", ()) and "BatchNorm" in report.properties[0]
 
 
-def test_dropout_is_told_and_the_replay_says_no_more() -> None:
+def test_dropout_is_told_and_the_replay_says_no_more():
     report = Loop(model=network(nn.Dropout(0.5))).watched(loss=objective)
     assert (report.verdict, report.causes) == ("equivalent", ()) and "random draws" in report.properties[0]
     assert any("dropout" in reason for reason in report.reasons)
 
 
-def test_a_replay_in_halves_needs_the_sum_and_the_terms() -> None:
-    def parts(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+def test_a_replay_in_halves_needs_the_sum_and_the_terms():
+    def parts(model, batch):
         return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
 
     assert Loop().watched(loss=parts).checked["replays"] == 1
@@ -255,11 +253,11 @@ def test_a_replay_in_halves_needs_the_sum_and_the_terms() -> None:
     assert wrong.causes == (Cause.mean_of_means,)
 
 
-def test_a_penalty_is_seen_by_replay_alone() -> None:
-    def penalised(model: nn.Module, batch: Any) -> Tensor:
+def test_a_penalty_is_seen_by_replay_alone():
+    def penalised(model, batch):
         return objective(model, batch) + 0.01 * sum(p.square().sum() for p in model.parameters())
 
-    def in_full(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    def in_full(model, x, y, rows):
         return right(model, x, y, rows) + 0.01 * sum(p.square().sum() for p in model.parameters())
 
     unseen = Loop(loss=in_full).watched()
@@ -267,7 +265,7 @@ def test_a_penalty_is_seen_by_replay_alone() -> None:
     assert Loop(loss=in_full).watched(loss=penalised).causes == (Cause.auxiliary_loss_scale,)
 
 
-def test_what_the_model_was_called_with_is_the_batch_where_none_is_handed_over() -> None:
+def test_what_the_model_was_called_with_is_the_batch_where_none_is_handed_over():
     loop = Loop(loss=lambda m, x, y, rows: m(x).square().sum() / rows)
     with watch(loop.model, loop.optimizer, loss=lambda m, x: m(x).square().sum(-1).mean(), tell=None) as seen:
         loop.run()
@@ -277,7 +275,7 @@ def test_what_the_model_was_called_with_is_the_batch_where_none_is_handed_over()
 # -- what else a run may be -------------------------------------------------------------------------------------------
 
 
-def test_a_discriminator_is_not_blamed_for_its_generator() -> None:
+def test_a_discriminator_is_not_blamed_for_its_generator():
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, FEATURES), nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
     first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
@@ -296,10 +294,10 @@ def test_a_discriminator_is_not_blamed_for_its_generator() -> None:
     assert seen.report().causes == () and seen.report().verdict == "equivalent", str(seen.report())
 
 
-def test_a_window_that_was_given_up_is_no_fault() -> None:
+def test_a_window_that_was_given_up_is_no_fault():
     loop = Loop(windows=[(4,) * 4] * 3)
 
-    def run(seen: Any) -> None:
+    def run(seen):
         loop.run(seen.batch)
         Loop(model=loop.model, after_step=lambda _: None, windows=[(4,)]).loss(
             loop.model, torch.randn(4, 10), torch.arange(4), 16
@@ -312,10 +310,10 @@ def test_a_window_that_was_given_up_is_no_fault() -> None:
     assert seen.report().causes == (), str(seen.report())
 
 
-def test_sharpness_aware_steps_are_not_judged() -> None:
+def test_sharpness_aware_steps_are_not_judged():
     loop = Loop()
 
-    def climb(loop: Loop) -> None:
+    def climb(loop):
         with torch.no_grad():
             for p in loop.model.parameters():
                 assert p.grad is not None
@@ -326,7 +324,7 @@ def test_sharpness_aware_steps_are_not_judged() -> None:
     assert loop.watched().causes == ()
 
 
-def test_a_watched_model_can_be_copied_and_stored() -> None:
+def test_a_watched_model_can_be_copied_and_stored():
     loop = Loop(windows=[(4,) * 4] * 2)
     with watch(loop.model, loop.optimizer, tell=None) as seen:
         loop.run()
@@ -338,10 +336,10 @@ def test_a_watched_model_can_be_copied_and_stored() -> None:
     assert seen.report().verdict == "equivalent" and seen.report().windows == 4
 
 
-def test_transformed_functions_are_left_alone() -> None:
+def test_transformed_functions_are_left_alone():
     loop = Loop()
 
-    def mean_of_one(x: Tensor, y: Tensor) -> Tensor:
+    def mean_of_one(x, y):
         return functional.cross_entropy(loop.model(x[None]), y[None])
 
     with watch(loop.model, loop.optimizer, tell=None):
@@ -350,12 +348,12 @@ def test_transformed_functions_are_left_alone() -> None:
         loop.run()
 
 
-def test_a_plain_run_says_that_nothing_was_accumulated() -> None:
+def test_a_plain_run_says_that_nothing_was_accumulated():
     report = Loop(windows=[(16,)] * 5).watched()
     assert report.verdict == "inconclusive" and any("nothing was accumulated" in reason for reason in report.reasons)
 
 
-def test_refusals_name_the_argument() -> None:
+def test_refusals_name_the_argument():
     model = network()
     with pytest.raises(ValueError, match="every: expected at least 1, got 0"):
         watch(model, torch.optim.SGD(model.parameters()), every=0)
@@ -366,7 +364,7 @@ def test_refusals_name_the_argument() -> None:
 # -- what comes out ---------------------------------------------------------------------------------------------------
 
 
-def test_lines_metrics_json_and_an_issue(tmp_path: Path) -> None:
+def test_lines_metrics_json_and_an_issue(tmp_path):
     said, logged = io.StringIO(), []
     loop = Loop(loss=mean)
     with watch(loop.model, loop.optimizer, tell=said, log=logged.append) as seen:
@@ -384,21 +382,21 @@ def test_lines_metrics_json_and_an_issue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("by", "told", "said"), [(N, True, "equivalent"), (1, True, "different"), (N, False, "inconclusive")])
-def test_a_trainer_runs_the_last_backward_inside_the_step(by: int, told: bool, said: str) -> None:
+def test_a_trainer_runs_the_last_backward_inside_the_step(by, told, said):
     """As Lightning does, which says when the closure has run; gradients are clipped inside it."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     torch.manual_seed(1)
     with watch(model, optimizer, tell=None) as seen:
 
-        def closure() -> float:
+        def closure():
             backward()
             if told:
                 seen.closure_ran(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             return 0.0
 
-        def backward() -> None:
+        def backward():
             (functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, 5, (4,))) / by).backward()
 
         for _ in range(5):
@@ -410,7 +408,7 @@ def test_a_trainer_runs_the_last_backward_inside_the_step(by: int, told: bool, s
     assert seen.report().causes == ((Cause.loss_not_divided,) if said == "different" else ())
 
 
-def _untouched(parameter: Tensor) -> Tensor:
+def _untouched(parameter):
     return parameter.data  # writes to it are not counted
 
 
@@ -421,14 +419,14 @@ def _untouched(parameter: Tensor) -> Tensor:
         (lambda p: _untouched(p).add_(0.001), None),
     ],
 )
-def test_weights_that_move_inside_a_window_are_seen(change: Callable[[Tensor], Any], cause: Cause | None) -> None:
+def test_weights_that_move_inside_a_window_are_seen(change, cause):
     report = Loop(after_backward=lambda loop: [change(p) for p in loop.model.parameters()]).watched()
     assert report.causes == ((cause,) if cause else ())
     assert report.verdict == ("different" if cause else "inconclusive")
 
 
-def test_a_sum_that_is_divided_after_its_clip() -> None:
-    def clip_and_divide(loop: Loop) -> None:
+def test_a_sum_that_is_divided_after_its_clip():
+    def clip_and_divide(loop):
         clip(loop)
         for p in loop.model.parameters():
             assert p.grad is not None
@@ -440,7 +438,7 @@ def test_a_sum_that_is_divided_after_its_clip() -> None:
     assert clipped.causes == (Cause.loss_not_divided,)
 
 
-def test_a_total_that_nothing_explains_is_not_equivalent() -> None:
+def test_a_total_that_nothing_explains_is_not_equivalent():
     assert Loop(loss=lambda m, x, y, rows: right(m, x, y, rows) / 1.25).watched().verdict == "inconclusive"
     summed = Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), windows=[(5, 3, 4, 4), (5, 3, 4, 6)]).watched()
     assert summed.verdict == "equivalent" and any("which rows" in line for line in summed.unseen)
@@ -452,16 +450,16 @@ def test_a_total_that_nothing_explains_is_not_equivalent() -> None:
 class Average:
     """Of the weights, kept by hand."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate):
         self.rate, self.kept = rate, [p.detach().clone() for p in network().parameters()]
 
-    def update(self, loop: Loop) -> None:
+    def update(self, loop):
         for kept, p in zip(self.kept, loop.model.parameters(), strict=True):
             kept.lerp_(p.detach(), self.rate)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.001])
-def test_an_average_by_hand_moves_inside_a_window(rate: float) -> None:
+def test_an_average_by_hand_moves_inside_a_window(rate):
     wrong = Loop(after_backward=Average(rate).update).watched()
     assert wrong.causes == (Cause.ema_per_micro_batch,), str(wrong)
     once = Average(rate)
@@ -469,11 +467,11 @@ def test_an_average_by_hand_moves_inside_a_window(rate: float) -> None:
     assert Loop(after_step=step).watched().verdict == "equivalent"
 
 
-def _same_labels(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def _same_labels(model, x, y, rows):
     return functional.cross_entropy(model(x), torch.arange(len(x)) % 5, reduction="sum") / rows
 
 
-def test_the_same_rows_or_labels_in_all_micro_batches_are_doubtful() -> None:
+def test_the_same_rows_or_labels_in_all_micro_batches_are_doubtful():
     x, y = torch.randn(4, FEATURES), torch.arange(4)
     repeated = Loop(loss=lambda m, *_: functional.cross_entropy(m(x), y) / N).watched()
     assert repeated.verdict == "inconclusive" and any("samples_repeated" in line for line in repeated.reasons)
@@ -483,7 +481,7 @@ def test_the_same_rows_or_labels_in_all_micro_batches_are_doubtful() -> None:
 
 
 @pytest.mark.parametrize(("rows", "said"), [(24, "inconclusive"), (32, "equivalent")])
-def test_a_window_that_goes_on_over_the_end_of_a_loader(rows: int, said: str) -> None:
+def test_a_window_that_goes_on_over_the_end_of_a_loader(rows, said):
     torch.manual_seed(0)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -503,7 +501,7 @@ def test_a_window_that_goes_on_over_the_end_of_a_loader(rows: int, said: str) ->
 
 
 @pytest.mark.parametrize(("steps", "said"), [(24, "inconclusive"), (6, "equivalent"), (100, "equivalent")])
-def test_a_schedule_that_is_laid_out_for_micro_batches(steps: int, said: str) -> None:
+def test_a_schedule_that_is_laid_out_for_micro_batches(steps, said):
     loop = Loop()
     schedule = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 1.0, 0.5, total_iters=steps)
     loop.after_step = lambda loop: (loop.optimizer.zero_grad(), schedule.step())
@@ -511,18 +509,18 @@ def test_a_schedule_that_is_laid_out_for_micro_batches(steps: int, said: str) ->
 
 
 class Noisy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + 0.1 * torch.randn_like(x)
 
 
-def test_draws_of_a_forward_are_told_as_those_of_dropout_are() -> None:
+def test_draws_of_a_forward_are_told_as_those_of_dropout_are():
     report = Loop(model=network(Noisy())).watched()
     assert (report.verdict, report.causes) == ("equivalent", ()) and "draws random numbers" in report.properties[0]
     assert Loop().watched().properties == ()
 
 
-def test_losses_that_a_mask_takes_terms_from_are_not_judged() -> None:
-    def masked(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def test_losses_that_a_mask_takes_terms_from_are_not_judged():
+    def masked(model, x, y, rows):
         return (functional.cross_entropy(model(x), y, reduction="none") * (y > 0)).sum() / rows
 
     assert Loop(loss=masked).watched().verdict == "inconclusive"
@@ -530,13 +528,13 @@ def test_losses_that_a_mask_takes_terms_from_are_not_judged() -> None:
     assert whole.verdict == "equivalent"
 
 
-def deep(*, cleared: int | None = None) -> Loop:
+def deep(*, cleared=None):
     """44 tensors, of which one may be cleared after the first micro-batch of every window from the sixth on."""
     torch.manual_seed(0)
     layers = [layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.Tanh())]
     model = nn.Sequential(nn.Linear(FEATURES, 16), *layers, nn.Linear(16, 5))
 
-    def clear(loop: Loop) -> None:
+    def clear(loop):
         if cleared is not None and loop.k == 1 and loop.window > 5:
             list(loop.model.parameters())[cleared].grad = None
 
@@ -544,7 +542,7 @@ def deep(*, cleared: int | None = None) -> Loop:
 
 
 @pytest.mark.parametrize("cleared", [21, 43])
-def test_of_many_tensors_every_window_looks_at_some_in_turn(cleared: int) -> None:
+def test_of_many_tensors_every_window_looks_at_some_in_turn(cleared):
     right_one = deep().watched()
     assert right_one.verdict == "equivalent" and right_one.checked["sums"] == 14
     wrong = deep(cleared=cleared).watched()
@@ -554,14 +552,14 @@ def test_of_many_tensors_every_window_looks_at_some_in_turn(cleared: int) -> Non
 class Scalars:
     """The interface of TensorBoard's writer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.added: list[tuple[str, float, int]] = []
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+    def add_scalar(self, tag, scalar_value, global_step):
         self.added.append((tag, scalar_value, global_step))
 
 
-def test_metrics_go_to_a_tensorboard_writer() -> None:
+def test_metrics_go_to_a_tensorboard_writer():
     scalars = Scalars()
     loop = Loop()
     loop.watched(log=scalars)
@@ -569,7 +567,7 @@ def test_metrics_go_to_a_tensorboard_writer() -> None:
     assert {value for tag, value, _ in scalars.added if tag == "accumulation/micro_batches"} == {4.0}
 
 
-def test_metrics_in_an_event_file_of_tensorboard(tmp_path: Path) -> None:
+def test_metrics_in_an_event_file_of_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -589,13 +587,13 @@ def test_metrics_in_an_event_file_of_tensorboard(tmp_path: Path) -> None:
 class Tied(nn.Module):
     """The same weights at the beginning and at the end, with a step between them that is checkpointed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.one, self.two = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
         self.two.weight = self.one.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out: Tensor = checkpoint(self.two, self.one(x).tanh(), use_reentrant=False)
         return out
 
@@ -603,19 +601,19 @@ class Tied(nn.Module):
 class Adapted(nn.Module):
     """A frozen layer with a low-rank adapter, dropout and running statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.frozen = nn.Linear(FEATURES, 16).requires_grad_(False)
         self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, 16, bias=False)
         self.norm, self.drop, self.head = nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out: Tensor = self.head(self.drop(self.norm(self.frozen(x) + self.up(self.down(x)))))
         return out
 
 
-def averaged(model: nn.Module) -> Loop:
+def averaged(model):
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     loop = Loop(model=model, optimizer=torch.optim.AdamW, before_step=clip)
     loop.after_step = lambda loop: (loop.optimizer.zero_grad(), average.update_parameters(loop.model))
@@ -632,7 +630,7 @@ ODD: dict[str, Callable[[], Loop]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
+def test_odd_runs_are_those_that_nobody_watched(name):
     ended = []
     for kind in ("watched", "alone", "other"):
         loop = ODD[name]()
@@ -656,11 +654,11 @@ def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
 @pytest.mark.parametrize(
     ("every", "configured", "said"), [(1, N, "different"), (N, N, "inconclusive"), (1, None, "inconclusive")]
 )
-def test_optimizers_that_step_in_hooks_of_their_gradients(every: int, configured: int | None, said: str) -> None:
+def test_optimizers_that_step_in_hooks_of_their_gradients(every, configured, said):
     model, seen_backwards = network(), [0]
     each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
 
-    def step(p: Tensor) -> None:
+    def step(p):
         if (seen_backwards[0] + 1) % every == 0:
             each[p].step()
             each[p].zero_grad()

@@ -6,11 +6,10 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -22,11 +21,11 @@ pytestmark = [
 ]
 
 
-def _equal(a: nn.Module, b: nn.Module) -> bool:
+def _equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-def _example() -> Any:
+def _example():
     path = Path(__file__).parents[2] / "examples" / "watched_trainer.py"
     spec = importlib.util.spec_from_file_location("watched_trainer", path)
     assert spec is not None and spec.loader is not None
@@ -35,7 +34,7 @@ def _example() -> Any:
     return example
 
 
-def test_the_example_of_a_trainer_of_transformers(tmp_path: Path) -> None:
+def test_the_example_of_a_trainer_of_transformers(tmp_path):
     pytest.importorskip("accelerate")
     example = _example()
     report, model = example.watched("right")
@@ -46,13 +45,11 @@ def test_the_example_of_a_trainer_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("kind", ["transformers", "lightning"])
-def test_a_training_that_ends_early_leaves_its_report_and_nothing_else(
-    kind: str, ends: type[BaseException], tmp_path: Path
-) -> None:
+def test_a_training_that_ends_early_leaves_its_report_and_nothing_else(kind, ends, tmp_path):
     pytest.importorskip("accelerate" if kind == "transformers" else "lightning")
     before, path, steps = (torch.autograd.backward, functional.cross_entropy), tmp_path / "run.json", []
 
-    def count(*_: Any) -> None:
+    def count(*_):
         steps.append(1)
         if len(steps) == 3:
             assert torch.autograd.backward is not before[0] and json.loads(path.read_text())["windows"] == 2
@@ -74,22 +71,22 @@ def test_a_training_that_ends_early_leaves_its_report_and_nothing_else(
     assert json.loads(path.read_text())["windows"] == 2
 
 
-def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: bool = False) -> tuple[Any, nn.Module]:
+def _lightning(watched, *, factor=1.0, manual=False):
     import lightning
     from torch.utils.data import DataLoader, TensorDataset
 
     from accumulation_harness.watch.callbacks.lightning import WatchCallback
 
     class Module(lightning.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
             self.automatic_optimization = not manual
 
-        def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        def loss(self, batch):
             return functional.cross_entropy(self.head(self.body(batch[0]).tanh()), batch[1])
 
-        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor | None:
+        def training_step(self, batch, index):
             if not manual:
                 return factor * self.loss(batch)
             self.manual_backward(factor * self.loss(batch) / 4)
@@ -99,7 +96,7 @@ def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: b
                     optimizer.zero_grad()
             return None
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             one = torch.optim.AdamW(self.body.parameters() if manual else self.parameters(), lr=1e-2)
             return [one, torch.optim.SGD(self.head.parameters(), lr=1e-2)] if manual else one
 
@@ -115,7 +112,7 @@ def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: b
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_lightning_with_a_replay_and_with_several_optimizers(manual: bool) -> None:
+def test_lightning_with_a_replay_and_with_several_optimizers(manual):
     pytest.importorskip("lightning")
     replayed = {} if manual else {"loss": lambda module, batch: module.loss(batch)}
     options = {**replayed, **({"accumulation_steps": 4} if manual else {})}
@@ -130,7 +127,7 @@ def test_lightning_with_a_replay_and_with_several_optimizers(manual: bool) -> No
 
 
 @pytest.mark.parametrize("kind", ["right", "bfloat16", "mean"])
-def test_the_trainer_of_trl(kind: str, tmp_path: Path) -> None:
+def test_the_trainer_of_trl(kind, tmp_path):
     """Its loss is computed in pieces, where no head is seen: the ledger does not judge it, and the replay does."""
     pytest.importorskip("trl")
     import datasets
@@ -141,15 +138,15 @@ def test_the_trainer_of_trl(kind: str, tmp_path: Path) -> None:
     from scoreboard import plain_run, text, trl_trainer
 
     class Mean(trl_trainer.Ordered):
-        def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+        def compute_loss(self, model, inputs, *_, **__):
             return model(**inputs).loss
 
-    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def loss(model, batch):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
         summed = functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
         return summed, (batch["labels"] != -100).sum()  # as the trainer counts, with the first token, which nothing predicts
 
-    def train(callbacks: list[Any]) -> nn.Module:
+    def train(callbacks):
         settings = plain_run.settings(str(tmp_path), 4, 4, bf16=kind == "bfloat16")
         trainer = (Mean if kind == "mean" else trl_trainer.Ordered)(
             model=trl_trainer._gpt2(),

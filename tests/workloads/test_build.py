@@ -6,10 +6,8 @@ import contextlib
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from accumulation_harness.config import OUR_NORMS, Data, Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.workloads import Workload
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.image_models import make_resnet18
 
@@ -28,19 +26,19 @@ PRECISIONS = {
 ROUNDING, COUPLED = 1e-11, 1e-4
 
 
-def trial(model: Model, norm: Norm, *, dropout: float = 0.0) -> TrialConfig:
+def trial(model, norm, *, dropout=0.0):
     data = Data.text if model == Model.transformer else Data.digits
     width = 1 if model == Model.resnet18 else 8
     return TrialConfig(workload=WorkloadConfig(data=data, model=model, width=width, dropout=dropout), norm=norm)
 
 
-def build(model: Model, norm: Norm, dtype: torch.dtype = torch.float64, *, dropout: float = 0.0) -> tuple[Workload, nn.Module]:
+def build(model, norm, dtype=torch.float64, *, dropout=0.0):
     workload = make_workload(trial(model, norm, dropout=dropout), device=CPU, dtype=dtype)
     torch.manual_seed(0)
     return workload, workload.make_model().to(dtype)
 
 
-def gradients(workload: Workload, model: nn.Module, ids: Tensor) -> list[Tensor]:
+def gradients(workload, model, ids):
     """Gradient of the summed loss of `ids`, all in one batch."""
     batch = workload.batch(ids)
     return list(torch.autograd.grad(workload.losses(model(batch.inputs), batch).sum(), list(model.parameters())))
@@ -48,7 +46,7 @@ def gradients(workload: Workload, model: nn.Module, ids: Tensor) -> list[Tensor]
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("model", "norm"), PAIRS)
-def test_trains_in_every_precision(model: Model, norm: Norm, precision: str) -> None:
+def test_trains_in_every_precision(model, norm, precision):
     dtype, autocast = PRECISIONS[precision]
     workload, net = build(model, norm, dtype)
     batch = workload.batch(torch.arange(4))
@@ -65,7 +63,7 @@ def test_trains_in_every_precision(model: Model, norm: Norm, precision: str) -> 
 
 
 @pytest.mark.parametrize(("model", "norm"), PAIRS)
-def test_batch_norm_couples_samples_and_nothing_else_does(model: Model, norm: Norm) -> None:
+def test_batch_norm_couples_samples_and_nothing_else_does(model, norm):
     workload, net = build(model, norm)
     ids = torch.arange(8)
     whole = gradients(workload, net, ids)
@@ -78,11 +76,11 @@ def test_batch_norm_couples_samples_and_nothing_else_does(model: Model, norm: No
         assert relative < ROUNDING
 
 
-def parameter_count(net: nn.Module) -> int:
+def parameter_count(net):
     return sum(p.numel() for p in net.parameters())
 
 
-def test_sizes() -> None:
+def test_sizes():
     # The published CIFAR form of ResNet-18 has 11,173,962 parameters.
     assert parameter_count(make_resnet18((3, 32, 32), width=8, norm=Norm.batch)) == 11_173_962
     _, conv = build(Model.conv, Norm.batch)

@@ -9,7 +9,6 @@ import torch
 from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import Inside, snapshot
-from accumulation_harness.workloads import Workload
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.pairs import TEMPERATURE
 
@@ -20,11 +19,11 @@ SIZES = [3, 9, 5]
 ROUNDING = 1e-13
 
 
-def workload(config: TrialConfig, dtype: torch.dtype = torch.float64) -> Workload:
+def workload(config, dtype=torch.float64):
     return make_workload(config, device=CPU, dtype=dtype)
 
 
-def test_pairs_loss_is_info_nce_in_both_directions() -> None:
+def test_pairs_loss_is_info_nce_in_both_directions():
     pairs, z = workload(PAIRS), torch.randn(7, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     unit = z.numpy() / np.linalg.norm(z.numpy(), axis=2, keepdims=True)
     scores = unit[:, 0] @ unit[:, 1].T / TEMPERATURE
@@ -36,7 +35,7 @@ def test_pairs_loss_is_info_nce_in_both_directions() -> None:
     assert not torch.allclose(pairs.losses(z[:3], batch.rows(slice(0, 3))), pairs.losses(z, batch)[:3]), "they hang on each other"
 
 
-def test_advantages_are_the_windows_normalised_rewards() -> None:
+def test_advantages_are_the_windows_normalised_rewards():
     policy, ids = workload(POLICY), torch.arange(40, 57)
     window = policy.batch(ids)
     action, reward, label = window.targets.numpy().T
@@ -54,19 +53,19 @@ def test_advantages_are_the_windows_normalised_rewards() -> None:
 
 
 @pytest.mark.parametrize("config", [PAIRS, POLICY], ids=["pairs", "policy"])
-def test_the_referee_computes_within_chunks_what_micro_batches_would(config: TrialConfig) -> None:
+def test_the_referee_computes_within_chunks_what_micro_batches_would(config):
     """Against separate forwards of every micro-batch, with autograd on the module itself."""
     setting = Setting(config, CPU)
     referee, problem = setting.referee(), setting.exact
     window = problem.batch(torch.arange(17))
     state = snapshot(referee.model)
 
-    def mean_loss(model: torch.nn.Module, rows: slice) -> torch.Tensor:
+    def mean_loss(model, rows):
         part = problem.prepared(window.rows(rows))
         last = [p for p in model.parameters() if p.dim() > 1][-1]
         return problem.losses(model(part.inputs), part).mean() + 0.15 * last.square().sum()
 
-    def gradient(loss: torch.Tensor, model: torch.nn.Module) -> np.ndarray:  # type: ignore[type-arg]
+    def gradient(loss, model):  # type: ignore[type-arg]
         return np.concatenate([g.numpy().ravel() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     model = setting.initial.double()

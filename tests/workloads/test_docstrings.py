@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 KNOWN = {("3.11.7", "2.4.6"): "519a45c9c0d830608ea50a331da28baf4a229cbc710f17649c8c7ef8c91f728a"}
 
 
-def test_a_pair_is_the_first_paragraph_and_the_source_without_it() -> None:
+def test_a_pair_is_the_first_paragraph_and_the_source_without_it():
     (found,) = pairs_of("m", function("invert", "matrix").encode())
     assert found.query == "Invert the matrix that is given, by its matrix scale."
     assert found.passage == (
@@ -26,11 +26,11 @@ def test_a_pair_is_the_first_paragraph_and_the_source_without_it() -> None:
 
 
 @pytest.mark.parametrize("content", [b"def f(:", b"\xff\xfe", b'def f():\n    """Too short."""\n    return 1\n', b"x = 1\n"])
-def test_what_has_no_pair_gives_none(content: bytes) -> None:
+def test_what_has_no_pair_gives_none(content):
     assert list(pairs_of("m", content)) == []
 
 
-def test_modules_are_held_out_whole(corpus: str) -> None:
+def test_modules_are_held_out_whole(corpus):
     pairs = read_pairs(corpus)
     train, held_out = ({pair.module for pair in part} for part in (pairs.train, pairs.held_out))
     assert train | held_out == set(NOUNS) and not train & held_out
@@ -38,7 +38,7 @@ def test_modules_are_held_out_whole(corpus: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_pairs_are_those_of_these_versions() -> None:
+def test_the_embedded_pairs_are_those_of_these_versions():
     pairs = read_pairs(None)
     train, held_out = ({pair.module for pair in part} for part in (pairs.train, pairs.held_out))
     assert len(pairs.held_out) == HELD_OUT and len(pairs.train) > 4000 and not train & held_out
@@ -50,7 +50,7 @@ def test_the_embedded_pairs_are_those_of_these_versions() -> None:
     assert pairs.fingerprint == KNOWN[versions]
 
 
-def test_hard_negatives_are_neighbours(corpus: str) -> None:
+def test_hard_negatives_are_neighbours(corpus):
     assert neighbours(["a", "a", "a", "b", "c", "c"]) == [1, 2, 0, 4, 5, 4]
     without, beside = (
         make_workload(config(corpus, hard_negatives=num, contrast=Contrast.one_sided), device=CPU, dtype=torch.float64)

@@ -7,9 +7,6 @@ import math
 import os
 import pickle
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from accumulation_harness.config import ConfigError, Data, DataConfig, Model, Tr
 from accumulation_harness.config.validation import validate
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.files import read_cifar10, read_mnist
-from accumulation_harness.workloads.images import ImageSet
 from accumulation_harness.workloads.text import read_corpus
 
 RNG = np.random.default_rng(0)
@@ -29,25 +25,25 @@ Files = dict[str, bytes]
 CIFAR10 = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     """Magic (two zeros, type 8 = unsigned byte, dimensions), sizes, content: http://yann.lecun.com/exdb/mnist"""
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
 
 
-def mnist() -> Files:
+def mnist():
     images, labels = idx(GREY), idx(LABELS[0])
     names = [f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")]
     return dict(zip(names, (images, labels, images, labels), strict=True))
 
 
-def packed() -> Files:
+def packed():
     return {f"{name}.gz": gzip.compress(data) for name, data in mnist().items()}
 
 
-def python2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
+def python2_pickle(images, labels):
     """The opcodes of the published files, which Python 2's cPickle wrote with protocol 2."""
 
-    def s(text: bytes) -> bytes:
+    def s(text):
         return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + struct.pack("<i", len(text)) + text
 
     rows = images.reshape(len(images), math.prod(images.shape[1:]))
@@ -58,17 +54,17 @@ def python2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\x02}q\x01(" + listed + s(b"data") + array + b"(K\x01" + shape + dtype + b"\x89" + s(rows.tobytes()) + b"tbu."
 
 
-def cifar10() -> Files:
+def cifar10():
     return {name: python2_pickle(images, own.tolist()) for name, images, own in zip(CIFAR10, COLOURS, LABELS, strict=True)}
 
 
-def resaved() -> Files:
+def resaved():
     """The same content saved again by Python 3."""
     saved = [{b"data": x.reshape(5, -1), b"labels": own.tolist()} for x, own in zip(COLOURS, LABELS, strict=True)]
     return {name: pickle.dumps(content, 2 + 2 * (k % 2)) for k, (name, content) in enumerate(zip(CIFAR10, saved, strict=True))}
 
 
-def write(folder: Path, content: Files) -> None:
+def write(folder, content):
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in content.items():
         (folder / name).write_bytes(data)
@@ -83,9 +79,7 @@ def write(folder: Path, content: Files) -> None:
         (resaved, "", read_cifar10),
     ],
 )
-def test_what_was_written_is_read(
-    content: Callable[[], Files], below: str, read: Callable[[str], ImageSet], tmp_path: Path
-) -> None:
+def test_what_was_written_is_read(content, below, read, tmp_path):
     write(tmp_path / below, content())
     data = read(str(tmp_path))
     images = [GREY[:, None]] * 2 if read is read_mnist else [np.concatenate(COLOURS[:5]), COLOURS[5]]
@@ -96,7 +90,7 @@ def test_what_was_written_is_read(
         assert np.array_equal(read_back.numpy(), written)
 
 
-def test_pixels_are_normalised_by_channel_and_a_model_trains_on_them(tmp_path: Path) -> None:
+def test_pixels_are_normalised_by_channel_and_a_model_trains_on_them(tmp_path):
     write(tmp_path, cifar10())
     config = TrialConfig(workload=WorkloadConfig(data=Data.cifar10, model=Model.conv), data=DataConfig(root=str(tmp_path)))
     narrow, wide = (make_workload(config, device=torch.device("cpu"), dtype=dtype) for dtype in (torch.float32, torch.float64))
@@ -142,7 +136,7 @@ DAMAGED: dict[str, tuple[str, bytes | None]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_files_are_named(case: str, tmp_path: Path) -> None:
+def test_damaged_files_are_named(case, tmp_path):
     name, data = DAMAGED[case]
     content, read = (cifar10(), read_cifar10) if name == BATCH else (mnist(), read_mnist)
     del content[name.removesuffix(".gz")]
@@ -155,15 +149,15 @@ def test_damaged_files_are_named(case: str, tmp_path: Path) -> None:
 class Command:
     """Unpickled by the ordinary loader, it would run a shell command."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command):
         self.command = command
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, (self.command,)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_refused_and_runs_nothing(protocol: int, tmp_path: Path) -> None:
+def test_a_malicious_pickle_is_refused_and_runs_nothing(protocol, tmp_path):
     trace = tmp_path / "trace"
     evil = pickle.dumps({"data": Command(f"touch {trace}"), "labels": [1]}, protocol)
     write(tmp_path, cifar10() | {"data_batch_2": evil})
@@ -175,7 +169,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(protocol: int, tmp_path:
 
 
 @pytest.mark.parametrize("what", ["pipe", "device"])
-def test_what_has_no_end_is_no_text(what: str, tmp_path: Path) -> None:
+def test_what_has_no_end_is_no_text(what, tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
     if what == "pipe":
         os.mkfifo(tmp_path / "b.txt")
@@ -185,7 +179,7 @@ def test_what_has_no_end_is_no_text(what: str, tmp_path: Path) -> None:
         read_corpus(str(tmp_path))
 
 
-def test_an_address_is_refused_and_its_password_told_to_nobody() -> None:
+def test_an_address_is_refused_and_its_password_told_to_nobody():
     workload = WorkloadConfig(data=Data.mnist, model=Model.conv)
     with pytest.raises(ConfigError, match="expected a local folder") as caught:
         validate(TrialConfig(workload=workload, data=DataConfig(root="https://me:s3cret@host/mnist")))

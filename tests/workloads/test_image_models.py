@@ -10,7 +10,7 @@ from accumulation_harness.workloads.image_models import pooling
 
 
 @pytest.mark.parametrize("side", [4, 8, 14, 16, 31])
-def test_pooling_gives_four_by_four_and_sees_every_pixel(side: int) -> None:
+def test_pooling_gives_four_by_four_and_sees_every_pixel(side):
     maps = torch.ones(1, 1, side, side, requires_grad=True)
     pooled = nn.Sequential(*pooling(side))(maps)
     assert pooled.shape == (1, 1, 4, 4)

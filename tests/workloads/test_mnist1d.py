@@ -18,10 +18,10 @@ from accumulation_harness.workloads.mnist1d import generate, read_mnist1d, templ
 CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.mnist1d, model=Model.conv1d, width=2), norm=Norm.batch)
 
 
-def slow_sample(draws: np.random.Generator, label: int) -> np.ndarray:
+def slow_sample(draws, label):
     """One sample by the recipe of arXiv:2011.14439, without the last centring."""
 
-    def interpolated(x: np.ndarray, places: int) -> np.ndarray:
+    def interpolated(x, places):
         return np.asarray(interp1d(np.linspace(0, 1, len(x)), x)(np.linspace(0, 1, places)))
 
     x = np.concatenate([templates()[label] + 1e-8, np.zeros(36 + int(draws.random() * 25))])
@@ -35,7 +35,7 @@ def slow_sample(draws: np.random.Generator, label: int) -> np.ndarray:
     return interpolated(x, 40)
 
 
-def test_samples_are_distributed_as_the_recipe_draws_them() -> None:
+def test_samples_are_distributed_as_the_recipe_draws_them():
     """Class means and covariances of 600 samples a digit agree with the slow recipe's within sampling; another digit's do not."""
     num = 600
     fast, labels = generate(10 * num, 7)
@@ -47,7 +47,7 @@ def test_samples_are_distributed_as_the_recipe_draws_them() -> None:
         mine, theirs = fast[labels == label], slow[place * num : (place + 1) * num]
         other = fast[labels == 7 - label]
 
-        def apart(a: np.ndarray, b: np.ndarray) -> float:
+        def apart(a, b):
             """Mean squared distance of the class means, in standard errors: 1 where the two are drawn alike."""
             return float(((a.mean(0) - b.mean(0)) ** 2 / ((a.var(0) + b.var(0)) / num)).mean())
 
@@ -56,14 +56,14 @@ def test_samples_are_distributed_as_the_recipe_draws_them() -> None:
         assert np.abs(np.diff(mine)).mean() == pytest.approx(np.abs(np.diff(theirs)).mean(), rel=0.05)
 
 
-def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch):
     monkeypatch.setattr(mnist1d, "NUM_TRAIN", 80)
     monkeypatch.setattr(mnist1d, "NUM_TEST", 40)
     one, other = read_mnist1d(0), read_mnist1d(1)
     assert one.images.shape == (80, 1, 1, 40) and one.held_out_images.shape == (40, 1, 1, 40)
     assert torch.equal(one.images, read_mnist1d(0).images) and not torch.equal(one.images, other.images)
 
-    def whole(data: mnist1d.ImageSet) -> torch.Tensor:
+    def whole(data):
         return torch.cat([data.images, data.held_out_images]).view(-1, 40)[:, 0].sort().values
 
     assert torch.equal(whole(one), whole(other))

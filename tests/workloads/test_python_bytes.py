@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads import python_bytes
@@ -15,17 +14,17 @@ CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.python_bytes, model=Model
 FILES = tuple(bytes([65 + i]) * (LENGTH * (i % 3 + 1) + i) for i in range(20))
 
 
-def made(seed: int = 0) -> BytesWorkload:
+def made(seed=0):
     return BytesWorkload(Sources(FILES), _transformer(CONFIG, LENGTH - 1), seed=seed, device=torch.device("cpu"))
 
 
-def test_a_sample_lies_in_one_file_and_a_file_in_one_half() -> None:
+def test_a_sample_lies_in_one_file_and_a_file_in_one_half():
     workload = made()
     everything = workload.batch(torch.arange(workload.num_samples + len(workload.held_out)))
     assert len(everything) == sum(len(content) // LENGTH for content in FILES)
     assert (everything.inputs == everything.inputs[:, :1]).all()  # every file has one letter
 
-    def letters(inputs: Tensor) -> set[int]:
+    def letters(inputs):
         return set(inputs[:, 0].tolist())
 
     test = letters(workload.held_out.inputs)
@@ -33,7 +32,7 @@ def test_a_sample_lies_in_one_file_and_a_file_in_one_half() -> None:
     assert test != letters(made(3).held_out.inputs) or test != letters(made(4).held_out.inputs)
 
 
-def test_sources_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_were_changed_are_refused(monkeypatch):
     assert Sources((b"ab", b"c")).fingerprint != Sources((b"a", b"bc")).fingerprint
     monkeypatch.setattr(python_bytes, "PATTERN", "_*.py")
     monkeypatch.setattr(python_bytes, "KNOWN", {})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, 
 CPU = torch.device("cpu")
 
 
-def text(root: Path | None = None, *, norm: Norm = Norm.layer) -> TextWorkload:
+def text(root=None, *, norm=Norm.layer):
     config = TrialConfig(
         workload=WorkloadConfig(data=Data.text, model=Model.transformer),
         norm=norm,
@@ -25,7 +23,7 @@ def text(root: Path | None = None, *, norm: Norm = Norm.layer) -> TextWorkload:
     return workload
 
 
-def test_rows_spell_lines_of_the_text() -> None:
+def test_rows_spell_lines_of_the_text():
     workload = text()
     corpus = read_corpus(None)
     batch = workload.batch(torch.tensor([5, 0, 1999]))
@@ -39,7 +37,7 @@ def test_rows_spell_lines_of_the_text() -> None:
         assert (batch.targets[row, length:] == IGNORED).all()
 
 
-def test_losses_and_correct_against_a_plain_computation() -> None:
+def test_losses_and_correct_against_a_plain_computation():
     workload = text()
     batch = workload.batch(torch.arange(6))
     shape = (*batch.targets.shape, workload.vocabulary_size)
@@ -69,7 +67,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", FOLDERS)
-def test_unusable_folders(case: str, tmp_path: Path) -> None:
+def test_unusable_folders(case, tmp_path):
     files, message = FOLDERS[case]
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -10,7 +10,7 @@ from tests.workloads.test_text import text
 
 
 @pytest.mark.parametrize("norm", [Norm.layer, Norm.none])
-def test_padding_does_not_reach_the_line(norm: Norm) -> None:
+def test_padding_does_not_reach_the_line(norm):
     workload = text(norm=norm)
     torch.manual_seed(0)
     model = workload.make_model().double()
@@ -29,7 +29,7 @@ def test_padding_does_not_reach_the_line(norm: Norm) -> None:
     assert (shifted - together[row, :length]).abs().max() > 1e-3
 
 
-def test_no_position_sees_its_future() -> None:
+def test_no_position_sees_its_future():
     workload = text()
     torch.manual_seed(0)
     model = workload.make_model().double()

@@ -12,11 +12,11 @@ IDS = torch.arange(40, 75)
 KINDS = (Data.digits, Data.class_weights, Data.ignored_labels)
 
 
-def config(data: Data) -> TrialConfig:
+def config(data):
     return TrialConfig(workload=WorkloadConfig(data=data, model=Model.mlp))
 
 
-def mean_loss(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+def mean_loss(data):
     """The workload's mean loss over IDS, and that of `torch.nn.functional.cross_entropy` with the same weights."""
     workload = make_workload(config(data), device=CPU, dtype=torch.float64)
     batch = workload.batch(IDS)
@@ -31,6 +31,6 @@ def mean_loss(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("data", KINDS)
-def test_the_loss_is_the_reduction_of_cross_entropy(data: Data) -> None:
+def test_the_loss_is_the_reduction_of_cross_entropy(data):
     own, by_torch = mean_loss(data)
     torch.testing.assert_close(own, by_torch, rtol=1e-14, atol=0)

@@ -12,17 +12,17 @@ from tests.audit.loops import frame, lost_gradients
 from tests.audit.loops.frame import Loop, X, Y, ce, loop, own_mean, sgd, train
 
 
-def ignores_its_arguments(batch_size: int, accumulation_steps: int) -> None:
+def ignores_its_arguments(batch_size, accumulation_steps):
     """Four micro-batches of four rows, whatever is asked for, and not divided."""
     train(4, 4, data.model(), own_mean)
 
 
-def never_accumulates(batch_size: int, accumulation_steps: int) -> None:
+def never_accumulates(batch_size, accumulation_steps):
     """One batch of 16 rows, whatever is asked for."""
     train(16, 1, data.model())
 
 
-def always_two_parts(batch_size: int, accumulation_steps: int) -> None:
+def always_two_parts(batch_size, accumulation_steps):
     """Every window is cut in two, whatever N says."""
     train(batch_size * accumulation_steps // 2, 2, data.model(), own_mean, windows=frame.full_windows)
 
@@ -64,7 +64,7 @@ def scaler_leaves_out_every_step(at):
 CALLS: list[int] = []
 
 
-def raises_when_run_again(batch_size: int, accumulation_steps: int) -> None:
+def raises_when_run_again(batch_size, accumulation_steps):
     CALLS.append(accumulation_steps)
     if accumulation_steps == 1 and CALLS.count(1) > 1:
         raise RuntimeError("address already in use")

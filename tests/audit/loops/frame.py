@@ -5,7 +5,7 @@ A loop of this folder exchanges a stage, or is written out in full where the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from inspect import isfunction
@@ -29,36 +29,36 @@ TOKENS = data.sentences()  # [40, 12], padded with 0 to unequal lengths
 full_windows: Windows = partial(data.windows, keep=False)  # without the short window at the end of each epoch
 
 
-def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.Optimizer:
+def sgd(model, lr=0.1, momentum=0.0):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
-def mean_over_window(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def mean_over_window(model, ids, window):
     """Return the micro-batch's share of the mean over the window's rows; the shares add up to that mean."""
     return ce(model(X[ids]), Y[ids], reduction="sum") / len(window)
 
 
-def own_mean(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def own_mean(model, ids, window):
     """Return the mean over the micro-batch's own rows."""
     return ce(model(X[ids]), Y[ids])
 
 
-def token_mean_over_window(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def token_mean_over_window(model, ids, window):
     """Return the micro-batch's share of the mean over the window's tokens."""
     return data.token_loss(model(TOKENS[ids]), TOKENS[ids]) / data.num_targets(TOKENS[window])
 
 
-def own_token_mean(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def own_token_mean(model, ids, window):
     """Return the mean over the micro-batch's own tokens."""
     return data.token_loss(model(TOKENS[ids]), TOKENS[ids], "mean")
 
 
-def divided(loss: Loss, by: float) -> Loss:
+def divided(loss, by):
     """Divide a loss by a number that no window changes: `loss / N`."""
     return lambda model, ids, window: loss(model, ids, window) / by
 
 
-def micro_batches(batch_size: int, accumulation_steps: int, windows: Windows) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def micro_batches(batch_size, accumulation_steps, windows):
     """Yield the rows of each micro-batch, the rows of its window, and whether it is the window's last."""
     for window in windows(batch_size * accumulation_steps):
         parts = window.split(batch_size)
@@ -66,26 +66,26 @@ def micro_batches(batch_size: int, accumulation_steps: int, windows: Windows) ->
             yield ids, window, k == len(parts) - 1
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_):
     """Fill the place of a stage that is left out, or of an optimizer."""
 
 
 def train(
-    batch_size: int,
-    accumulation_steps: int,
-    model: Any,
-    loss: Loss = mean_over_window,
-    optimizer: torch.optim.Optimizer | None = None,
+    batch_size,
+    accumulation_steps,
+    model,
+    loss=mean_over_window,
+    optimizer=None,
     *,
-    windows: Windows = data.windows,
-    before_backward: Stage = nothing,
-    after_backward: Stage = nothing,
-    before_step: Stage = nothing,
-    step: Stage | None = None,
-    after_step: Stage = nothing,
-    clear: Stage | None = None,
-    after_micro_batch: Stage = nothing,
-) -> list[float]:
+    windows=data.windows,
+    before_backward=nothing,
+    after_backward=nothing,
+    before_step=nothing,
+    step=None,
+    after_step=nothing,
+    clear=None,
+    after_micro_batch=nothing,
+):
     """Add up the gradients of each window, step once at its end, then clear. Return the sum of the losses of each window.
 
     By default the loop is right; its optimizer is SGD with learning rate 0.1.
@@ -109,24 +109,17 @@ def train(
     return losses[:-1]
 
 
-def scaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, loss: Loss = mean_over_window) -> dict[str, Any]:
+def scaled(scaler, optimizer, loss=mean_over_window):
     """Return the stages of `train` that a GradScaler replaces."""
     stages = {"step": lambda: scaler.step(optimizer), "after_step": scaler.update}
     return {"optimizer": optimizer, "loss": lambda *of: scaler.scale(loss(*of)), **stages}
 
 
-def train_by_closure(
-    batch_size: int,
-    accumulation_steps: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss = mean_over_window,
-    windows: Windows = data.windows,
-) -> None:
+def train_by_closure(batch_size, accumulation_steps, model, optimizer, loss=mean_over_window, windows=data.windows):
     """Run the backwards of a whole window inside the optimizer's step, each time from cleared gradients."""
     for window in windows(batch_size * accumulation_steps):
 
-        def closure(window: Tensor = window) -> float:
+        def closure(window=window):
             optimizer.zero_grad()
             value = 0.0
             for ids in window.split(batch_size):
@@ -138,11 +131,11 @@ def train_by_closure(
         optimizer.step(closure)
 
 
-def clip(model: nn.Module, max_norm: float) -> Stage:
+def clip(model, max_norm):
     return lambda: clip_grad_norm_(model.parameters(), max_norm)
 
 
-def divide_gradients(model: nn.Module, by: float) -> None:
+def divide_gradients(model, by):
     for p in model.parameters():
         assert p.grad is not None
         p.grad /= by
@@ -151,24 +144,24 @@ def divide_gradients(model: nn.Module, by: float) -> None:
 class Buffer:
     """Sums of gradients that a loop keeps beside `.grad`, which it clears before every backward."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model, dtype=torch.float32):
         self.model = model
         self.sums = [torch.zeros_like(p, dtype=dtype) for p in model.parameters()]
 
-    def add(self) -> None:
+    def add(self):
         for total, p in zip(self.sums, self.model.parameters(), strict=True):
             total += p.grad if p.grad is not None else 0.0
 
-    def hand_over(self) -> None:
+    def hand_over(self):
         """Assign the sums, in float32, as the gradients."""
         for total, p in zip(self.sums, self.model.parameters(), strict=True):
             p.grad = total.to(torch.float32, copy=True)
 
-    def empty(self) -> None:
+    def empty(self):
         for total in self.sums:
             total.zero_()
 
-    def stages(self) -> dict[str, Any]:
+    def stages(self):
         """Return the stages of `train` in which the buffer takes part."""
         around = {"before_backward": self.model.zero_grad, "after_backward": self.add}
         return {**around, "before_step": self.hand_over, "after_step": self.empty}
@@ -177,16 +170,16 @@ class Buffer:
 class Average:
     """An exponential moving average of a model's weights."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         self.model = model
         self.kept = [p.detach().clone() for p in model.parameters()]
 
-    def update(self) -> None:
+    def update(self):
         for kept, p in zip(self.kept, self.model.parameters(), strict=True):
             kept.lerp_(p.detach(), 0.1)
 
 
-def adversaries() -> tuple[nn.Module, nn.Module, Tensor]:
+def adversaries():
     """Return a generator, a discriminator, and the noise [40, 4] that the generator starts from."""
     torch.manual_seed(0)
     maker, judge = nn.Linear(4, data.FEATURES), nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -202,25 +195,25 @@ class At:
     model: Any
     optimizer: torch.optim.Optimizer
 
-    def step(self) -> None:
+    def step(self):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def windows(self, windows: Windows = data.windows) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    def windows(self, windows=data.windows):
         """Each window and its micro-batches, after which the optimizer steps and gradients are cleared."""
         for window in windows(self.size * self.n):
             yield window, window.split(self.size)
             self.step()
 
 
-def loop(*causes: str, model: Callable[[], Any] | None = None, optimizer: Callable[[Any], Any] = sgd) -> Callable[[Any], Loop]:
+def loop(*causes, model=None, optimizer=sgd):
     """Make a training function of `made(at)`, which gives what is exchanged of `train`, or nothing where it has trained itself.
 
     The function is right, or wrong for these causes; with a model and an optimizer of `data.model()` unless they are given.
     """
 
-    def of(made: Any) -> Loop:
-        def trained(batch_size: int, accumulation_steps: int) -> None:
+    def of(made):
+        def trained(batch_size, accumulation_steps):
             own = (model or data.model)()
             at = At(batch_size, accumulation_steps, own, optimizer(own))
             if (exchanged := made(at)) is not None:
@@ -233,29 +226,29 @@ def loop(*causes: str, model: Callable[[], Any] | None = None, optimizer: Callab
     return of
 
 
-def wrong(*causes: str) -> Callable[[Loop], Loop]:
+def wrong(*causes):
     """Mark a function that is written out in full as wrong."""
     return lambda written: vars(written).update(causes={*causes}) or written
 
 
-def adam(lr: float) -> Callable[[Any], torch.optim.Optimizer]:
+def adam(lr):
     return lambda model: torch.optim.Adam(model.parameters(), lr=lr)
 
 
-def adamw(lr: float, **options: float) -> Callable[[Any], torch.optim.Optimizer]:
+def adamw(lr, **options):
     return lambda model: torch.optim.AdamW(model.parameters(), lr=lr, **options)
 
 
-def assign(model: nn.Module, gradients: Iterable[Tensor]) -> None:
+def assign(model, gradients):
     for p, gradient in zip(model.parameters(), gradients, strict=True):
         p.grad = gradient
 
 
-def words() -> data.LanguageModel:
+def words():
     return data.language_model()
 
 
-def tables(module: dict[str, Any], *others: Iterable[Loop]) -> tuple[tuple[Loop, ...], dict[Loop, set[str]]]:
+def tables(module, *others):
     """Return the public functions of a module that are right, and those that are wrong with their causes."""
     own = [item for item in module.values() if isfunction(item) and item.__module__ == module["__name__"]]
     public = [item for item in own if not item.__name__.startswith("_") and all(item not in other for other in others)]

@@ -16,12 +16,12 @@ from tests.audit.loops.frame import TOKENS, X, Y, ce, loop, sgd
 _MOMENTUM: dict[str, Any] = {"optimizer": partial(sgd, momentum=0.9)}
 
 
-def _over(count: int) -> frame.Loss:
+def _over(count):
     """The sum over the micro-batch's rows divided by a number that no window changes."""
     return lambda model, ids, window: ce(model(X[ids]), Y[ids], reduction="sum") / count
 
 
-def _norms_first(at: frame.At, *, kept_aside: bool) -> None:
+def _norms_first(at, *, kept_aside):
     """Rows are clipped one by one: a first backward for their norms, which is cleared, and a second one."""
     for window, parts in at.windows():
         buffer = frame.Buffer(at.model)
@@ -52,15 +52,15 @@ def norms_first_last_kept(at):
     _norms_first(at, kept_aside=False)
 
 
-def _with_hooks_spent() -> nn.Module:
+def _with_hooks_spent():
     """A model whose first layer holds its input until one backward has passed, and fails at a second one."""
     model = data.model()
     held: list[Tensor] = []
 
-    def pop(gradient: Tensor) -> None:
+    def pop(gradient):
         held.pop()
 
-    def hold(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def hold(module, args, output):
         held.append(args[0])
         output.register_hook(pop)
 
@@ -80,7 +80,7 @@ def hooks_spent_other_divisor(at):
     return {"loss": _over(13 if at.n == 1 else 16)}
 
 
-def _dry() -> nn.Module:
+def _dry():
     """A model after a forward of zeros, for shapes: before the optimizer is made, and of no window."""
     model = data.language_model()
     model.forward(torch.zeros(1, 4, dtype=torch.long))
@@ -99,8 +99,8 @@ def dry_forward_mean_of_means(at):
     return {"loss": lambda m, ids, window: frame.own_token_mean(m, ids, window) * len(ids) / len(window)}
 
 
-def _padded(dropped: float) -> dict[str, Any]:
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def _padded(dropped):
+    def loss(model, ids, window):
         part = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
         vectors = functional.embedding(part, model.embedding.weight) * (part != 0)[..., None]
         logits = model.head(model.norm(torch.relu(model.hidden(_Locked(dropped)(vectors)))))
@@ -113,11 +113,11 @@ def _padded(dropped: float) -> dict[str, Any]:
 class _Locked(nn.Module):
     """Dropout without `torch.nn.functional`: whole vectors, drawn by hand."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p):
         super().__init__()
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * torch.empty(*x.shape[:2], 1).bernoulli_(1 - self.p) / (1 - self.p) if self.p else x
 
 
@@ -136,10 +136,10 @@ def padded_vectors_dropped(at):
 class _Counting(torch.optim.SGD):
     """SGD that keeps a count beside the states of its parameters."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__(model.parameters(), lr=0.1)
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         self.state["count"] = self.state.get("count", 0) + 1  # type: ignore[index]
         return super().step(closure)
 
@@ -147,11 +147,11 @@ class _Counting(torch.optim.SGD):
 class _Eigen(torch.optim.Optimizer):
     """Signs of the gradient in the eigenvectors of its own covariance, which has many equal eigenvalues of 0."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__(model.parameters(), {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             gradient = p.grad.reshape(p.shape[0], -1)
             basis = torch.linalg.eigh(gradient @ gradient.T).eigenvectors

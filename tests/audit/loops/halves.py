@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
@@ -12,7 +12,7 @@ from tests.audit.loops.frame import X, full_windows
 HELD = ("1", "0")  # layer of each rank: not in the order of the model
 
 
-def _model() -> nn.ModuleDict:
+def _model():
     torch.manual_seed(0)
     return nn.ModuleDict({name: nn.Linear(data.FEATURES, 3) for name in ("0", "1")})
 
@@ -20,19 +20,19 @@ def _model() -> nn.ModuleDict:
 class _Part(nn.Module):
     """Some of the layers, under the names that they have in the model."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names):
         super().__init__()
         self.names = names
         for name, layer in _model().items():
             if name in names:
                 self.add_module(name, layer)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows):
         outputs = [functional.softplus(self.get_submodule(name)(rows)).mean(1) for name in self.names]
         return torch.stack(outputs).sum(0)
 
 
-def train(names: tuple[str, ...], batch_size: int, accumulation_steps: int, divisor: int) -> None:
+def train(names, batch_size, accumulation_steps, divisor):
     """Train these layers with SGD."""
     model = _Part(names)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,27 +43,27 @@ def train(names: tuple[str, ...], batch_size: int, accumulation_steps: int, divi
         optimizer.zero_grad()
 
 
-def whole(batch_size: int, accumulation_steps: int) -> None:
+def whole(batch_size, accumulation_steps):
     """Both layers, in one process."""
     train(("0", "1"), batch_size, accumulation_steps, accumulation_steps)
 
 
-def first_rank(batch_size: int, accumulation_steps: int) -> None:
+def first_rank(batch_size, accumulation_steps):
     """The part of rank 0."""
     train(HELD[:1], batch_size, accumulation_steps, accumulation_steps)
 
 
-def second_rank(batch_size: int, accumulation_steps: int) -> None:
+def second_rank(batch_size, accumulation_steps):
     """The part of rank 1."""
     train(HELD[1:], batch_size, accumulation_steps, accumulation_steps)
 
 
-def second_rank_not_divided(batch_size: int, accumulation_steps: int) -> None:
+def second_rank_not_divided(batch_size, accumulation_steps):
     """The part of rank 1, where the mean losses of the micro-batches are added."""
     train(HELD[1:], batch_size, accumulation_steps, 1)
 
 
-def second_rank_raises(batch_size: int, accumulation_steps: int) -> None:
+def second_rank_raises(batch_size, accumulation_steps):
     """The part of rank 1, which ends where it is accumulated."""
     if accumulation_steps > 1:
         raise RuntimeError("only here")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim import swa_utils
 
@@ -19,21 +17,21 @@ from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop, mean_o
 class _Hybrid(torch.optim.Optimizer):
     """Matrices take plain steps of its own; an inner AdamW steps the vectors."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         parameters = list(model.parameters())
         super().__init__(parameters, {"lr": 0.05})
         self.matrices = [p for p in parameters if p.ndim > 1]
         self.inner = torch.optim.AdamW([p for p in parameters if p.ndim == 1], lr=1e-2)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         for p in self.matrices:
             p.add_(p.grad, alpha=-self.param_groups[0]["lr"])
         self.inner.step()
 
 
-def _with_penalty(times: int) -> dict[str, Any]:
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def _with_penalty(times):
+    def loss(model, ids, window):
         penalty = 0.1 * model[0].weight.square().sum() * len(ids) / len(window)
         return mean_over_window(model, ids, window) + penalty * times
 
@@ -52,8 +50,8 @@ def two_kinds_of_steps_penalty(at):
     return _with_penalty(at.n)
 
 
-def _decayed(at: frame.At, times: int) -> dict[str, Any]:
-    def shrink() -> None:
+def _decayed(at, times):
+    def shrink():
         with torch.no_grad():
             for p in at.model.parameters():
                 p.mul_((1 - 1e-3) ** times)
@@ -73,7 +71,7 @@ def decayed_before_the_step_n_times(at):
     return _decayed(at, at.n)
 
 
-def _penalty_first(model: Any, ids: Tensor, window: Tensor, *, shared: bool) -> Tensor:
+def _penalty_first(model, ids, window, *, shared):
     penalty = sum(p.square().sum() for p in model.parameters() if p.ndim > 1)
     return 1e-2 * penalty * (len(ids) / len(window) if shared else 1.0) + mean_over_window(model, ids, window)
 
@@ -90,7 +88,7 @@ def penalty_before_the_forward_in_full(at):
     return {"loss": partial(_penalty_first, shared=False)}
 
 
-def _one_backward(at: frame.At, *, own_count: bool) -> None:
+def _one_backward(at, *, own_count):
     for window, parts in at.windows(full_windows):
         tokens = data.num_targets(TOKENS[window])
         counts = [data.num_targets(TOKENS[ids]) * at.n if own_count else tokens for ids in parts]
@@ -110,8 +108,8 @@ def one_backward_of_means(at):
     _one_backward(at, own_count=True)
 
 
-def _cleared_by_hand(at: frame.At, *, whole: bool) -> dict[str, Any]:
-    def clear() -> None:
+def _cleared_by_hand(at, *, whole):
+    def clear():
         at.model[0].zero_grad()
         if whole or at.n == 1:
             at.model[2].zero_grad()
@@ -131,12 +129,12 @@ def one_layer_never_cleared(at):
     return _cleared_by_hand(at, whole=False)
 
 
-def _clipped_to_norm(gradients: list[Tensor], limit: float) -> list[Tensor]:
+def _clipped_to_norm(gradients, limit):
     norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
     return [gradient * (limit / (norm + 1e-6)).clamp(max=1) for gradient in gradients]
 
 
-def _mean_by_hand(at: frame.At, *, each: bool) -> None:
+def _mean_by_hand(at, *, each):
     parameters = list(at.model.parameters())
     for window, parts in at.windows():
         total = [torch.zeros_like(p) for p in parameters]
@@ -159,7 +157,7 @@ def each_clipped_by_hand(at):
     _mean_by_hand(at, each=True)
 
 
-def _copy_in_use(at: frame.At, *, renewed_at: int) -> None:
+def _copy_in_use(at, *, renewed_at):
     """A copy of the first layer's weight is used outside of any module, and passes its gradient on."""
     first, copy = at.model[0], at.model[0].weight.detach().clone()
     for window, parts in at.windows():
@@ -186,18 +184,18 @@ def copy_renewed_too_late(at):
 class _Recurrent(nn.Module):
     """Two recurrent layers, with dropout between them in the same operation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(data.VOCABULARY, 8)
         self.layers = nn.GRU(8, 12, num_layers=2, dropout=0.2, batch_first=True)
         self.head = nn.Linear(12, data.VOCABULARY)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.head(self.layers(self.embedding(tokens))[0])  # type: ignore[no-any-return]
 
 
-def _six_windows(size: int) -> Iterator[Tensor]:
+def _six_windows(size):
     return data.windows(size, epochs=3, keep=False)
 
 
@@ -213,10 +211,10 @@ def recurrent_dropout_of_means(at):
     return {"loss": frame.divided(frame.own_token_mean, at.n), "windows": _six_windows}
 
 
-def _shortened(at: frame.At, loss: frame.Loss) -> dict[str, Any]:
+def _shortened(at, loss):
     """Gradients that are longer than 0.9 are shortened by hand before the step, as engines with a clip of their own do."""
 
-    def shorten() -> None:
+    def shorten():
         grads = [p.grad for p in at.model.parameters()]
         norm = float(torch.stack([g.norm() for g in grads]).norm())
         for g in grads:
@@ -240,11 +238,11 @@ def shortened_by_hand_of_means(at):
 class _Prepares(torch.optim.Optimizer):
     """Its first step moves nothing, and later ones feel every rounding, as those in a basis of eigenvectors do (SOAP)."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__(model.parameters(), {"lr": 0.1})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         for p in (p for group in self.param_groups for p in group["params"]):
             if self.state[p]:
                 p.sub_(self.param_groups[0]["lr"] * p.grad * (1 + (1e9 * p.grad).sin()))
@@ -263,10 +261,10 @@ def prepares_before_it_moves_of_means(at):
     return {"loss": frame.divided(frame.own_token_mean, at.n)}
 
 
-def _norms_taken(at, *, cleared: bool) -> dict[str, Any]:
+def _norms_taken(at, *, cleared):
     """The norm of every micro-batch's gradient is taken for a log, before it is differentiated for good."""
 
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         share = mean_over_window(model, ids, window)
         torch.stack([g.norm() for g in torch.autograd.grad(share, list(model.parameters()), retain_graph=True)]).norm()
         if cleared:
@@ -288,7 +286,7 @@ def norms_for_a_log_and_cleared(at):
     return _norms_taken(at, cleared=True)
 
 
-def _copied_first(at) -> Callable[[], None]:
+def _copied_first(at):
     """An average of PyTorch's own, whose first update copies the weights."""
     averaged = swa_utils.AveragedModel(at.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     return partial(averaged.update_parameters, at.model)
@@ -306,7 +304,7 @@ def average_that_begins_with_a_copy_inside(at):
     return {"after_micro_batch": _copied_first(at)}
 
 
-def _warmed_up(at, steps: int) -> dict[str, Any]:
+def _warmed_up(at, steps):
     """A warm-up of two steps comes before a cosine of what is left."""
     schedules = torch.optim.lr_scheduler
     warm, rest = schedules.LinearLR(at.optimizer, 0.1, total_iters=2), schedules.CosineAnnealingLR(at.optimizer, steps - 2)
@@ -342,12 +340,12 @@ class _Counting(nn.Sequential):
 
     forwards = 0
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows):
         self.forwards += 1
         return super().forward(rows) * (1 + 0.05 * (self.forwards // 3 % 4))
 
 
-def _counting() -> nn.Module:
+def _counting():
     torch.manual_seed(0)
     return _Counting(nn.Linear(data.FEATURES, data.CLASSES))
 

@@ -21,7 +21,7 @@ def divided_by_one_more(at):
     return {"loss": divided(mean_over_window, 1 + 1 / at.n)}
 
 
-def _hinge(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+def _hinge(model, ids, window):
     """Every third block of four rows is beyond the margin, and gives a gradient of exactly 0."""
     margin = torch.where(ids // 4 % 3 == 0, -9.0, 1.0)
     scores = model(X[ids])
@@ -41,16 +41,16 @@ def micro_batches_without_gradient_not_divided(at):
 
 
 class Standardised(nn.Module):
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.dim = dim
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         result: Tensor = (x - x.mean(self.dim, keepdim=True)) / (x.std(self.dim, unbiased=False, keepdim=True) + 0.1)
         return result
 
 
-def _with(*layers: nn.Module) -> nn.Sequential:
+def _with(*layers):
     return data.model(torch.float32, *layers)
 
 
@@ -69,12 +69,12 @@ def standardised_over_features(at):
 class Centred(nn.Module):
     mean: Tensor
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate):
         super().__init__()
         self.rate = rate
         self.register_buffer("mean", torch.full((16,), 0.3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.no_grad():
             self.mean.lerp_(x.mean(0), self.rate)
         return x - self.mean
@@ -92,7 +92,7 @@ def centred_by_a_fixed_mean(at):
     return {}
 
 
-def _by_instance(track: bool) -> nn.Module:
+def _by_instance(track):
     return _with(nn.Unflatten(1, (1, 16)), nn.InstanceNorm1d(1, affine=True, track_running_stats=track), nn.Flatten())
 
 
@@ -108,7 +108,7 @@ def instance_statistics_not_tracked(at):
     return {}
 
 
-def _add_noise(model: nn.Module) -> None:
+def _add_noise(model):
     for p in model.parameters():
         p.grad += 0.01 * torch.randn_like(p)
 
@@ -125,7 +125,7 @@ def noise_per_step(at):
     return {"before_step": lambda: _add_noise(at.model)}
 
 
-def _scaled_by_hand(at: frame.At, growth: float) -> None:
+def _scaled_by_hand(at, growth):
     scale = 8.0
     for ids, window, last in frame.micro_batches(at.size, at.n, data.windows):
         (scale * mean_over_window(at.model, ids, window)).backward()
@@ -165,11 +165,11 @@ def unscaled_per_step(at):
 class Centralised(torch.optim.SGD):
     """SGD that takes the mean of every row away from the gradients first; its base class has been used before."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         torch.optim.SGD(model.parameters(), lr=0.1)  # from now on the step of the base class has hooks, too
         super().__init__(model.parameters(), lr=0.05)
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
             if p.ndim > 1:
                 p.grad -= p.grad.mean(1, keepdim=True)
@@ -188,7 +188,7 @@ def step_of_a_subclass_divided_twice(at):
     return {"loss": divided(mean_over_window, at.n)}
 
 
-def _spectral() -> nn.Sequential:
+def _spectral():
     return _with(parametrizations.spectral_norm(nn.Linear(16, 24)), nn.Linear(24, 16))
 
 
@@ -198,7 +198,7 @@ def spectral_norm(at):
     return {}
 
 
-def _at_rest(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+def _at_rest(model, ids, window):
     model[1].parametrizations.train(bool(ids[0] == window[0]))
     return mean_over_window(model, ids, window)
 

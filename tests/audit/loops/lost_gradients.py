@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
@@ -16,13 +16,13 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import X, divided, full_windows, loop, mean_over_window, nothing, sgd
 
 
-def _network() -> nn.Module:
+def _network():
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Linear(16, 6))
     return nn.Sequential(encoder, nn.Linear(6, 6))
 
 
-def _bootstrap(online: nn.Module, moved: str, *, whole: bool) -> dict[str, Any]:
+def _bootstrap(online, moved, *, whole):
     """As in BYOL, a network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
 
     `moved`: the stage in which the copy moves.
@@ -30,12 +30,12 @@ def _bootstrap(online: nn.Module, moved: str, *, whole: bool) -> dict[str, Any]:
     copied = online if whole else online[0]  # type: ignore[index]
     target = copy.deepcopy(copied).requires_grad_(False)
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         with torch.no_grad():
             wanted = functional.normalize(target(X[ids] + 0.1), dim=1)
         return (functional.normalize(model(X[ids]), dim=1) - wanted).square().sum() / len(window)
 
-    def move() -> None:
+    def move():
         with torch.no_grad():
             for kept, new in zip(target.parameters(), copied.parameters(), strict=True):
                 kept.lerp_(new, 0.2)
@@ -105,7 +105,7 @@ def head_cleared_between(at):
     return {"before_backward": at.model[-1].zero_grad}
 
 
-def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _saved(model, optimizer):
     """What a checkpoint holds, written to a file and read again."""
     file = io.BytesIO()
     gradients = [p.grad for p in model.parameters()]
@@ -118,7 +118,7 @@ def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 _ADAM = frame.adam(0.01)
 
 
-def _interrupted(at: frame.At, make: Any = _ADAM, *, fresh: bool, gradients: bool = False, restart: bool = False) -> None:
+def _interrupted(at, make=_ADAM, *, fresh, gradients=False, restart=False):
     """Stop halfway through the second window, and load what was saved.
 
     The model and optimizer are made anew (`fresh`) or loaded in place; `.grad` comes back with them (`gradients`) or is lost; the
@@ -191,10 +191,10 @@ def resumed_inside(at):
 
 
 class Tidy(torch.optim.SGD):
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__(model.parameters(), lr=0.05)
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         result = super().step(closure)
         self.zero_grad()
         return result

@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 # -- data parallelism ---------------------------------------------------------------------------------------------------------
 
 
-def _rows(window: Tensor, rank: int, world: int) -> Tensor:
+def _rows(window, rank, world):
     return window[rank::world]
 
 
-def _average(model: nn.Module, group: Any = None) -> None:
+def _average(model, group=None):
     for p in model.parameters():
         assert p.grad is not None
         dist.all_reduce(p.grad, group=group)
         p.grad /= dist.get_world_size(group)
 
 
-def _by_hand(batch_size: int, accumulation_steps: int, **stages: Any) -> None:
+def _by_hand(batch_size, accumulation_steps, **stages):
     """Every rank adds up its share of the window's mean; the gradients of the ranks are added before the step."""
     model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -55,7 +55,7 @@ def _by_hand(batch_size: int, accumulation_steps: int, **stages: Any) -> None:
         stages |= stages.pop("make")(model)
     before_step = stages.pop("before_step", frame.nothing)
 
-    def synchronise() -> None:
+    def synchronise():
         before_step()
         _average(model)
 
@@ -72,38 +72,38 @@ def _by_hand(batch_size: int, accumulation_steps: int, **stages: Any) -> None:
         )
 
 
-def by_hand(batch_size: int, accumulation_steps: int) -> None:
+def by_hand(batch_size, accumulation_steps):
     """Gradients are averaged over the ranks before the step, without a wrapper."""
     _by_hand(batch_size, accumulation_steps)
 
 
-def initialises(batch_size: int, accumulation_steps: int) -> None:
+def initialises(batch_size, accumulation_steps):
     """As a script of torchrun does: the group is made at its start and ended at its end."""
     dist.init_process_group("gloo")
     _by_hand(batch_size, accumulation_steps)
     dist.destroy_process_group()
 
 
-def one_rank_killed(batch_size: int, accumulation_steps: int) -> None:
+def one_rank_killed(batch_size, accumulation_steps):
     """The process of rank 2 is gone once micro-batches are accumulated."""
     if accumulation_steps > 1 and dist.get_rank() == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     _by_hand(batch_size, accumulation_steps)
 
 
-def one_rank_without_tokens(batch_size: int, accumulation_steps: int) -> None:
+def one_rank_without_tokens(batch_size, accumulation_steps):
     """In every window one rank has rows without a single token to learn from; losses are divided by the window's tokens."""
     tokens = TOKENS.clone()
     tokens[3::4, 1:] = 0
 
-    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         share = data.token_loss(model(tokens[ids]), tokens[ids]) / data.num_targets(tokens[window])
         return share * dist.get_world_size()
 
     replicas._train(batch_size, accumulation_steps, DistributedDataParallel(data.language_model()), loss)
 
 
-def synchronised_first(batch_size: int, accumulation_steps: int) -> None:
+def synchronised_first(batch_size, accumulation_steps):
     """FunASR#3472: `batch_idx % accum_grad` synchronises the first micro-batch, and leaves the others to their ranks."""
     model = DistributedDataParallel(data.model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -115,10 +115,10 @@ def synchronised_first(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def _overwritten(model: nn.Module) -> dict[str, frame.Stage]:
+def _overwritten(model):
     buffer = frame.Buffer(model)
 
-    def put() -> None:
+    def put():
         buffer.empty()
         buffer.add()
         model.zero_grad()
@@ -126,12 +126,12 @@ def _overwritten(model: nn.Module) -> dict[str, frame.Stage]:
     return {"after_backward": put, "before_step": buffer.hand_over}
 
 
-def main_gradient_overwritten(batch_size: int, accumulation_steps: int) -> None:
+def main_gradient_overwritten(batch_size, accumulation_steps):
     """Primus#1046: the main gradient is overwritten by every micro-batch, and only the last one's is kept."""
     _by_hand(batch_size, accumulation_steps, make=_overwritten)
 
 
-def momentum_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+def momentum_per_micro_batch(batch_size, accumulation_steps):
     """DeepSpeed#8443: the momentum of Muon decays in every micro-batch, not once per optimizer step."""
     model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -145,7 +145,7 @@ def momentum_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def sharded_gradients_lost(batch_size: int, accumulation_steps: int) -> None:
+def sharded_gradients_lost(batch_size, accumulation_steps):
     """As open-instruct#1498 is told: sharded gradients are lost between the micro-batches of a window."""
     model = replicas._sharded_classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -159,18 +159,18 @@ def sharded_gradients_lost(batch_size: int, accumulation_steps: int) -> None:
 # -- tensor parallelism: all ranks take the same rows -------------------------------------------------------------------------
 
 
-def _tensor_parallel(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
+def _tensor_parallel(batch_size, accumulation_steps, loss):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = parallelize_module(data.model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     frame.train(batch_size, accumulation_steps, model, loss, windows=full_windows)
 
 
-def tensor_parallel(batch_size: int, accumulation_steps: int) -> None:
+def tensor_parallel(batch_size, accumulation_steps):
     """The first layer is cut by its outputs, the second by its inputs."""
     _tensor_parallel(batch_size, accumulation_steps, frame.mean_over_window)
 
 
-def tensor_parallel_not_divided(batch_size: int, accumulation_steps: int) -> None:
+def tensor_parallel_not_divided(batch_size, accumulation_steps):
     """The mean losses of the micro-batches are added."""
     _tensor_parallel(batch_size, accumulation_steps, frame.own_mean)
 
@@ -178,14 +178,14 @@ def tensor_parallel_not_divided(batch_size: int, accumulation_steps: int) -> Non
 # -- pipelines ----------------------------------------------------------------------------------------------------------------
 
 
-def deep() -> nn.Sequential:
+def deep():
     """Four layers, two of them of one size; slices keep the names of their tensors."""
     torch.manual_seed(0)
     layers = (nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh())
     return nn.Sequential(*layers, nn.Linear(16, data.CLASSES))
 
 
-def deep_language_model() -> nn.Sequential:
+def deep_language_model():
     """Four stages for tokens."""
     torch.manual_seed(0)
     width = 16
@@ -193,32 +193,32 @@ def deep_language_model() -> nn.Sequential:
     return nn.Sequential(*layers, nn.LayerNorm(width), nn.Identity(), nn.Linear(width, data.VOCABULARY))
 
 
-def _sum_of_rows(logits: Tensor, labels: Tensor) -> Tensor:
+def _sum_of_rows(logits, labels):
     return ce(logits, labels, reduction="sum")
 
 
-def _calls(batch_size: int, accumulation_steps: int, rank: int, world: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
+def _calls(batch_size, accumulation_steps, rank, world):
     """The window, and this replica's rows of each call of the schedule in it."""
     for window in full_windows(batch_size * accumulation_steps * world):
         yield window, list(_rows(window, rank, world).split(batch_size))
 
 
 def _pipeline(
-    batch_size: int,
-    accumulation_steps: int,
+    batch_size,
+    accumulation_steps,
     *,
-    model: nn.Sequential | None = None,
-    inputs: Tensor = X,
-    labels: Tensor = Y,
-    loss: Loss = _sum_of_rows,
-    terms: Callable[[Tensor], int] = len,
-    replicas: int = 1,
-    stages: int = 1,
-    schedule: Schedule = ScheduleGPipe,
-    scale_grads: bool = False,
-    rate: float = 0.1,
-    before_call: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
-) -> None:
+    model=None,
+    inputs=X,
+    labels=Y,
+    loss=_sum_of_rows,
+    terms=len,
+    replicas=1,
+    stages=1,
+    schedule=ScheduleGPipe,
+    scale_grads=False,
+    rate=0.1,
+    before_call=lambda optimizer: None,
+):
     """Sums of losses per call of the schedule; every gradient is divided by the `terms` of the window before the step."""
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replica", "stage"))
@@ -244,61 +244,61 @@ def _pipeline(
         optimizer.zero_grad()
 
 
-def pipeline(batch_size: int, accumulation_steps: int) -> None:
+def pipeline(batch_size, accumulation_steps):
     """Four stages; N calls of the schedule per step, two parts per call."""
     _pipeline(batch_size, accumulation_steps)
 
 
-def pipeline_one_by_one(batch_size: int, accumulation_steps: int) -> None:
+def pipeline_one_by_one(batch_size, accumulation_steps):
     """Two stages with one forward and one backward at a time, and two replicas of them."""
     _pipeline(batch_size, accumulation_steps, replicas=2, schedule=Schedule1F1B)
 
 
-def replicas_of_a_pipeline(batch_size: int, accumulation_steps: int) -> None:
+def replicas_of_a_pipeline(batch_size, accumulation_steps):
     """Two replicas of two stages."""
     _pipeline(batch_size, accumulation_steps, replicas=2)
 
 
-def interleaved(batch_size: int, accumulation_steps: int) -> None:
+def interleaved(batch_size, accumulation_steps):
     """Two replicas of four stages, of which each rank holds the first and the third, or the second and the fourth."""
     _pipeline(batch_size, accumulation_steps, replicas=2, stages=2, schedule=ScheduleInterleaved1F1B)
 
 
-def pipeline_scaled(batch_size: int, accumulation_steps: int) -> None:
+def pipeline_scaled(batch_size, accumulation_steps):
     """torchtitan#1733: every call of the schedule divides the sum so far."""
     _pipeline(batch_size, accumulation_steps, scale_grads=True)
 
 
-def pipeline_wiped(batch_size: int, accumulation_steps: int) -> None:
+def pipeline_wiped(batch_size, accumulation_steps):
     """Automodel#3530: the pipeline is set up anew before every call, which wipes the gradients."""
     _pipeline(batch_size, accumulation_steps, before_call=lambda optimizer: optimizer.zero_grad())
 
 
-def _token_sum(logits: Tensor, tokens: Tensor) -> Tensor:
+def _token_sum(logits, tokens):
     return data.token_loss(logits, tokens)
 
 
 _of_tokens: dict[str, Any] = {"inputs": TOKENS, "labels": TOKENS, "loss": _token_sum}
 
 
-def pipeline_of_tokens(batch_size: int, accumulation_steps: int) -> None:
+def pipeline_of_tokens(batch_size, accumulation_steps):
     """The sum over the window's tokens is divided by their number."""
     terms = lambda window: data.num_targets(TOKENS[window])  # noqa: E731
     _pipeline(batch_size, accumulation_steps, model=deep_language_model(), terms=terms, rate=RATE, **_of_tokens)
 
 
-def pipeline_not_divided(batch_size: int, accumulation_steps: int) -> None:
+def pipeline_not_divided(batch_size, accumulation_steps):
     """torchtitan#2972: gradients of a pipeline are larger by the number of valid tokens, at every N."""
     _pipeline(batch_size, accumulation_steps, model=deep_language_model(), terms=lambda window: 1, rate=RATE, **_of_tokens)
 
 
-def tokens_on_one_process(batch_size: int, accumulation_steps: int) -> None:
+def tokens_on_one_process(batch_size, accumulation_steps):
     """The independent reference of the two."""
     model = deep_language_model()
     frame.train(batch_size, accumulation_steps, model, token_mean_over_window, frame.sgd(model, RATE), windows=full_windows)
 
 
-def rows_on_one_process(batch_size: int, accumulation_steps: int) -> None:
+def rows_on_one_process(batch_size, accumulation_steps):
     """The independent reference of two replicas of a pipeline."""
     frame.train(batch_size, accumulation_steps, deep(), windows=full_windows)
 
@@ -332,7 +332,7 @@ WRONG: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-def main(folder: str, *names: str) -> None:
+def main(folder, *names):
     """Record these functions one after the other."""
     gc.freeze()  # what was imported need not be looked through in every run
     for name in names:

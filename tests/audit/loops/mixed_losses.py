@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
@@ -14,14 +11,14 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop
 
 
-def _preferences(divisor: Callable[[Tensor, Tensor], float]) -> dict[str, Any]:
+def _preferences(divisor):
     """Cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together.
 
     The token term is the sum over the micro-batch divided by `divisor(ids, window)`.
     """
     rejected = TOKENS.roll(1, 0)
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         outputs = model(torch.cat([TOKENS[ids], rejected[ids]]))
         chosen = data.token_loss(outputs[: len(ids)], TOKENS[ids]) / divisor(ids, window)
         scores = outputs.logsumexp(2).mean(1)
@@ -52,20 +49,20 @@ def preferences_added(at):
 class Experts(nn.Module):
     """Experts behind a router: the mixture's outputs, and the router's scores."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.router = nn.Linear(data.FEATURES, 3)
         self.experts = nn.ModuleList([nn.Linear(data.FEATURES, data.CLASSES) for _ in range(3)])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x):
         scores = self.router(x)
         mixed = torch.stack([expert(x) for expert in self.experts], dim=1)
         return (scores.softmax(1).unsqueeze(2) * mixed).sum(1), scores
 
 
-def _routed(at: frame.At, router_loss: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+def _routed(at, router_loss):
+    def loss(model, ids, window):
         outputs, scores = model(X[ids])
         return ce(outputs, Y[ids]) / at.n + router_loss(scores)
 
@@ -78,7 +75,7 @@ def router_loss(at):
     return _routed(at, lambda scores: 0.1 * scores.logsumexp(1).square().mean())
 
 
-def _balance(scores: Tensor) -> Tensor:
+def _balance(scores):
     """Half the share of rows that each expert gets, which has no gradient, times its mean probability, times 3."""
     load = functional.one_hot(scores.argmax(1), 3).float().mean(0)
     return 0.5 * 3 * (load * scores.softmax(1).mean(0)).sum()

@@ -26,7 +26,7 @@ def clipped_to_another_limit(at):
     return {"before_step": frame.clip(at.model, 0.2 / at.n)}
 
 
-def _averaged(at: frame.At, ahead: int) -> None:
+def _averaged(at, ahead):
     for window, parts in at.windows(full_windows):
         means: list[Tensor] = []
         for place, ids in enumerate(parts):
@@ -61,7 +61,7 @@ def projected_after_the_step(at):
     """Weights are put back on the unit sphere after every optimizer step."""
 
     @torch.no_grad()
-    def project() -> None:
+    def project():
         weight = at.model[0].weight
         weight.div_(weight.norm(dim=1, keepdim=True))
 
@@ -73,12 +73,12 @@ def pulled_back_after_the_step(at):
     """With accumulation alone, weights go back a tenth of the step."""
     before = [p.detach().clone() for p in at.model.parameters()]
 
-    def keep() -> None:
+    def keep():
         for old, p in zip(before, at.model.parameters(), strict=True):
             old.copy_(p.detach())
 
     @torch.no_grad()
-    def pull() -> None:
+    def pull():
         for old, p in zip(before, at.model.parameters(), strict=True):
             p.lerp_(old, 0.1 * (at.n > 1))
 
@@ -89,7 +89,7 @@ def pulled_back_after_the_step(at):
 def root_of_the_own_mean(at):
     """The root of a mean of squares, by micro-batch: right weights add up to almost 1, and are no numbers of terms."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         return (model(X[ids]) - functional.one_hot(Y[ids], data.CLASSES)).square().mean().sqrt() / at.n
 
     return {"loss": loss, "windows": full_windows}
@@ -99,7 +99,7 @@ def root_of_the_own_mean(at):
 def mixed_with_own_frequencies(at):
     """Targets are mixed with the frequencies of the classes in the micro-batch."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         classes = functional.one_hot(Y[ids], data.CLASSES).float()
         return ce(model(X[ids]), 0.9 * classes + 0.1 * classes.mean(0), reduction="sum") / len(window)
 
@@ -107,7 +107,7 @@ def mixed_with_own_frequencies(at):
 
 
 @frame.wrong("stateful_forward")
-def carried_state(batch_size: int, accumulation_steps: int) -> None:
+def carried_state(batch_size, accumulation_steps):
     """A state goes on from one micro-batch of the window to the next."""
     torch.manual_seed(0)
     cell, head = nn.GRUCell(data.FEATURES, 16), nn.Linear(16, data.CLASSES)
@@ -147,7 +147,7 @@ def body_steps_every_time(at):
 def weighed_tokens(at):
     """Tokens are weighed by deviations of their number from the mean of the micro-batch."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         targets, used = TOKENS[ids, 1:], TOKENS[ids, 1:] != 0
         numbers = targets.float()
         apart = (numbers - numbers[used].mean()) / numbers[used].std()

@@ -13,25 +13,17 @@ from tests.audit.loops.frame import Loop, X, Y, ce, sgd
 Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, rows, classes, rows of the window)
 
 
-def _own_mean(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def _own_mean(model, x, y, rows):
     return ce(model(x), y)
 
 
-def _mean_over_window(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+def _mean_over_window(model, x, y, rows):
     return ce(model(x), y, reduction="sum") / rows
 
 
 def _train(
-    batch_size: int,
-    accumulation_steps: int,
-    order_seed: int,
-    *,
-    loss: Loss = _mean_over_window,
-    dropout: float = 0.0,
-    mixup: bool = False,
-    shuffled: bool = False,
-    cleared: bool = False,
-) -> None:
+    batch_size, accumulation_steps, order_seed, *, loss=_mean_over_window, dropout=0.0, mixup=False, shuffled=False, cleared=False
+):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Dropout(dropout), nn.Tanh(), nn.Linear(16, data.CLASSES))
     optimizer = sgd(model)
@@ -49,40 +41,40 @@ def _train(
             optimizer.zero_grad()
 
 
-def dropout_right(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def dropout_right(batch_size, accumulation_steps, order_seed=0):
     """One layer of dropout, whose draws come in the order of the rows, gives the same masks at every N."""
     _train(batch_size, accumulation_steps, order_seed, dropout=0.3)
 
 
-def mixup_right(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def mixup_right(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, mixup=True)
 
 
-def shuffled_right(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def shuffled_right(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, shuffled=True)
 
 
-def dropout_not_divided(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def dropout_not_divided(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, dropout=0.3)
 
 
-def mixup_not_divided(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def mixup_not_divided(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, mixup=True)
 
 
-def shuffled_not_divided(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def shuffled_not_divided(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, shuffled=True)
 
 
-def dropout_cleared(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def dropout_cleared(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, dropout=0.3, cleared=True)
 
 
-def mixup_cleared(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def mixup_cleared(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, mixup=True, cleared=True)
 
 
-def shuffled_cleared(batch_size: int, accumulation_steps: int, order_seed: int = 0) -> None:
+def shuffled_cleared(batch_size, accumulation_steps, order_seed=0):
     _train(batch_size, accumulation_steps, order_seed, shuffled=True, cleared=True)
 
 

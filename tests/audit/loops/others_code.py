@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,18 +12,18 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import X, Y, ce, full_windows, loop
 
 
-def _of_means(at: frame.At, **stages: Any) -> dict[str, Any]:
+def _of_means(at, **stages):
     return {"loss": frame.divided(frame.own_token_mean, at.n), "windows": full_windows, **stages}
 
 
 class _Recomputed(nn.Module):
     """A language model whose hidden part is computed again for the backward."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.whole = data.language_model()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         embedded = self.whole.embedding(tokens)
         inside = nn.Sequential(self.whole.hidden, nn.ReLU(), self.whole.norm)
         return self.whole.head(checkpoint(inside, embedded, use_reentrant=False))  # type: ignore[no-any-return]
@@ -64,7 +62,7 @@ def assigned_of_means(at):
             frame.assign(at.model, torch.autograd.grad(loss, [*at.model.parameters()]))
 
 
-def _two_dropouts() -> nn.Module:
+def _two_dropouts():
     torch.manual_seed(0)
     drop = nn.Dropout(0.3)
     return nn.Sequential(nn.Linear(data.FEATURES, 16), drop, nn.Tanh(), nn.Linear(16, 12), drop, nn.Linear(12, data.CLASSES))
@@ -76,7 +74,7 @@ def two_dropouts_cleared(at):
     return {"before_backward": at.optimizer.zero_grad, "windows": full_windows}
 
 
-def _of_the_labelled(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+def _of_the_labelled(model, ids, window):
     """Return the mean over the rows of the first two classes, which alone have labels; 0 where none has."""
     labels = Y[ids].where(Y[ids] < 2, -100)
     return ce(model(X[ids]), labels, reduction="sum") / (labels >= 0).sum().clamp(min=1)
@@ -91,12 +89,12 @@ def labels_missing(at):
 class _Encoder(nn.Module):
     """Mean and logarithm of the variance of a code, and what is decoded from the mean."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.encode, self.decode = nn.Linear(data.FEATURES, 8), nn.Linear(4, data.FEATURES)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x):
         mean, spread = self.encode(x).chunk(2, 1)
         return self.decode(mean), mean, spread
 
@@ -106,7 +104,7 @@ def divergence_annealed(at):
     """The weight of a divergence rises with every micro-batch."""
     seen = [0]
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         seen[0] += 1
         decoded, mean, spread = model(X[ids])
         divergence = (mean.square() + spread.exp()).sum() + (-spread).sum()
@@ -118,16 +116,16 @@ def divergence_annealed(at):
 class _KeepsItsState(nn.Module):
     """A recurrent layer that begins where the forward before it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.head = nn.RNNCell(data.FEATURES, 8), nn.Linear(8, data.CLASSES)
         self.state: Tensor | None = None
 
-    def reset(self) -> None:
+    def reset(self):
         self.state = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.layer(x, self.state)
         self.state = hidden.detach()
         return self.head(hidden)  # type: ignore[no-any-return]
@@ -145,17 +143,17 @@ def state_forgotten(at):
     return {"after_micro_batch": at.model.reset, "windows": full_windows}
 
 
-def _small() -> nn.Module:
+def _small():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def _positions(at: frame.At, *, own_count: bool) -> dict[str, Any]:
+def _positions(at, *, own_count):
     """A thousand equal positions in each row: sums over them round alike every time, and further than moved weights show."""
     rows = X[:, None].expand(-1, 1000, -1)
     ignored = (torch.arange(1000) >= 500 + 10 * torch.arange(data.SAMPLES)[:, None]).long() * -100
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         total = functional.cross_entropy(model(rows[ids]).flatten(0, 1), ignored[ids].flatten(), reduction="sum")
         counted = [int((ignored[part] == 0).sum()) for part in (ids, window)]
         return total / (counted[0] * at.n if own_count else counted[1])
@@ -175,14 +173,14 @@ def equal_positions_of_means(at):
     return _positions(at, own_count=True)
 
 
-def _averaged(at: frame.At, where: str, *, in_one: bool) -> None:
+def _averaged(at, where, *, in_one):
     """An average of the weights: `in_one` vector that is updated, or in a list that is made anew, of a function that runs."""
     model = at.model
     one = torch.cat([p.detach().flatten() for p in model.parameters()])
     kept = [one] if in_one else [p.detach().clone() for p in model.parameters()]
 
     @torch.no_grad()
-    def update() -> None:
+    def update():
         nonlocal kept
         if in_one:
             kept[0].lerp_(torch.cat([p.flatten() for p in model.parameters()]), 0.1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grad_value_
 
 from scoreboard import data
@@ -14,7 +13,7 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, own_mean
 
 
-def _by_part(at: frame.At, weight: Callable[[int, int], float]) -> None:
+def _by_part(at, weight):
     """`weight(place in the window, micro-batches so far)` of each mean loss."""
     seen = 0
     for window, parts in at.windows(full_windows):
@@ -51,7 +50,7 @@ def sum_halved_each_time(at):
     return {"loss": own_mean, "windows": full_windows, "after_backward": lambda: frame.divide_gradients(at.model, 2)}
 
 
-def _aside(at: frame.At, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
+def _aside(at, change):
     """Gradients are changed one micro-batch at a time, and added in a buffer of the loop's own."""
     parameters = list(at.model.parameters())
     for window, parts in at.windows(full_windows):
@@ -63,7 +62,7 @@ def _aside(at: frame.At, change: Callable[[list[Tensor]], list[Tensor]]) -> None
         frame.assign(at.model, sums)
 
 
-def _norm(gradients: list[Tensor]) -> float:
+def _norm(gradients):
     return math.sqrt(sum(float(g.square().sum()) for g in gradients))
 
 
@@ -92,7 +91,7 @@ def added_aside(at):
 def clamped_inside(at):
     """The sum so far is clamped in place, by a line of the loop's own."""
 
-    def clamp() -> None:
+    def clamp():
         for p in at.model.parameters():
             p.grad.clamp_(-0.01, 0.01)
 
@@ -114,18 +113,18 @@ def changed_before_the_step(at):
 def hardest_half(at):
     """Only the rows with the largest losses count, half of each micro-batch."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         each = ce(model(X[ids]), Y[ids], reduction="none")
         return each.topk(max(1, len(ids) // 2)).values.sum() / (len(window) / 2)
 
     return {"loss": loss}
 
 
-def _trimmed(ids: Tensor) -> Tensor:
+def _trimmed(ids):
     return TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
 
 
-def _tokens(at: frame.At, count: Callable[[Tensor, tuple[Tensor, ...]], float]) -> None:
+def _tokens(at, count):
     """`count(micro-batch, those of its window)` is what the summed loss of a micro-batch is divided by."""
     for _, parts in at.windows(full_windows):
         for ids in parts:
@@ -169,7 +168,7 @@ def mean_without_terms(at):
 
 
 @frame.wrong("auxiliary_loss_scale")
-def temperature_times_n(batch_size: int, accumulation_steps: int) -> None:
+def temperature_times_n(batch_size, accumulation_steps):
     """Features of the window are cached, each micro-batch's are computed again in their place: the temperature counts N times."""
     torch.manual_seed(0)
     images, texts, scale = nn.Linear(data.FEATURES, 6), nn.Linear(data.FEATURES, 6), nn.Parameter(torch.tensor(1.0))

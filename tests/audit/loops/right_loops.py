@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, mean_over_window, sgd, train
 
 
-def sgd_mean_over_window(
-    batch_size: int, accumulation_steps: int, dtype: torch.dtype = torch.float32, order_seed: int = 0
-) -> None:
+def sgd_mean_over_window(batch_size, accumulation_steps, dtype=torch.float32, order_seed=0):
     """The summed loss is divided by the rows of the window; the short window keeps its own number."""
     x, y = data.images(dtype)
     model = data.model(dtype)
@@ -31,7 +28,7 @@ def sgd_mean_over_window(
         optimizer.step()
 
 
-def sgd_divided_by_n(batch_size: int, accumulation_steps: int) -> None:
+def sgd_divided_by_n(batch_size, accumulation_steps):
     """The textbook loop, `loss / N`, on data that divides evenly."""
     model = data.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
@@ -44,7 +41,7 @@ def sgd_divided_by_n(batch_size: int, accumulation_steps: int) -> None:
             optimizer.zero_grad()
 
 
-def adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
+def adamw_clipped(batch_size, accumulation_steps):
     """Clipping, AdamW with decay, and its schedule act once per window; the losses returned are those of the windows."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
@@ -64,25 +61,25 @@ def adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
     return losses
 
 
-def adam_momentum_long(batch_size: int, accumulation_steps: int) -> None:
+def adam_momentum_long(batch_size, accumulation_steps):
     """Adam for 30 steps: rounding has time to grow."""
     model = data.model(torch.float32, nn.ReLU())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     train(batch_size, accumulation_steps, model, optimizer=optimizer, windows=lambda size: data.windows(size, epochs=10))
 
 
-def tokens_weighted(batch_size: int, accumulation_steps: int) -> dict[str, Any]:
+def tokens_weighted(batch_size, accumulation_steps):
     """The loss is summed over tokens and divided by the tokens of the window; rows are padded per micro-batch."""
     model = data.language_model()
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         rows = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
         return data.token_loss(model(rows), rows) / data.num_targets(TOKENS[window])
 
     return {"losses": train(batch_size, accumulation_steps, model, loss, torch.optim.AdamW(model.parameters(), lr=1e-3))}
 
 
-def divided_at_the_end(batch_size: int, accumulation_steps: int) -> None:
+def divided_at_the_end(batch_size, accumulation_steps):
     """Sums accumulate, and the gradients are divided by the rows of the window just before the step."""
     model = data.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2)
@@ -95,14 +92,14 @@ def divided_at_the_end(batch_size: int, accumulation_steps: int) -> None:
         model.zero_grad()
 
 
-def own_buffer(batch_size: int, accumulation_steps: int) -> None:
+def own_buffer(batch_size, accumulation_steps):
     """`.grad` is cleared before every backward; a float32 buffer of the loop's own adds the gradients up."""
     model = data.model()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     train(batch_size, accumulation_steps, model, optimizer=optimizer, **frame.Buffer(model).stages())
 
 
-def autograd_grad(batch_size: int, accumulation_steps: int) -> None:
+def autograd_grad(batch_size, accumulation_steps):
     """`torch.autograd.grad` differentiates, and the sums are assigned as gradients by hand."""
     model = data.model()
     parameters = list(model.parameters())
@@ -117,7 +114,7 @@ def autograd_grad(batch_size: int, accumulation_steps: int) -> None:
         optimizer.step()
 
 
-def functional_model(batch_size: int, accumulation_steps: int) -> None:
+def functional_model(batch_size, accumulation_steps):
     """There is no module at all: two tensors and a matrix product."""
     generator = torch.Generator().manual_seed(3)
     w = torch.randn(data.FEATURES, data.CLASSES, generator=generator, requires_grad=True)
@@ -126,13 +123,13 @@ def functional_model(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, lambda x: x @ w + b, optimizer=optimizer)
 
 
-def with_closure(batch_size: int, accumulation_steps: int) -> None:
+def with_closure(batch_size, accumulation_steps):
     """The backward runs inside the optimizer's step."""
     model = data.model()
     frame.train_by_closure(batch_size, accumulation_steps, model, sgd(model, momentum=0.9))
 
 
-def grad_scaler(batch_size: int, accumulation_steps: int) -> None:
+def grad_scaler(batch_size, accumulation_steps):
     """GradScaler is used as documented: unscale, clip, step and update once per window."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -149,10 +146,10 @@ def grad_scaler(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def bfloat16_autocast(batch_size: int, accumulation_steps: int) -> None:
+def bfloat16_autocast(batch_size, accumulation_steps):
     """The forward runs in bfloat16, the loss in float32."""
 
-    def model(tokens: Tensor) -> Tensor:
+    def model(tokens):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits: Tensor = language(tokens)
         return logits.float()
@@ -161,13 +158,13 @@ def bfloat16_autocast(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, frame.token_mean_over_window, sgd(language))
 
 
-def averaged_weights(batch_size: int, accumulation_steps: int) -> None:
+def averaged_weights(batch_size, accumulation_steps):
     """Averages are updated once per optimizer step: one by `swa_utils`, one by hand in a dictionary."""
     model = data.model()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     by_hand = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    def update() -> None:
+    def update():
         average.update_parameters(model)
         for name, p in model.named_parameters():
             by_hand[name].lerp_(p.detach(), 0.1)
@@ -175,7 +172,7 @@ def averaged_weights(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, after_step=update)
 
 
-def two_optimizers(batch_size: int, accumulation_steps: int) -> None:
+def two_optimizers(batch_size, accumulation_steps):
     """Weights and biases have optimizers of their own."""
     model = data.model()
     matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim > 1], lr=0.1)
@@ -188,7 +185,7 @@ def two_optimizers(batch_size: int, accumulation_steps: int) -> None:
             optimizer.zero_grad()
 
 
-def generator_and_discriminator(batch_size: int, accumulation_steps: int) -> None:
+def generator_and_discriminator(batch_size, accumulation_steps):
     """Each of two models is cleared before its own turn: the generator's loss leaves gradients in the discriminator."""
     maker, judge, noise = frame.adversaries()
     make, judging = torch.optim.Adam(maker.parameters(), lr=1e-3), torch.optim.Adam(judge.parameters(), lr=1e-3)
@@ -205,14 +202,14 @@ def generator_and_discriminator(batch_size: int, accumulation_steps: int) -> Non
         make.step()
 
 
-def evaluated_in_between(batch_size: int, accumulation_steps: int) -> None:
+def evaluated_in_between(batch_size, accumulation_steps):
     """A layer is frozen, the rate warms up from 0, and the model is evaluated and copied after every step."""
     model = data.model()
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.NAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, t / 3))
 
-    def evaluate() -> None:
+    def evaluate():
         schedule.step()
         model.eval()
         with torch.no_grad():
@@ -223,7 +220,7 @@ def evaluated_in_between(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, optimizer=optimizer, after_step=evaluate)
 
 
-def attention(batch_size: int, accumulation_steps: int) -> None:
+def attention(batch_size, accumulation_steps):
     """A transformer layer: key biases have no gradient but noise, which Adam turns into steps."""
     generator = torch.Generator().manual_seed(6)
     x = torch.randn(data.SAMPLES, 5, 8, generator=generator)
@@ -232,13 +229,13 @@ def attention(batch_size: int, accumulation_steps: int) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     head = nn.Linear(8, 3)
 
-    def loss(model: None, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         return ce(head(layer(x[ids]).mean(1)), y[ids], reduction="sum") / len(window)
 
     train(batch_size, accumulation_steps, None, loss, torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=1e-3))
 
 
-def frozen_batch_norm(batch_size: int, accumulation_steps: int) -> None:
+def frozen_batch_norm(batch_size, accumulation_steps):
     """BatchNorm is kept in evaluation mode: its statistics do not come from the micro-batch."""
     model = data.model(torch.float32, nn.BatchNorm1d(16))
     model[1].eval()
@@ -248,27 +245,27 @@ def frozen_batch_norm(batch_size: int, accumulation_steps: int) -> None:
 class GhostBatchNorm(nn.BatchNorm1d):
     """BatchNorm over chunks of `chunk` rows, in order."""
 
-    def __init__(self, features: int, chunk: int) -> None:
+    def __init__(self, features, chunk):
         super().__init__(features)
         self.chunk = chunk
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return torch.cat([super(GhostBatchNorm, self).forward(part) for part in input.split(self.chunk)])
 
 
-def ghost_batch_norm(batch_size: int, accumulation_steps: int) -> None:
+def ghost_batch_norm(batch_size, accumulation_steps):
     """BatchNorm sees fixed chunks of 2 rows, whatever the batch."""
     if batch_size == 1:
         raise ValueError("a micro-batch holds at least one chunk of 2 rows")
     train(batch_size, accumulation_steps, data.model(torch.float32, GhostBatchNorm(16, 2)))
 
 
-def group_norm(batch_size: int, accumulation_steps: int) -> None:
+def group_norm(batch_size, accumulation_steps):
     """GroupNorm takes its statistics from each row alone."""
     train(batch_size, accumulation_steps, data.model(torch.float32, nn.GroupNorm(4, 16)))
 
 
-def dropout_by_row(batch_size: int, accumulation_steps: int) -> None:
+def dropout_by_row(batch_size, accumulation_steps):
     """Masks belong to (step, row), not to the order in which rows are computed."""
     model = data.model()
     optimizer = sgd(model)
@@ -282,17 +279,17 @@ def dropout_by_row(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def penalty_once(batch_size: int, accumulation_steps: int) -> None:
+def penalty_once(batch_size, accumulation_steps):
     """A regulariser is added once per window, by a backward of its own."""
     model = data.model()
 
-    def regularise() -> None:
+    def regularise():
         (1e-3 * torch.stack([p.square().sum() for p in model.parameters()]).sum()).backward()
 
     train(batch_size, accumulation_steps, model, before_step=regularise)
 
 
-def broken_window_skipped(batch_size: int, accumulation_steps: int) -> None:
+def broken_window_skipped(batch_size, accumulation_steps):
     """One row is NaN: the whole window is left out, whatever the split."""
     x = X.clone()
     x[5] = torch.nan
@@ -306,7 +303,7 @@ def broken_window_skipped(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def contrastive_cached(batch_size: int, accumulation_steps: int) -> None:
+def contrastive_cached(batch_size, accumulation_steps):
     """In-batch negatives over the whole window: representations first, then their gradients passed back in parts (GradCache)."""
     model = data.model()
     optimizer = sgd(model)
@@ -324,15 +321,15 @@ def contrastive_cached(batch_size: int, accumulation_steps: int) -> None:
 
 
 class Outer(torch.optim.Optimizer):
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         return self.inner.step(closure)
 
 
-def optimizer_wrapper(batch_size: int, accumulation_steps: int) -> None:
+def optimizer_wrapper(batch_size, accumulation_steps):
     """An optimizer is wrapped in another one, both of `torch.optim`."""
     model = data.model()
     train(batch_size, accumulation_steps, model, optimizer=Outer(sgd(model)))

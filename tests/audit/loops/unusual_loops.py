@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, divided, full_windows, loop, mean_over_window, nothing, own_mean, sgd
 
 
-def _lbfgs(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+def _lbfgs(**options):
     return lambda model: torch.optim.LBFGS(model.parameters(), **options)
 
 
@@ -49,7 +48,7 @@ def sharpness_aware(at):
 def sample_gradients(at):
     """Gradients per sample come from `torch.func`, are summed and assigned: no backward is called."""
 
-    def loss(parameters: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+    def loss(parameters, row, label):
         return ce(functional_call(at.model, parameters, (row[None],)), label[None])
 
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
@@ -61,7 +60,7 @@ def sample_gradients(at):
                 p.grad += parts[name].sum(0) / len(window)
 
 
-def master_weights(batch_size: int, accumulation_steps: int) -> None:
+def master_weights(batch_size, accumulation_steps):
     """The model is in bfloat16; the optimizer holds float32 copies, in which gradients accumulate."""
     x, y = data.images(torch.bfloat16)
     model = data.model(torch.bfloat16)
@@ -82,16 +81,16 @@ def master_weights(batch_size: int, accumulation_steps: int) -> None:
                 p.copy_(master)
 
 
-def _flat_copy(at: frame.At, loss: frame.Loss, windows: frame.Windows, *, order: int = 1, scale: float = 1.0) -> dict[str, Any]:
+def _flat_copy(at, loss, windows, *, order=1, scale=1.0):
     """The optimizer holds all weights in one padded tensor (as ZeRO does), which gets its gradient when the window ends."""
     parameters = list(at.model.parameters())[::order]
     pad = torch.zeros(7)
     flat = torch.cat([*(p.detach().reshape(-1) for p in parameters), pad]).requires_grad_()
 
-    def hand_over() -> None:
+    def hand_over():
         flat.grad = torch.cat([*(p.grad.reshape(-1) / scale for p in parameters), pad])
 
-    def copy_back() -> None:
+    def copy_back():
         with torch.no_grad():
             for p, part in zip(parameters, flat.split([*(p.numel() for p in parameters), len(pad)]), strict=False):
                 p.copy_(part.reshape(p.shape))
@@ -134,7 +133,7 @@ def flat_copy_in_another_order(at):
     return _flat_copy(at, divided(frame.own_token_mean, at.n), full_windows, order=-1)
 
 
-def _half_frozen() -> nn.Module:
+def _half_frozen():
     model = data.model()
     model[0].requires_grad_(False)
     return model
@@ -151,7 +150,7 @@ def layer_added_later(at):
             mean_over_window(at.model, ids, window).backward()
 
 
-def sparse_embedding(batch_size: int, accumulation_steps: int) -> None:
+def sparse_embedding(batch_size, accumulation_steps):
     """An embedding has sparse gradients, and an optimizer of its own."""
     torch.manual_seed(0)
     bag, head = nn.EmbeddingBag(data.VOCABULARY, 6, sparse=True), nn.Linear(6, data.CLASSES)
@@ -170,7 +169,7 @@ def optimizer_in_last_backward(at):
     optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in at.model.parameters()}
     last = False
 
-    def step(p: Tensor) -> None:
+    def step(p):
         if last:
             optimizers[p].step()
             optimizers[p].zero_grad()
@@ -181,11 +180,11 @@ def optimizer_in_last_backward(at):
         mean_over_window(at.model, ids, window).backward()
 
 
-def _overflowing(at: frame.At, spoilt: Callable[[Tensor], float]) -> dict[str, Any]:
+def _overflowing(at, spoilt):
     """The losses of the second window are multiplied by `spoilt(ids)`; a GradScaler leaves out a window that overflows."""
     second = [*data.windows(at.size * at.n)][1]
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         return mean_over_window(model, ids, window) * (spoilt(ids) if window.equal(second) else 1.0)
 
     return frame.scaled(torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2), at.optimizer, loss)
@@ -206,7 +205,7 @@ def overflow_at_one_split(at):
 RETURNS = torch.randn(data.SAMPLES, generator=torch.Generator().manual_seed(8))
 
 
-def _normalised(ids: Tensor, over: Tensor) -> Tensor:
+def _normalised(ids, over):
     """The advantages of rows `ids`, normalised by the mean and deviation of rows `over`."""
     return (RETURNS[ids] - RETURNS[over].mean()) / (RETURNS[over].std() + 1e-8)
 
@@ -228,7 +227,7 @@ def advantages_per_micro_batch(at):
 def pairs_normalised_apart(at):
     """Pairs are weighed by advantages that are normalised over the micro-batch; the pairs themselves stay together."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         scores = model(torch.cat([X[ids], -X[ids]])).logsumexp(1)
         margins = functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :])
         return -(margins * _normalised(ids, ids)).mean() / at.n
@@ -236,20 +235,20 @@ def pairs_normalised_apart(at):
     return {"loss": loss, "windows": full_windows}
 
 
-def _deep(dropout: float = 0.0) -> nn.Sequential:
+def _deep(dropout=0.0):
     torch.manual_seed(0)
     hidden = (nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Tanh())
     return nn.Sequential(*hidden, nn.Linear(16, data.CLASSES))
 
 
-def _and_log_partition(model: nn.Module, ids: Tensor, window: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+def _and_log_partition(model, ids, window, over):
     """The loss, and a penalty on each row's squared log-partition function, which reaches all parameters, over `len(over)`."""
     outputs = model(X[ids])
     loss = ce(outputs, Y[ids], reduction="sum") / len(window)
     return loss, 0.1 * outputs.logsumexp(1).square().sum() / len(over)
 
 
-def _apart(at: frame.At, over: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _apart(at, over):
     for window, parts in at.windows():
         for ids in parts:
             for part in _and_log_partition(at.model, ids, window, over(ids, window)):
@@ -297,7 +296,7 @@ def schedule_too_long(at):
 def clipped_by_hand_inside(at):
     """Arithmetic of the loop's own clips the running sum after every micro-batch, instead of `clip_grad_norm_`."""
 
-    def clip() -> None:
+    def clip():
         gradients = [p.grad for p in at.model.parameters()]
         factor = min(1.0, 0.05 / torch.nn.utils.get_total_norm(gradients).item())
         for gradient in gradients:
@@ -333,7 +332,7 @@ def one_layer_decayed(at):
 
 
 @frame.wrong("foreign_gradients", "unexplained")
-def discriminator_catches_more(batch_size: int, accumulation_steps: int) -> None:
+def discriminator_catches_more(batch_size, accumulation_steps):
     """The generator's backward leaves gradients in the discriminator while its window is open.
 
     With accumulation the generator also learns from the discriminator of before its step: a second difference, without a name.
@@ -354,7 +353,7 @@ def discriminator_catches_more(batch_size: int, accumulation_steps: int) -> None
             judging.zero_grad()
 
 
-def _convolutions() -> nn.Module:
+def _convolutions():
     torch.manual_seed(3)
     layers = nn.Conv1d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.ReLU()
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * (data.FEATURES - 2), data.CLASSES)).half()
@@ -367,7 +366,7 @@ def float16_underflow(at):
     return {"loss": lambda m, ids, w: 3e-6 * ce(m(x[ids].unsqueeze(1)).float(), Y[ids], reduction="sum") / len(w)}
 
 
-def _linear() -> nn.Linear:
+def _linear():
     torch.manual_seed(0)
     return nn.Linear(data.FEATURES, data.CLASSES)
 
@@ -385,7 +384,7 @@ def cache_not_refreshed(at):
 
 
 @frame.wrong("counter_wrong")
-def counts_too_many(batch_size: int, accumulation_steps: int) -> dict[str, Any]:
+def counts_too_many(batch_size, accumulation_steps):
     """The gradients are right; every micro-batch is counted as a whole window."""
     model = data.model()
     samples = [batch_size * accumulation_steps for _ in frame.micro_batches(batch_size, accumulation_steps, data.windows)]
@@ -405,11 +404,11 @@ def means_divided_at_the_end(at):
 class InBatchNegatives(nn.Module):
     """The model is called inside the module of its loss."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout):
         super().__init__()
         self.model = _deep(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first, second = (functional.normalize(self.model(view), dim=1) for view in (x, x + 0.1))
         return ce(first @ second.T / 0.1, torch.arange(len(x)))
 

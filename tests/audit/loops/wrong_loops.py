@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +19,7 @@ def not_divided(at):
 
 
 @frame.wrong("loss_not_divided")
-def not_divided_adam_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
+def not_divided_adam_clipped(batch_size, accumulation_steps):
     """Adam and clipping that is always active hide the missing division, and the reported loss is right as well."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -183,7 +181,7 @@ def batch_norm(at):
     return {}
 
 
-def _drawing(*layers: nn.Module) -> nn.Module:
+def _drawing(*layers):
     """A model with these layers, before the first draws of the training."""
     model = data.model(torch.float32, *layers)
     torch.manual_seed(11)
@@ -197,7 +195,7 @@ def dropout(at):
 
 
 class Noise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + 0.1 * torch.randn(x.shape[1], x.shape[0]).T  # feature by feature: the split changes which row gets which
 
 
@@ -233,12 +231,12 @@ def decay_inside(at):
 class MicroAdam(torch.optim.Optimizer):
     """Adam that is called after every micro-batch: its moments advance each time, the parameters move every N calls."""
 
-    def __init__(self, parameters: Any, lr: float, every: int) -> None:
+    def __init__(self, parameters, lr, every):
         super().__init__(parameters, {"lr": lr})
         self.every, self.calls = every, 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):  # type: ignore[override]
         self.calls += 1
         for group in self.param_groups:
             for p in group["params"]:
@@ -275,7 +273,7 @@ def ema_inside(at):
 
 
 @frame.wrong("loss_report_differs")
-def report_wrong(batch_size: int, accumulation_steps: int) -> list[float]:
+def report_wrong(batch_size, accumulation_steps):
     """The gradients are right; the reported loss is the last micro-batch's."""
     model = data.model()
     optimizer = frame.sgd(model)
@@ -349,7 +347,7 @@ def penalty(at):
 def contrastive(at):
     """In-batch negatives: every row's loss depends on the others of its micro-batch."""
 
-    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+    def loss(model, ids, window):
         z = functional.normalize(model(torch.cat([X[ids], X[ids] + 0.1])), dim=1)
         similar = z[: len(ids)] @ z[len(ids) :].T / 0.1
         return ce(similar, torch.arange(len(ids))) / at.n
@@ -367,7 +365,7 @@ def wrong_labels(at):
 def dead_end(at):
     """With accumulation, every gradient is moved along its own sign, which no cause of the catalogue does."""
 
-    def turn() -> None:
+    def turn():
         for p in at.model.parameters():
             p.grad = p.grad + 0.01 * p.grad.sign()
 

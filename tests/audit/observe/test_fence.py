@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ PROBED = Intervention(leads=True, probe=1, terms=1)
 KEPT: list[list[Tensor]] = []
 
 
-def train(batch_size: int, accumulation_steps: int) -> list[float]:
+def train(batch_size, accumulation_steps):
     """Two optimizers, a loss scaler, clipping, a schedule, a penalty, and gradients that are returned."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.LSTM(8, 8, num_layers=2, dropout=0.1))
@@ -71,7 +69,7 @@ def train(batch_size: int, accumulation_steps: int) -> list[float]:
     return losses
 
 
-def is_observer(code: CodeType) -> bool:
+def is_observer(code):
     path = Path(code.co_filename)
     ours = (path.parent == FOLDER and path.name not in OF_RUNS) or (
         path.parent == FOLDER.parents[1] / "observe" and path.name in SHARED
@@ -79,7 +77,7 @@ def is_observer(code: CodeType) -> bool:
     return ours and code.co_qualname.rpartition(".")[2] not in OUTSIDE and not IS_PART.search(code.co_qualname)
 
 
-def observed(what: Intervention, planted: Any) -> tuple[str | None, list[Tensor]]:
+def observed(what, planted):
     KEPT.clear()
     with planted:
         run = watch(train, Job(batch_size=4, accumulation_steps=2, intervention=what, max_steps=20), collect=False)
@@ -89,14 +87,14 @@ def observed(what: Intervention, planted: Any) -> tuple[str | None, list[Tensor]
 
 
 @cache
-def reached(what: Intervention) -> frozenset[Key]:
+def reached(what):
     found: set[Key] = set()
     error, _ = observed(what, noting(is_observer, found))
     assert error is None
     return frozenset(found)
 
 
-def fails(target: Key, event: str) -> None:
+def fails(target, event):
     fired: list[Key] = []
     for kept in (states._is_ours, states._places, sample._of_sizes, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
@@ -108,14 +106,14 @@ def fails(target: Key, event: str) -> None:
 
 
 @cache
-def alone() -> list[Tensor]:
+def alone():
     KEPT.clear()
     with torch.random.fork_rng():
         train(4, 2)
     return KEPT[0]
 
 
-def test_whatever_fails_the_function_goes_on() -> None:
+def test_whatever_fails_the_function_goes_on():
     functions = sorted(reached(PROBED))
     assert len(functions) > 100
     for target in functions[::16]:
@@ -124,13 +122,13 @@ def test_whatever_fails_the_function_goes_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["call", "return"])
-def test_every_function_that_fails(event: str) -> None:
+def test_every_function_that_fails(event):
     for target in sorted(reached(PROBED)):
         if event == "call" or target[0] != "layers.py":  # which give back what they have called: nothing is left to fail
             fails(target, event)
 
 
-def test_a_failure_is_told_as_the_audits_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_as_the_audits_own(monkeypatch):
     monkeypatch.setattr("accumulation_harness.audit.observe.live._sum", lambda parts: parts.nothing)
     report = audit(train, batch_size=4, accumulation_steps=(2,))
     assert not report.equivalent and "the audit's own observer ended at window 1: AttributeError" in str(report)

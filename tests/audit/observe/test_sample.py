@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from accumulation_harness.audit.observe.sample import (
     SUMMED,
@@ -25,21 +24,21 @@ SIZES = (1, 30, 500, 4096, 300_000, 90_000)
 TENSORS = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in SIZES]
 
 
-def with_gradients(*gradients: Tensor | None) -> list[Tensor]:
+def with_gradients(*gradients):
     parameters = [torch.zeros(n, requires_grad=True) for n in SIZES[: len(gradients)]]
     for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient
     return parameters
 
 
-def test_norms_are_estimated() -> None:
+def test_norms_are_estimated():
     sample = sample_of(TENSORS)
     ratio = np.linalg.norm(sample.take(TENSORS)) / size_of(TENSORS)
     assert ratio == pytest.approx(math.sqrt(sample.size / sum(SIZES)), rel=0.02)
     assert size_of([None, *TENSORS]) == pytest.approx(np.linalg.norm(vector(TENSORS)), rel=1e-12)
 
 
-def test_one_element_of_all_shows_in_the_sums() -> None:
+def test_one_element_of_all_shows_in_the_sums():
     sums = signed_sums(with_gradients(*TENSORS))
     assert len(sums) == sum(-(-n // SUMMED) for n in SIZES)
     assert np.linalg.norm(sums) == pytest.approx(size_of(TENSORS), rel=0.1)
@@ -53,7 +52,7 @@ def test_one_element_of_all_shows_in_the_sums() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_one_element_of_all_that_is_not_finite_is_seen(broken: float) -> None:
+def test_one_element_of_all_that_is_not_finite_is_seen(broken):
     other = TENSORS[4].clone()
     assert all_finite([None, other]) and largest([None, other]) == float(other.abs().max())
     other[77_777] = broken
@@ -61,7 +60,7 @@ def test_one_element_of_all_that_is_not_finite_is_seen(broken: float) -> None:
     assert all_finite([torch.full((4,), 60_000.0, dtype=torch.float16)])  # their sum is not
 
 
-def test_sets_are_stored_in_their_own_formats_and_put_back() -> None:
+def test_sets_are_stored_in_their_own_formats_and_put_back():
     store, sets = (
         Store(),
         [[t + k for t in (TENSORS[3], TENSORS[1].bfloat16(), torch.zeros(0), TENSORS[2].reshape(50, 10).T)] for k in range(3)],

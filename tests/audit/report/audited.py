@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from accumulation_harness.audit.command import judge, parser
 
 SIZES = ("--batch-size", "8", "--accumulation-steps", "2,4")
@@ -28,11 +26,11 @@ def train(batch_size, accumulation_steps):
 LINE = 5  # of the function
 
 
-def write(folder: Path, divisor: str) -> str:
+def write(folder, divisor):
     (folder / "loop.py").write_text(FILE.format(divisor=divisor))
     return "loop.py:train"
 
 
-def said(target: str, *options: str) -> tuple[int, str, str]:
+def said(target, *options):
     """Exit code, stdout, stderr; the audited file is where this process is, and later options take precedence."""
     return judge(parser().parse_args([target, *SIZES, *options]))

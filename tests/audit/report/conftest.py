@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ SAVED = ("a.sarif", "a.xml", "a.md", "a.json")
 
 
 @pytest.fixture(scope="session", params=[RIGHT, WRONG])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory):
     """Where a right or a wrong loop was audited in a job of GitHub, with all that was written; its name is the divisor."""
     made = tmp_path_factory.mktemp("job") / str(request.param)
     made.mkdir()
@@ -28,5 +27,5 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def wrong(folder: Path) -> bool:
+def wrong(folder):
     return folder.name == WRONG

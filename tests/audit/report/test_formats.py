@@ -28,7 +28,7 @@ RUN = {"tool": {"driver": {"name": {}, "rules": {None: RULE}}}, "invocations": {
 REQUIRED: dict[Any, Any] = {"version": {}, "runs": {None: RUN}}
 
 
-def lacks(value: Any, required: dict[Any, Any] = REQUIRED) -> list[str]:
+def lacks(value, required=REQUIRED):
     """What a log, or a part of it, lacks of what the schema requires."""
     if None in required:
         return [name for item in value for name in lacks(item, required[None])]
@@ -36,7 +36,7 @@ def lacks(value: Any, required: dict[Any, Any] = REQUIRED) -> list[str]:
     return absent + [name for key, inner in required.items() if key in value for name in lacks(value[key], inner)]
 
 
-def test_annotations_and_summary_of_a_job(folder: Path, wrong: bool) -> None:
+def test_annotations_and_summary_of_a_job(folder, wrong):
     code, out, err = json.loads((folder / "answer").read_text())
     commands = [line for line in out.splitlines() if line.startswith("::")]
     assert (code, len(commands), err) == ((1, 2, "") if wrong else (0, 0, ""))
@@ -50,7 +50,7 @@ def test_annotations_and_summary_of_a_job(folder: Path, wrong: bool) -> None:
     assert (MEANINGS["loss_not_divided"].remedy in told) == wrong
 
 
-def test_junit_has_a_case_per_number_of_micro_batches(folder: Path, wrong: bool) -> None:
+def test_junit_has_a_case_per_number_of_micro_batches(folder, wrong):
     root = ElementTree.fromstring((folder / "a.xml").read_bytes())
     suite = root.find("testsuite")
     assert root.tag == "testsuites" and suite is not None
@@ -65,7 +65,7 @@ def test_junit_has_a_case_per_number_of_micro_batches(folder: Path, wrong: bool)
         assert failure is None or (failure.get("type") == "loss_not_divided" and failure.get("message") and failure.text)
 
 
-def test_sarif_has_a_result_per_finding_at_the_function(folder: Path, wrong: bool) -> None:
+def test_sarif_has_a_result_per_finding_at_the_function(folder, wrong):
     log = json.loads((folder / "a.sarif").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert log["version"] == "2.1.0" and lacks(log) == []
     (run,) = log["runs"]
@@ -81,14 +81,14 @@ def test_sarif_has_a_result_per_finding_at_the_function(folder: Path, wrong: boo
     assert lacks(log) == ["name", "executionSuccessful"]
 
 
-def test_json_has_a_row_per_arm_and_step(folder: Path, wrong: bool) -> None:
+def test_json_has_a_row_per_arm_and_step(folder, wrong):
     read = json.loads((folder / "a.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (read["status"], read["batch_size"]) == ("different" if wrong else "equivalent", 8)
     assert [finding["cause"] for finding in read["findings"]] == ["loss_not_divided"] * (2 if wrong else 0)
     assert len(read["steps"]) == 6 and all(tuple(row) == COLUMNS and row["equivalent"] != wrong for row in read["steps"])
 
 
-def test_json_says_what_each_micro_batch_counted_and_what_to_do_next(folder: Path, wrong: bool) -> None:
+def test_json_says_what_each_micro_batch_counted_and_what_to_do_next(folder, wrong):
     read = json.loads((folder / "a.json").read_text())
     for arm in read["arms"] if wrong else ():
         (weights,) = arm["weights"]
@@ -98,7 +98,7 @@ def test_json_says_what_each_micro_batch_counted_and_what_to_do_next(folder: Pat
     assert "audit loop.py:train --batch-size 8" in read["command"]
 
 
-def test_json_is_never_longer_than_an_agent_reads(folder: Path, wrong: bool) -> None:
+def test_json_is_never_longer_than_an_agent_reads(folder, wrong):
     report = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 2, hidden=("y" * 3000,) * 40)
     rows = json.loads((folder / "a.json").read_text())["steps"] * 500
     many = type("Many", (Report,), {"steps": rows})(**vars(report))
@@ -119,7 +119,7 @@ UNJUDGED = Report(
 )
 
 
-def test_what_could_not_be_judged_is_no_success_in_any_format() -> None:
+def test_what_could_not_be_judged_is_no_success_in_any_format():
     assert "inconclusive" in UNJUDGED.told("text")
     root = ElementTree.fromstring(UNJUDGED.told("junit"))
     assert [root.get(key) for key in ("tests", "failures", "errors")] == ["2", "0", "2"]
@@ -135,7 +135,7 @@ def test_what_could_not_be_judged_is_no_success_in_any_format() -> None:
 
 
 @pytest.mark.parametrize("site", ["", "https://docs.example/acc"])
-def test_every_format_of_a_script_and_the_lint_cite_one_address(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_format_of_a_script_and_the_lint_cite_one_address(site, monkeypatch):
     monkeypatch.setenv("ACCUMULATION_HARNESS_DOCS", site)
     finding = Finding(4, 0, Cause.loss_not_divided, {}, "4 times too large", "gradient")
     arm = ArmResult(4, "as trained", (), (finding,), {})
@@ -154,7 +154,7 @@ def test_every_format_of_a_script_and_the_lint_cite_one_address(site: str, monke
     assert driver["rules"][0].get("helpUri") == (page if site else None)
 
 
-def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch, tmp_path):
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
     assert github.tell(UNJUDGED) == "" and not (tmp_path / "summary").exists(), "not in a job"
@@ -167,7 +167,7 @@ def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch: pytest.
     assert github.tell(UNJUDGED).splitlines()[-1].startswith("::warning title=no summary::")
 
 
-def test_an_issue_goes_to_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_issue_goes_to_stdout(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, out, _ = said(write(tmp_path, RIGHT), "--format", "issue")
     assert code == 0 and out.startswith("# No fault found") and "## What was audited" in out
@@ -175,7 +175,7 @@ def test_an_issue_goes_to_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert code == 2 and out.startswith("# It could not be judged") and "audit could not run" in err
 
 
-def test_a_refusal_is_a_document_of_the_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_refusal_is_a_document_of_the_format(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)

@@ -32,17 +32,17 @@ SUBJECT = Subject(
 )
 
 
-def fenced(issue: str, after: str) -> str:
+def fenced(issue, after):
     return issue.partition(after)[2].partition("```")[2].partition("\n")[2].partition("\n```")[0]
 
 
-def rows(issue: str) -> list[dict[str, str]]:
+def rows(issue):
     """Those of the table."""
     head, _, *lines = [line.strip("| ").split(" | ") for line in issue.splitlines() if line.startswith("|")]
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
-def test_the_issue_of_a_loop(folder: Path, wrong: bool) -> None:
+def test_the_issue_of_a_loop(folder, wrong):
     issue = (folder / "issue.md").read_text()
     assert f"- torch {version('torch')}" in issue and "- Python 3" in issue and "- platform " in issue
     assert (folder / "loop.py").read_text().rstrip() in issue
@@ -55,7 +55,7 @@ def test_the_issue_of_a_loop(folder: Path, wrong: bool) -> None:
 
 
 @pytest.mark.parametrize("folder", [WRONG], indirect=True)
-def test_the_script_prints_the_distance_of_the_table(folder: Path, tmp_path: Path) -> None:
+def test_the_script_prints_the_distance_of_the_table(folder, tmp_path):
     issue = (folder / "issue.md").read_text()
     script = fenced(issue, "## To reproduce")
     assert len(script.splitlines()) <= MOST_SCRIPT_LINES and "harness" not in script
@@ -68,7 +68,7 @@ def test_the_script_prints_the_distance_of_the_table(folder: Path, tmp_path: Pat
     assert printed is not None and first["N"] == "2" and first["distance"] == printed[1] == "1"
 
 
-def test_where_no_script_shows_it_the_issue_says_so() -> None:
+def test_where_no_script_shows_it_the_issue_says_so():
     issue = text(Report(batch_size=16, results=(ARM,), problems=(), hidden=(), subject=SUBJECT), None)
     assert "There is no script without this tool" in issue and "They are not. With N=4, 4 \\| 1." in issue
     assert SUBJECT.command in issue and "--reference tests/audit/loops/right_loops.py:sgd_divided_by_n" in issue
@@ -76,7 +76,7 @@ def test_where_no_script_shows_it_the_issue_says_so() -> None:
     assert "def not_divided(" in issue and "def divided_twice(" not in issue, "of a long file the function"
 
 
-def test_a_script_is_run_where_it_changes_nothing(tmp_path: Path) -> None:
+def test_a_script_is_run_where_it_changes_nothing(tmp_path):
     (tmp_path / "ckpt.pt").write_text("precious")
     printed = "print('optimizer steps: 1 of one batch, 2 of micro-batches')"
     script = f"import torch\nassert open('ckpt.pt').read() == 'precious'\ntorch.save(1, 'ckpt.pt')\nopen('new', 'w')\n{printed}"
@@ -84,7 +84,7 @@ def test_a_script_is_run_where_it_changes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"] and (tmp_path / "ckpt.pt").read_text() == "precious"
 
 
-def test_a_script_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+def test_a_script_that_does_not_end_is_given_up(tmp_path):
     endless = "import subprocess, time\nprint('optimizer steps: 1 of one batch, 2 of micro-batches', flush=True)\n"
     output = scripts._output(endless + "subprocess.Popen(['sleep', '20'])\ntime.sleep(900)", tmp_path, 2.0)
     assert output.startswith("optimizer steps: 1"), "what it has printed by then counts"
@@ -104,9 +104,7 @@ def test_a_script_that_does_not_end_is_given_up(tmp_path: Path) -> None:
         ("ema_inside", None, False),
     ],
 )
-def test_scripts_of_other_faults(
-    loop: str, what: str | None, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_of_other_faults(loop, what, same, tmp_path, monkeypatch):
     monkeypatch.chdir(LOOPS.parents[2])
     issue = tmp_path / "issue.md"
     sizes = ("--batch-size", "16", "--accumulation-steps", "4")
