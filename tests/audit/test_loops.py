@@ -13,6 +13,7 @@ from tests.audit.loops import (
     frame,
     habits,
     held_out,
+    kept_states,
     lookalikes,
     lost_gradients,
     mixed_losses,
@@ -26,7 +27,18 @@ from tests.audit.loops import (
 )
 from tests.audit.loops.frame import Loop
 
-BOTH = (unusual_loops, mixed_losses, lookalikes, lost_gradients, habits, order_seeds, own_weights, held_out, others_code)
+BOTH = (
+    unusual_loops,
+    mixed_losses,
+    lookalikes,
+    lost_gradients,
+    habits,
+    order_seeds,
+    own_weights,
+    held_out,
+    others_code,
+    kept_states,
+)
 RIGHT = [loop for module in (right_loops, *BOTH) for loop in module.RIGHT]
 WRONG = {loop: causes for module in (wrong_loops, *BOTH) for loop, causes in module.WRONG.items()}
 

@@ -18,6 +18,7 @@ from accumulation_harness.system.enums import StrEnum
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 SUMMED = 2**10  # elements of a signed sum
+HELD = 2**10  # elements kept of a tensor as a window begins
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
@@ -106,7 +107,15 @@ class Whole(Protocol):
         """Write them into tensors of the same sizes."""
 
 
-Role = Literal["weight", "model", "optimizer", "schedule", "function", "scaler"]  # function: a schedule made of one
+Role = Literal[
+    "weight",  # an optimizer holds it
+    "trained",  # backwards give it gradients, and no optimizer holds it
+    "model",
+    "optimizer",
+    "schedule",
+    "function",  # a schedule made of one
+    "scaler",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +183,7 @@ class Track:
     tensors: tuple[tuple[str, int], ...]  # those of the last step
     steps: list[Step] = field(default_factory=list)
     pending: list[Backward] = field(default_factory=list)  # after the last step
+    moved_after: Vector | None = None  # [P] movement of the parameters after the last step, if any
     first_backward: int = 0  # their numbers in the run
     last_backward: int = 0
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where another optimizer of the same tensors went on

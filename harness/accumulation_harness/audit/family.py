@@ -98,11 +98,11 @@ class Family:
     reference: Run
     nulls: Sequence[Run] = ()
     candidates: dict[int, Run] = field(default_factory=dict)  # by N
-    forgotten: dict[str, bool] = field(default_factory=dict)  # path -> whether every forward writes anew what it finds there
+    kept: dict[str, bool | None] = field(default_factory=dict)  # by path, whether something goes on from what it was
 
     def floor(self, nulls: Sequence[Run], *, drift: bool) -> Floor:
         """What runs are compared by."""
-        return Floor(nulls, drift, frozenset(path for path, is_so in self.forgotten.items() if is_so))
+        return Floor(nulls, drift, self.kept)
 
     @property
     def arithmetic(self) -> str:

@@ -13,7 +13,7 @@ import torch
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
-from accumulation_harness.audit.compare.held import forgotten
+from accumulation_harness.audit.compare.held import keeps
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
@@ -28,6 +28,7 @@ from accumulation_harness.audit.observe.runs import Local, Train
 from accumulation_harness.audit.report import ArmResult, Problem, Report
 from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
+from accumulation_harness.audit.rules.whole_run import unread
 from accumulation_harness.audit.visibility import hidden
 from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
@@ -270,7 +271,7 @@ class Session:
             self._problem(f"the model is not the one of N=1: {error}; it must not depend on the arguments", n)
             return
         self._check_start(candidate, family.reference)
-        if self.repeatable and self._learn_what_is_forgotten(family, compared):
+        if self.repeatable and self._learn_what_is_kept(family, compared):
             compared = facts(candidate, family.reference, family.floor(family.nulls, drift=True))
         found = explained(compared) if self.repeatable else []
         self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
@@ -289,20 +290,21 @@ class Session:
             found = split + [f for f in found if not f.unreproduced]
         if candidate.error is not None:
             found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
+        for what in [] if found else filter(None, (unread(item.run) for item in compared)):
+            self._problem(what, n)
         empty = nothing_compared(candidate, family.reference, self._one(family), compared) or ""
         if empty and not found:
             self._problem(empty, n)
         named, evidence = tuple(first_of_each(found)), _evidence(candidate)
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
 
-    def _learn_what_is_forgotten(self, family: Family, compared: Sequence[Facts]) -> bool:
-        """Whether tensors of the model that move otherwise keep nothing of what they held."""
-        paths = {one.path for item in compared for one in item.run.apart if one.of_model} - family.forgotten.keys()
-        if not paths:
-            return False
-        run, usual = self.runs.baseline(family.options, Intervention(shake=frozenset(paths))).held, family.reference.held
-        family.forgotten |= {path: forgotten(path, run, usual) for path in paths}
-        return any(family.forgotten[path] for path in paths)
+    def _learn_what_is_kept(self, family: Family, compared: Sequence[Facts]) -> bool:
+        """Of tensors that move otherwise, whether they go on from what they were: those written anew are no state."""
+        paths = {one.path for item in compared for one in item.run.apart if one.may_be_kept} - family.kept.keys()
+        if paths:
+            run, usual = self.runs.baseline(family.options, Intervention(shake=frozenset(paths))).held, family.reference.held
+            family.kept |= {path: keeps(path, run, usual) for path in paths}
+        return bool(paths)
 
     def _agrees_as_trained(self, family: Family, n: int) -> bool:
         """Whether this is a finer arithmetic than the arm was trained in, where nothing differed."""

@@ -145,7 +145,9 @@ def _counters(results: Sequence[ArmResult]) -> Iterator[str]:
             one
             for item in result.facts
             for one in item.run.apart
-            if one.role is None and (one.number is None or (one.plain and one.times == result.accumulation_steps))
+            if one.role is None
+            and not one.kept  # judged
+            and (one.number is None or (one.plain and one.times == result.accumulation_steps))
         ]
         if told and not result.findings:
             listed = ", ".join(map(str, told[:4]))

@@ -26,6 +26,7 @@ PLAIN = (
 MOST_OBJECTS = 100_000  # that are looked into: an attribute may lead to everything there is
 OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.Generator, torch.device, torch.dtype)
 _MRO, _DICT = (type.__dict__[name].__get__ for name in ("__mro__", "__dict__"))
+SHARED = "efdbhilq"  # formats of arrays whose memory a tensor can share
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # whose members go by their own names
 
 Value = Tensor | bool | int | float | complex  # a tensor is strided and real, on its own device
@@ -38,6 +39,7 @@ class Snapshot:
     values: Mapping[str, Value]  # by path: `model.layers.0.weight`, `optimizer.state[model.layers.0.weight].exp_avg`
     unread: tuple[str, ...]  # paths of tensors whose numbers cannot be had: subclasses, meta, quantised; and what is too far
     paths: Mapping[int, str] = field(default_factory=dict)  # of the objects that were met, by identity, while they live
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)  # by path, those that may take gradients
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = cop
         for name, root in roots.items():
             found.visit(name, root)
         found.run()
-    return Snapshot(found.values, tuple(found.unread), found.paths)
+    return Snapshot(found.values, tuple(found.unread), found.paths, found.leaves)
 
 
 def moved(before: Snapshot, after: Snapshot) -> dict[str, Difference]:
@@ -163,6 +165,7 @@ class _Search:
     unread: list[str] = field(default_factory=list)
     waiting: deque[tuple[str, Any]] = field(default_factory=deque)
     paths: dict[int, str] = field(default_factory=dict)  # of what was met, by identity
+    leaves: dict[str, Tensor] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)  # so that no identity is given again
 
     def run(self) -> None:
@@ -214,6 +217,8 @@ class _Search:
         if not readable(tensor):
             self.unread.append(path)
             return
+        if tensor.requires_grad and tensor.is_leaf:
+            self.leaves[path] = tensor
         own = tensor.detach()
         if own.is_complex():
             own = torch.view_as_real(own.resolve_conj())
@@ -223,7 +228,8 @@ class _Search:
         if array.dtype.kind == "c":
             array = array.view(array.real.dtype).reshape(*array.shape, 2) if array.ndim else np.array([array.real, array.imag])
         if array.dtype.kind in "biuf":
-            self.values[path] = torch.from_numpy(np.array(array, dtype=np.float64))
+            shared = array.dtype.char in SHARED and array.dtype.isnative and array.flags.writeable and array.flags.c_contiguous
+            self.values[path] = self.keep(torch.from_numpy(array if shared else np.array(array, dtype=np.float64)))
 
 
 def _members(path: str, item: Any, paths: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def facts(candidate: Run, reference: Run, floor: Floor) -> list[Facts]:
     if len(mine) != len(theirs):
         raise ShapeError(f"{len(mine)} optimizers instead of {len(theirs)}")
     pairs = zip(mine, theirs, strict=True)
-    held = apart(candidate.held, reference.held, [null.held for null in floor.nulls], floor.forgotten)
+    held = apart(candidate.held, reference.held, [null.held for null in floor.nulls], floor.kept)
     return [_track_facts((candidate, reference), floor, pair, index, held) for index, pair in enumerate(pairs)]
 
 

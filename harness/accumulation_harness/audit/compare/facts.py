@@ -6,12 +6,13 @@ Distances are relative to the reference's norm. A number that is not known is in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isinf, nan
+from math import inf, isfinite, isinf, nan
 from typing import Literal
 
 from accumulation_harness.audit.evidence import Role
 from accumulation_harness.compare.linear import WeightedSum
 
+ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 Format = Literal["bfloat16", "float16"]
 
@@ -116,18 +117,40 @@ class Apart:
     distance: float  # relative to how far the reference's has moved
     gate: float
     role: Role | None  # of what it belongs to
-    average: bool  # whether the reference's moves towards some weights, and nowhere else
+    share: float  # of the way to some weights that its movements in the reference go at least; 0 where they lead elsewhere
     number: tuple[float, float] | None  # here and in the reference, where it is one
     times: float  # by which a number moves further than in the reference; 0 where unknown
+    size: int  # numbers in it
     plain: bool  # whether it is a number of Python's
+    kept: bool  # whether it goes on from what it was before, as far as a run with another value in its place has shown
 
     def __str__(self) -> str:
         """`schedule.last_epoch is 16 instead of 4`."""
         if self.number is None:
-            return f"{self.path} is off by {self.distance:.2g} of its movement"
-        return f"{self.path} is {self.number[0]:g} instead of {self.number[1]:g}"
+            return f"`{self.path}` " + (f"is off by {self.distance:.2g} of its movement" if isfinite(self.distance) else "moves")
+        return f"`{self.path}` is {self.number[0]:g} instead of {self.number[1]:g}"
+
+    @property
+    def average(self) -> bool:
+        """Whether it is an average of weights."""
+        return 0 < self.share < 1 - ON_THE_WAY
+
+    @property
+    def copy(self) -> bool:
+        """Whether it is a copy of weights, and stays one while these move on."""
+        return self.kept and self.share >= 1 - ON_THE_WAY
+
+    @property
+    def of_loop(self) -> bool:
+        """Whether it is a tensor that the loop itself keeps, and no weights."""
+        return self.kept and self.role is None and not self.share
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it is a tensor that could be a state: of a model, trained by hand, or of the loop's own."""
+        return self.of_model or self.role == "trained" or (self.role is None and self.number is None and not self.average)
 
     @property
     def of_model(self) -> bool:
         """Whether it is a tensor that a model holds besides its weights."""
-        return self.role == "model" and not self.plain and not self.average
+        return self.role == "model" and not (self.plain or self.average or self.copy)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Floor:
 
     nulls: Sequence[Run]
     drift: bool  # whether the runs go their own way (a null's distance then counts for all later steps)
-    forgotten: frozenset[str] = frozenset()  # paths of what every forward writes anew, whatever it finds there
+    kept: Mapping[str, bool | None] = field(default_factory=dict)  # by path, whether something goes on from what it was
 
 
 @dataclass(frozen=True)

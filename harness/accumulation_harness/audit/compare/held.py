@@ -1,13 +1,18 @@
-"""What two runs held in numbers as each window began, beside each other by path: shapes and names are nobody's guess."""
+"""What two runs held in numbers as each window began, beside each other by path: shapes and names are nobody's guess.
+
+What moved otherwise and goes on from what it was is `different` where it is an average or a copy of the weights, is trained by
+hand or has the weights' sizes, and cannot be judged where it is any other tensor of the loop's own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Apart
+from accumulation_harness.audit.compare.facts import ON_THE_WAY, Apart
 from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
 from accumulation_harness.audit.evidence import Held, Vector
 from accumulation_harness.compare.linear import proportion
@@ -15,17 +20,16 @@ from accumulation_harness.compare.linear import proportion
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
 SCHEDULES = ("schedule", "function")  # roles
-ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
 
 
-def apart(mine: Held, theirs: Held, nulls: Sequence[Held], forgotten: frozenset[str]) -> tuple[Apart, ...]:
-    """What moved otherwise than in the reference and in its nulls; `forgotten`: paths that are written anew in every forward.
+def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bool | None]) -> tuple[Apart, ...]:
+    """What moved otherwise than in the reference and in its nulls; `kept`: what goes on from what it was, by path.
 
-    What a run has not, or of another size, belongs to a micro-batch.
+    What does not is written anew in every window, and what a run has not, or of another size, belongs to a micro-batch.
     """
     paths = dict.fromkeys(path for held in (theirs, mine) for values in held.states for path in values)
-    found = [_apart(path, mine, theirs, nulls) for path in paths if path not in forgotten]
-    return tuple(one for one in found if one is not None)
+    found = [_apart(path, mine, theirs, nulls) for path in paths if kept.get(path) is not False]
+    return tuple(replace(one, kept=kept.get(one.path) is True) for one in found if one is not None)
 
 
 def _value(held: Held, window: int, path: str) -> Vector | None:
@@ -52,9 +56,9 @@ def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart 
         gate = beyond_rounding([_relative(other - b, moved, b) for other in others if other is not None])
         if distance > gate:
             number = (float(a[0]), float(b[0])) if a.size == 1 else None
-            average = b.size >= FEWEST and _is_average(path, theirs)
+            share = _share(path, mine if math.isinf(distance) else theirs) if b.size >= FEWEST else 0.0
             counts = path in theirs.numbers and _counts(path, mine, theirs)
-            return Apart(path, window, distance, gate, role, average, number, counts, path in theirs.numbers)
+            return Apart(path, window, distance, gate, role, share, number, counts, b.size, path in theirs.numbers, kept=False)
     return None
 
 
@@ -65,12 +69,12 @@ def _relative(difference: Vector, moved: Vector, value: Vector) -> float:
     return size / way if way else math.inf
 
 
-def _is_average(path: str, held: Held) -> bool:
-    """Whether some weights are what it moves towards, at every window in which it moves."""
+def _share(path: str, held: Held) -> float:
+    """Of the way to some weights, what each of its movements goes at least; 0 where one leads elsewhere, or there is none."""
     windows = range(len(held.states))
     values = [_value(held, window, path) for window in windows]
     weights = [[_value(held, window, own) for window in windows] for own, role in held.roles.items() if role == "weight"]
-    return any(_follows(values, of_one) for of_one in [*weights, [_joined(at) for at in zip(*weights, strict=True)]])
+    return max((_followed(values, own) for own in [*weights, [_joined(at) for at in zip(*weights, strict=True)]]), default=0.0)
 
 
 def _joined(weights: Sequence[Vector | None]) -> Vector | None:
@@ -79,8 +83,8 @@ def _joined(weights: Sequence[Vector | None]) -> Vector | None:
     return np.concatenate(known) if known and len(known) == len(weights) else None
 
 
-def _follows(values: Sequence[Vector | None], weights: Sequence[Vector | None]) -> bool:
-    """Every movement leads to the weights, and one at least a part of the way only: an average may begin with a copy."""
+def _followed(values: Sequence[Vector | None], weights: Sequence[Vector | None]) -> float:
+    """The least part of the way to the weights that a movement goes: an average may begin with a copy."""
     parts = []
     for window in range(1, len(values)):
         now, before = values[window], values[window - 1]
@@ -90,7 +94,7 @@ def _follows(values: Sequence[Vector | None], weights: Sequence[Vector | None]) 
             continue  # an average of weights that have not moved yet
         ways = [w - before for w in weights[window - 1 : window + 1] if w is not None and w.shape == before.shape]
         parts.append(max((_part(now - before, way) for way in ways), default=0.0))
-    return bool(parts) and min(parts) > 0 and min(parts) < 1 - ON_THE_WAY
+    return min(parts, default=0.0)
 
 
 def _part(step: Vector, way: Vector) -> float:
@@ -144,7 +148,7 @@ def _of_schedules(mine: Held, theirs: Held) -> list[tuple[str, float, float]]:
 SHAKEN = 2  # the window that begins after a forward has met other values
 
 
-def forgotten(path: str, shaken: Held, usual: Held) -> bool:
-    """Whether something is what it is in the usual run, although a forward has found another value in its place."""
+def keeps(path: str, shaken: Held, usual: Held) -> bool | None:
+    """Whether something goes on from what it was: after another value in its place it is another; None if unknown."""
     a, b = _value(shaken, SHAKEN, path), _value(usual, SHAKEN, path)
-    return a is not None and b is not None and a.shape == b.shape and _relative(a - b, b, b) <= LEAST
+    return None if a is None or b is None or a.shape != b.shape else _relative(a - b, b, b) > LEAST

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 
 import numpy as np
 
 from accumulation_harness.audit.compare.facts import Apart, Rows
 from accumulation_harness.audit.compare.floors import FACTOR
 from accumulation_harness.audit.compare.held import laid_out, laid_out_alike
-from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.step import StepFacts, further
 from accumulation_harness.audit.compare.windows import compare_rows
-from accumulation_harness.audit.evidence import Run, Step, Track
+from accumulation_harness.audit.evidence import HELD, Run, Step, Track
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,24 @@ class RunFacts:
     def lr_moves_inside(self) -> bool:
         """Whether a learning rate changed between the backwards of a window."""
         return any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in self.mine.effective)
+
+    @cached_property
+    def beside_weights(self) -> tuple[Apart, ...]:
+        """What the loop keeps in as many numbers as the weights have, tensor by tensor: running sums of gradients, say."""
+        kept = [one for one in self.apart if one.of_loop]
+        needed = Counter(min(size, HELD) for _, size in self.mine.track.tensors)
+        sizes = Counter(one.size for one in kept)
+        return tuple(one for one in kept if one.size in needed) if len(needed) > 1 and needed <= sizes else ()
+
+    @cached_property
+    def moved_after(self) -> tuple[float, float]:
+        """How much further something moved the parameters after the last step, relative to them; its cosine with them."""
+        if self.mine.run.stopped or self.reference.run.stopped or not (self.mine.steps and self.reference.steps):
+            return 0.0, nan
+        last = self.mine.effective[-1].after
+        moves = (seen.track.moved_after for seen in (self.mine, self.reference))
+        moved, usual = (np.zeros_like(last) if move is None else move for move in moves)
+        return further(moved, usual, last)
 
     @cached_property
     def lr_gates(self) -> tuple[float, ...]:

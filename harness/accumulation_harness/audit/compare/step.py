@@ -354,7 +354,7 @@ class StepFacts:
         if not (self.moves and self.reference_moves):
             return 0.0, math.nan
         moved, usual = np.sum(self.moves, axis=0), np.sum(self.reference_moves, axis=0)
-        return _further(moved, usual, self.mine.before, self.keep)
+        return further(moved, usual, self.mine.before, self.keep)
 
     @cached_property
     def moved_before(self) -> tuple[float, float]:
@@ -363,7 +363,7 @@ class StepFacts:
         if a is None and b is None:
             return 0.0, math.nan
         moved, usual = (np.zeros_like(self.mine.before) if move is None else move for move in (a, b))
-        return _further(moved, usual, self.mine.before)
+        return further(moved, usual, self.mine.before)
 
     # -- calls ------------------------------------------------------------------------------------------------------------
 
@@ -480,7 +480,7 @@ def _moves_inside(step: Step) -> list[Vector]:
     return [moved for moved in moves if moved is not None]
 
 
-def _further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
+def further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
     """How much further parameters `before` [P] moved than usual, relative to them, noise left out; the cosine of that with them.
 
     Nothing where other weights may have made the difference.

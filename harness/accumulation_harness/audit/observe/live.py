@@ -365,8 +365,11 @@ class LiveTrack(Followed):
         return None if now is last else now - last
 
     def finish(self) -> None:
-        """The function has returned."""
+        """The function has returned: its weights are swapped for an average, pruned or rescaled by then."""
         self.track.pending = self.window.backwards
+        if self.track.steps and all(map(readable, self.parameters)):
+            moves = (*(b.moved for b in self.track.pending), self._movement())
+            self.track.moved_after = _sum([moved for moved in moves if moved is not None])
 
 
 def _without(aside: Collection[int], backwards: Sequence[Backward]) -> list[Backward]:

@@ -204,6 +204,7 @@ class Observed(Loop[LiveTrack]):
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, self.loss_scale))
         for i in reached:
             lives[i].reached_with(reached)
+        self.states.reached()
         self._end_of_backward()
 
     def _unowned(self) -> list[Tensor]:

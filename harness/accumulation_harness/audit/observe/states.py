@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accumulation_harness.audit.evidence import Held, Intervention, Role, Run, Vector
+from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
 from accumulation_harness.system.state import copied, in_place, snapshot
 
 MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
-KEPT = 1024  # elements kept of a tensor
 NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
@@ -33,6 +33,7 @@ class States:
         self._roots: dict[str, object] = {}
         self._elsewhere: dict[str, object] = {}  # what has a role, and no local variable leads to
         self._held: dict[str, Tensor] = {}
+        self._leaves: dict[str, weakref.ref[Tensor]] = {}
 
     def look(self, known: Mapping[Role, Sequence[object]]) -> None:
         """A window begins. `known`: what has a role in training, wherever it is."""
@@ -51,7 +52,7 @@ class States:
     def _shake(self) -> None:
         """Put other values in the place of these."""
         for path, value in snapshot(self._roots, in_place, most=MOST_OBJECTS).values.items():
-            if path in self.what.shake and isinstance(value, Tensor):
+            if path in self.what.shake and isinstance(value, Tensor) and value.is_floating_point():
                 value.add_(1 + value.abs())
 
     def finish(self, known: Mapping[Role, Sequence[object]]) -> None:
@@ -79,6 +80,14 @@ class States:
         self.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
         for role, objects in known.items():
             self.roles |= {found.paths[id(one)]: role for one in objects if id(one) in found.paths}
+        self._leaves = {path: weakref.ref(leaf) for path, leaf in found.leaves.items() if self.roles.get(path) != "weight"}
+
+    def reached(self) -> None:
+        """A backward has ended: those that it gave gradients, and that no optimizer holds, are trained by hand."""
+        for path, known in self._leaves.items():
+            leaf = known()
+            if leaf is not None and leaf.grad is not None:
+                self.roles.setdefault(path, "trained")
 
     @torch.no_grad()
     def keep(self, *, first: bool) -> None:
@@ -103,12 +112,12 @@ def _vector(value: Any) -> Vector:
 def _sampled(tensor: Tensor) -> Tensor:
     """A few elements of a large tensor, the same places in all of that size."""
     flat = tensor.detach().reshape(-1)
-    return (flat if len(flat) <= KEPT else flat[_places(len(flat)).to(flat.device)]).clone()
+    return (flat if len(flat) <= HELD else flat[_places(len(flat)).to(flat.device)]).clone()
 
 
 @lru_cache(maxsize=64)
 def _places(count: int) -> Tensor:
-    return torch.from_numpy(np.sort(np.random.default_rng(count).choice(count, KEPT, replace=False)))
+    return torch.from_numpy(np.sort(np.random.default_rng(count).choice(count, HELD, replace=False)))
 
 
 def _locals() -> dict[str, object]:

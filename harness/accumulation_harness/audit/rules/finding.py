@@ -17,6 +17,7 @@ UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
 SAME_FACTOR = 1e-3  # relative; a mean weight is N (or 1 / N) up to this, or up to the gate where that is wider
 FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
 SAME_ROW = 1e-3  # relative, for a row's output and the direction of its slope
+MOVED = 100.0  # roundings by which parameters move for no reason
 ROW_ROUNDINGS = 30.0  # or, in coarse arithmetic, so many roundings
 
 

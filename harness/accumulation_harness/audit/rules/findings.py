@@ -18,6 +18,7 @@ from accumulation_harness.audit.rules.whole_run import (
     buffers,
     counters,
     counts,
+    ended,
     held,
     rate_gate,
     reported,
@@ -49,7 +50,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if not facts.backwards and not facts.reference_backwards and not facts.agrees:
             break  # only weights were seen: later steps start from other weights
     if not broken_off:
-        found += schedule(run) + counters(run) + held(run)
+        found += schedule(run) + counters(run) + held(run) + ended(run)
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []

@@ -17,13 +17,12 @@ from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
-from accumulation_harness.audit.rules.finding import CERTAIN, at
+from accumulation_harness.audit.rules.finding import CERTAIN, MOVED, at
 from accumulation_harness.audit.rules.weights import clipped_aside, means_of_some, sum_rescaled, unequal_replicas, weighted
 from accumulation_harness.compare.linear import cosine
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
-MOVED = 100.0  # roundings by which parameters move for no reason
 ONE_NORM = 1e-4  # relative; norms that differ by less are one
 
 

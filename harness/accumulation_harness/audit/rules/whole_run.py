@@ -10,7 +10,7 @@ from accumulation_harness.audit.compare.facts import Apart
 from accumulation_harness.audit.compare.run import RunFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding, Kind
-from accumulation_harness.audit.rules.finding import finding
+from accumulation_harness.audit.rules.finding import MOVED, finding
 from accumulation_harness.judge.cause import Cause
 
 SAME_LR = 1e-9  # relative; learning rates are computed, not measured
@@ -258,19 +258,50 @@ def counters(run: RunFacts) -> list[Finding]:
 
 
 def held(run: RunFacts) -> list[Finding]:
-    """What is held in numbers and moves otherwise: averages of the weights, a schedule that has not changed a rate so far."""
+    """What is held in numbers and moves otherwise: averages and copies of the weights, what is trained by hand, schedules."""
     found = []
-    averages = [one for one in run.apart if one.average and one.role in (None, "model")]
-    if averages:
-        names = ", ".join(one.path for one in averages[:4]) + (", ..." if len(averages) > 4 else "")
-        first = min(averages, key=lambda one: one.window)
-        message = f"an average of the weights is updated per micro-batch: {names} ({first.distance:.2g} of the movement apart)"
-        found += [_apart(run, first, Cause.ema_per_micro_batch, "average", message)]
+    averages = [one for one in run.apart if one.average and one.role in (None, "model", "trained")]
+    copies = [one for one in run.apart if one.copy and one.role in (None, "model", "trained")]
+    trained = [one for one in run.apart if one.kept and one.role == "trained" and not one.share]
+    kinds: tuple[tuple[Sequence[Apart], Cause, Kind, str], ...] = (
+        (averages, Cause.ema_per_micro_batch, "average", "an average of the weights is updated per micro-batch"),
+        (copies, Cause.ema_per_micro_batch, "average", "a copy of the weights is taken per micro-batch"),
+        (trained, Cause.unexplained, "statistics", "what is trained by hand moves otherwise than at N=1"),
+        (
+            run.beside_weights,
+            Cause.unexplained,
+            "statistics",
+            "what the loop keeps in the weights' sizes moves otherwise",
+        ),
+    )
+    for those, cause, kind, what in kinds:
+        if those:
+            first = min(those, key=lambda one: one.window)
+            names = ", ".join(f"`{one.path}`" for one in those[:4]) + (", ..." if len(those) > 4 else "")
+            still = math.isinf(first.distance)
+            by = "which does not move there at N=1" if still else f"{first.distance:.2g} of the movement apart"
+            found += [_apart(run, first, cause, kind, f"{what}: {names} ({by})")]
     schedules = [one for one in run.apart if one.role == "schedule" and one.number is not None and one.times > 1]
     if schedules and not run.laid_out and not schedule(run):
         message = f"{schedules[0]}: the learning-rate schedule advances per micro-batch, and has not changed a rate so far"
         found += [_apart(run, schedules[0], Cause.schedule_per_micro_batch, "schedule", message)]
     return found
+
+
+def unread(run: RunFacts) -> str:
+    """What the loop keeps and moves otherwise, and nothing here reads: a log may differ, a statistic for later may not."""
+    kept = [one for one in run.apart if one.of_loop]
+    what = "kept by the loop from one window to the next, and no gradient shows what for: a log may go with the micro-batches"
+    return f"{'; '.join(map(str, kept[:4]))}; {what}, what is used later may not" if kept else ""
+
+
+def ended(run: RunFacts) -> list[Finding]:
+    """What is done with the weights after the last step: averages swapped in, pruning, folding, another scale."""
+    apart, along = run.moved_after
+    if apart <= MOVED * run.mine.run.roundoff:
+        return []
+    message = f"after the last optimizer step, something moves the parameters otherwise than at N=1, by {apart:.2g} of them"
+    return [finding(run, None, Cause.unexplained, "seen", {"apart": apart, "cosine_with_parameters": along}, message)]
 
 
 def buffers(run: RunFacts) -> list[Finding]:
