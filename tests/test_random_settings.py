@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from accumulation_harness.config import Data, Norm, Precision
+from accumulation_harness.config import (
+    Data,
+    DataConfig,
+    LastWindow,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+)
 from accumulation_harness.judge.cause import INHERENT, JOINT
 from accumulation_harness.measure.algebra import windows_of
 from accumulation_harness.measure.lock_step import Setting, arm_state
@@ -31,8 +44,29 @@ ROUGHER = 4.0  # times the right arm's error, twice L1's gate
 SEVERAL = st.integers(2, 24).map(lambda n: (n,))
 
 
+# Of a clipped gradient the small tensors have the rounding of the largest ones, through the norm that all are divided by.
+CLIPPED = TrialConfig(
+    workload=WorkloadConfig(data=Data.text, model=Model.transformer, width=5, depth=2, penalty=1.0),
+    data=DataConfig(last_window=LastWindow.drop),
+    norm=Norm.layer,
+    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1.0, beta1=0.38659510699529864, beta2=1e-06, eps=7.18622e-14),
+    schedule=ScheduleConfig(warmup_steps=2),
+    clip_norm=7.38131,
+    ema_decay=0.3333333333333333,
+    precision=Precision.bfloat16,
+    loss_scale=0.999977,
+    effective_batch=32,
+    accumulation_steps=(14,),
+    split=Split.ragged,
+    steps=6,
+    probe_every=5,
+    seed=75564,
+)
+
+
 @pytest.mark.slow
 @fixed(40)
+@example(CLIPPED)
 @given(right_trials())
 def test_no_right_arm_is_blamed(config):
     for arm in run_trial(config, lambda step, rows: None).arms:

@@ -24,9 +24,12 @@ def takes_the_whole_batch(run: Run, reference: Run) -> bool:
     )
 
 
-def window_sizes(run: Run) -> list[int]:
-    """Rows of every window."""
-    return [sum(window) for window in _windows(run)]
+def cuts_the_same_windows(run: Run, reference: Run) -> bool:
+    """Whether its windows hold as many rows as the reference's, the full ones in N parts."""
+    mine, theirs = _windows(run), _windows(reference)
+    full = max(map(sum, theirs), default=0)
+    parts = {len(window) for window in mine if sum(window) == full}
+    return [*map(sum, mine)] == [*map(sum, theirs)] and parts <= {run.accumulation_steps}
 
 
 def _windows(run: Run) -> list[list[int]]:

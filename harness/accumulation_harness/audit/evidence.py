@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -202,6 +202,48 @@ class Row:
     computed: bool = False  # made from weights
 
 
+Array = npt.NDArray[np.float64] | None  # a tensor in its own shape; None where it was not kept
+
+
+class Values(NamedTuple):
+    """Tensors in order, and the slope of the loss by each; loss scale taken out."""
+
+    numbers: Sequence[Array]
+    slopes: Sequence[Array]
+
+
+class Operation(NamedTuple):
+    """One operation inside a module, forward, or one node of its backward."""
+
+    name: str
+    given: Sequence[Array]  # the slopes that a node was handed; nothing of an operation
+    gave: Sequence[Array]
+    line: str = ""  # of the audited code, `model.py:12`
+
+    def __str__(self) -> str:
+        """`mul` (model.py:12)."""
+        return f"`{self.name}`" + (f" ({self.line})" if self.line else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCall:
+    """One call of a module in the window that was looked at module by module."""
+
+    path: str  # in the model, `blocks.1.attention`; the class of an outermost module
+    kind: str  # its class
+    forward: int  # outermost forwards of the window before this one
+    begun: int  # calls that began before it
+    ended: int  # calls that ended before it
+    parent: int | None  # `begun` of the call around it
+    rows: tuple[str, ...]  # fingerprints of what an outermost one was given
+    given: Values
+    gave: Values
+    again: Sequence[Array]  # what it gave when it was computed again for a backward; empty where it was not
+    formats: tuple[str, ...]  # of what it gave
+    operations: Sequence[Operation] = ()  # of the one module that is looked at operation by operation, in their order
+    nodes: Sequence[Operation] = ()  # of its backward, from what it gave on
+
+
 @dataclass(kw_only=True)
 class Run:
     """One call of a training function."""
@@ -232,6 +274,7 @@ class Run:
     term_slopes: list[list[dict[tuple[int, str], Matrix]]] = field(
         default_factory=list
     )  # of each addend by (output, row), likewise
+    calls: list[ModuleCall] = field(default_factory=list)  # of the window that was looked at module by module
     callers: tuple[str, ...] = ()  # packages whose code called the first backward, innermost first
     ranks: int = 1
     held: Held = Held()
@@ -291,6 +334,8 @@ class Intervention:
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows
+    place: int | None = None  # window whose modules' inputs, outputs and slopes are kept
+    inside: str | None = None  # path of a module of which every operation is kept there
     disable: frozenset[Layer] = frozenset()  # no dropout; running statistics instead of the batch's
 
 

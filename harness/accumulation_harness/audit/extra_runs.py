@@ -10,6 +10,7 @@ from typing import Any
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Probe
 from accumulation_harness.audit.compare.floors import COARSE_GATE
+from accumulation_harness.audit.compare.place import Place, Where, place_of
 from accumulation_harness.audit.compare.probes import rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.step import StepFacts
@@ -106,7 +107,14 @@ class ExtraRuns:
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
             judged = self._frozen(judged)
-        return judged.compared, self._without_layers(judged) or judged.found
+        layered = self._without_layers(judged)
+        found = layered or judged.found
+        place = self._place(judged, _layers_of(judged.run) if layered else frozenset())
+        if place is not None and any(f.kind == "gradient" for f in found):
+            found = layered or judged.learning(lambda probe: replace(probe, place=place)).found
+            chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
+            found = [_with_place(f, place) if f is chosen else f for f in found]
+        return judged.compared, found
 
     def _followed(
         self,
@@ -175,10 +183,7 @@ class ExtraRuns:
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
-        off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
-        most = max(step.backwards for step in off)
-        full = [step for step in off if step.backwards == most]
-        window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
+        window = _furthest(judged).step
         probe = Intervention(probe=window, disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
@@ -199,6 +204,27 @@ class ExtraRuns:
             )
         )
 
+    def _place(self, judged: Judged, disable: frozenset[Layer]) -> Place | None:
+        """The module in which a difference begins that no weights of the micro-batches explain; None where there is none."""
+        steps = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
+        if judged.run.ranks > 1 or not any(step.parts.residual > step.gate and step.sums > step.gate for step in steps):
+            return None
+        place = self._look(_furthest(judged), disable, None)
+        if place is not None and place.where in (Where.forward, Where.backward):
+            return self._look(_furthest(judged), disable, place.path) or place
+        return place
+
+    def _look(self, step: StepFacts, disable: frozenset[Layer], inside: str | None) -> Place | None:
+        """Where the window of this step begins to differ, module by module; `inside` one, operation by operation."""
+        reference, _ = self._ground(disable)
+        looking = replace(_following(reference, disable), place=step.step, inside=inside)
+        theirs = self.runs.baseline(self.family.options, looking)
+        null = self.runs.baseline(self.family.options, replace(looking, perturb=1.0, arithmetic=reference.arithmetic))
+        mine = self.runs.candidate(self.n, self.family.options, looking)
+        if any(run.error is not None for run in (theirs, null, mine)):
+            return None  # a model that does not bear views of what its modules are handed, or hooks
+        return place_of(mine, theirs, null, step.only)
+
     def _frozen(self, judged: Judged) -> Judged:
         """Gradients that agree only while the weights stand still come from a cached forward."""
         if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
@@ -216,8 +242,7 @@ class ExtraRuns:
 
     def _without_layers(self, judged: Judged) -> list[Finding]:
         """The layers that make the difference, and what differs without them too; empty where they make none."""
-        seen = ((Layer.dropout, judged.run.dropout_calls), (Layer.batch_norm, judged.run.norm_calls))
-        suspects = frozenset(layer for layer, calls in seen if calls)
+        suspects = _layers_of(judged.run)
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
             return []
         without = self._followed(disable=suspects)
@@ -255,6 +280,25 @@ class ExtraRuns:
         return any(
             s.probe.by_row is not None and s.probe.by_row.outputs > SAME_ROW for item in probed.compared for s in item.steps
         )
+
+
+def _with_place(finding: Finding, place: Place) -> Finding:
+    evidence = {**finding.evidence, "place": str(place)}
+    return replace(finding, message=f"{finding.message}; the first difference is {place}", evidence=evidence)
+
+
+def _layers_of(run: Run) -> frozenset[Layer]:
+    """The layers of `CAUSE_OF` that it has called."""
+    seen = ((Layer.dropout, run.dropout_calls), (Layer.batch_norm, run.norm_calls))
+    return frozenset(layer for layer, calls in seen if calls)
+
+
+def _furthest(judged: Judged) -> StepFacts:
+    """Of the full windows that differ the one that differs most."""
+    off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
+    most = max(step.backwards for step in off)
+    full = [step for step in off if step.backwards == most]
+    return max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step))
 
 
 def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:

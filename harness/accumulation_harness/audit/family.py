@@ -85,6 +85,8 @@ def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
     said += ["on the weights of N=1"] if intervention.follow else []
     said += ["other values in buffers"] if intervention.shake else []
     said += ["weights put back after every step"] if intervention.freeze_weights else []
+    look = "operation by operation" if intervention.inside else "module by module"
+    said += [look] if intervention.place is not None else []
     said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []
     said += ["its loss taken apart"] if intervention.probe is not None or intervention.terms is not None else []
     return f" ({', '.join(said)})" if said else ""

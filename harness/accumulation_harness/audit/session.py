@@ -17,7 +17,7 @@ from accumulation_harness.audit.compare.held import keeps
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
-from accumulation_harness.audit.convention import other_rows, rows_of, takes_the_whole_batch, window_sizes
+from accumulation_harness.audit.convention import cuts_the_same_windows, other_rows, rows_of, takes_the_whole_batch
 from accumulation_harness.audit.evidence import Intervention, Run
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
@@ -170,7 +170,7 @@ class Session:
         """Give the function the whole batch, where it then makes the windows of N=1 of it."""
         before, self.runs = self.runs, replace(self.runs, total=True)
         run, size = self._candidate(family, n), self.runs.batch_size
-        if run.error is not None or window_sizes(run) != window_sizes(family.reference):
+        if run.error is not None or not cuts_the_same_windows(run, family.reference):
             self.runs = before
             return
         family.candidates[n] = run

@@ -6,6 +6,7 @@ faults at once give two causes, or `unexplained`; nothing is named that does not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -202,10 +203,12 @@ def describe(window: WrongWindow) -> str:
     digits, outside = 6, ""  # weights are known to what is outside their span
     if whole.residual > SAME_DIRECTION:
         digits, outside = 3, f", {whole.residual:.1e} of it outside their span"
-    shown = ", ".join(f"{w:.{digits}g}" for w in whole.weights[:6]) + (", ..." if len(whole.weights) > 6 else "")
+    known = [w for w in whole.weights if not math.isnan(w)]
+    which = "micro-batches" if len(known) == len(whole.weights) else "micro-batches that have loss terms"
+    shown = ", ".join(f"{w:.{digits}g}" for w in known[:6]) + (", ..." if len(known) > 6 else "")
     return (
         f"the accumulated gradient differs by {whole.distance:.1e}{_where(window)} (scale {whole.scale:.4g}, "
-        f"1 - cosine {parallel:.1e}); the micro-batches enter with {shown} of their right weights{outside}"
+        f"1 - cosine {parallel:.1e}); the {which} enter with {shown} of their right weights{outside}"
     )
 
 

@@ -143,7 +143,7 @@ class Probe:
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         whole = partial(self.referee.loss_and_gradient, window=window)
-        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, gradient, whole)) > ALGEBRA_GATE:
+        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, whole)) > ALGEBRA_GATE:
             # no cause is told by the gradient as a whole
             return dataclasses.replace(
                 found, gradient_error=off, wrong_windows=({},), worst_window=self._wrong_window(seen, exact)
@@ -169,10 +169,10 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
-    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, gradient: Tensor, compute: Computed) -> float:
+    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, compute: Computed) -> float:
         """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.
 
-        `gradient`: as `compute` gives it at the weights themselves, and `exact` what the optimizer has to consume.
+        `exact`: what the optimizer has to consume. Clipping hands what the largest tensors round on to all others.
         """
         places = list(by_tensor(self.referee.model).values())
         lengths, gaps = (
@@ -181,11 +181,10 @@ class Probe:
         suspects = (gaps > ALGEBRA_GATE * lengths) & (lengths > FEW_ULPS * torch.linalg.vector_norm(exact))
         if not bool(suspects.any()):
             return 0.0
-        moved = [compute(state)[1] for state in self._moved_by_rounding(seen)]
+        moved = [clipped(compute(state)[1], seen.arm.clip_norm) for state in self._moved_by_rounding(seen)]
         worst_error = 0.0
         for k in suspects.nonzero().flatten().tolist():
-            own = gradient[places[k]]
-            resolved = max(relative_distance(one[places[k]], own) for one in moved)
+            resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
             error = float(gaps[k] / lengths[k])
             worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
         return worst_error

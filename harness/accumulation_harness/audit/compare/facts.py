@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, isinf, nan
 from typing import Literal
 
+from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.evidence import Role
 from accumulation_harness.compare.linear import WeightedSum
 
@@ -85,6 +86,7 @@ class Probe:
     mixed: bool = False  # in the reference, the model's output for one row depends on other rows
     coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
     elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
+    place: Place | None = None  # where the difference begins, module by module
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
     agrees_when_held: bool = False  # the difference is gone when a forward's buffers move once per window
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well

@@ -187,7 +187,7 @@ class Observed(Loop[LiveTrack]):
         self.run.callers = self.run.callers or tuple(_callers())
         self.run.backwards += 1
         self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
-        if self.intervention.leads and not self.run.summed:
+        if not self.run.summed:
             self.run.summed = _is_sum(root)
         if self.forwards.probing:
             self._probe(root)

@@ -118,6 +118,7 @@ def _not_made(job: Job) -> tuple[str, ...]:
     asked = {
         "rows and terms of the loss, one by one (a probe)": what.probe is not None,
         "terms of the loss that give no gradient": what.terms is not None,
+        "modules one by one": what.place is not None,
         "runs without dropout or batch statistics": bool(what.disable),
         "numbers that stand still while a window lasts, or are moved": bool(what.hold or what.shake),
         "weights that stand still": what.freeze_weights,

@@ -18,6 +18,7 @@ from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.foreign import HandedWeights
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
+from accumulation_harness.audit.observe.modules import Modules
 from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.audit.observe.tensors import counts_in, losses_in
 from accumulation_harness.observe.fence import Fence
@@ -54,6 +55,7 @@ class Recorder:
         self._namespaces = list(namespaces)
         self._steps_seen = Patches()  # outside of the fence: what nobody observes any longer ends as well
         self._layers = Layers(run, intervention.disable)
+        self._modules = None if intervention.place is None else Modules(self._fence, intervention.inside)
         self._keras = KerasAdapter(self.observed, self._fence.replace, self._count_step)
         self._fastai = FastaiAdapter(self.observed, self._fence.replace, self._count_step)
 
@@ -64,6 +66,8 @@ class Recorder:
             self._steps_seen.removing(register_optimizer_step_pre_hook(self._before_step))
             self._steps_seen.removing(register_optimizer_step_post_hook(self._after_step))
             fence.hooked(register_module_forward_pre_hook, self._enter)
+            if self._modules is not None:
+                self._steps_seen.removing(register_module_forward_pre_hook(self._lend))
             fence.hooked(register_module_forward_hook, self._leave, with_kwargs=True, always_call=True)
             fence.replace(self.observed.calls(), self._namespaces)
             fence.change(self._layers.wraps(), self._namespaces)
@@ -96,6 +100,8 @@ class Recorder:
         tracks = [live.track for live in observed.lives if live.track.steps]
         if self._handed.track.steps:
             tracks.append(self._handed.track)
+        if self._modules is not None:
+            observed.run.calls = self._modules.found(observed.loss_scale)
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
         if observed.run.copies:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
@@ -119,6 +125,19 @@ class Recorder:
         """Whether forwards are none of the loop's own: inside a transform, or computed again for a backward (checkpointing)."""
         return transforming() or self.observed.backward_depth > 0
 
+    @property
+    def _placing(self) -> bool:
+        """Whether the window under way is looked at module by module."""
+        leading, place = self.observed.leading, self.observed.intervention.place
+        return place is not None and place == (len(leading.track.steps) if leading else 0)
+
+    def _lend(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        """What a module is handed, as views where it has a slope. `torch.no_grad` inside a forward is a checkpoint's."""
+        modules = self._modules
+        if modules is None or self._fence.is_deaf or self._aside or not self._placing:
+            return None
+        return self._fence.run(modules.enter, module, args) if modules.under_way or torch.is_grad_enabled() else None
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._aside:
             return
@@ -141,6 +160,10 @@ class Recorder:
         if not self._aside:
             kwargs, output = rest if len(rest) == 2 else ({}, *rest)
             self.observed.forwards.leave(module, args, kwargs, output)
+            if self._modules is not None and self._modules.under_way:
+                self._modules.leave(args, kwargs, output)
+        elif self._modules is not None and self._placing and len(rest) == 2 and not transforming():
+            self._modules.leave_again(module, rest[1])
 
     def _prepare(self, module: nn.Module) -> None:
         """Before the first backward: put the starting weights that the intervention asks for.

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.evaluations import evaluations_apart
@@ -145,7 +146,9 @@ def _repeatable() -> Iterator[None]:
 
 
 def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
-    """The one that the intervention asks for."""
+    """The one that the intervention asks for; and what a checkpoint computes again is seen to its end."""
+    if what.place is not None:
+        return set_checkpoint_early_stop(False)
     return RoundedOnce() if what.rounded_once else nullcontext()  # type: ignore[no-untyped-call]
 
 

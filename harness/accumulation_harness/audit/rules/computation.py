@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from accumulation_harness.audit.compare.facts import OneTerm, RowFacts
+from accumulation_harness.audit.compare.place import Where
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
@@ -33,6 +34,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.clip_per_micro_batch,
     Cause.sum_rescaled_in_window,
 )
+INSIDE = (Where.forward, Where.recomputation, Where.backward)  # a module: no term of the loss is wrong
 ALIKE = 0.5  # cosine above which two gradients point alike
 BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
@@ -321,8 +323,11 @@ def _other_factors(facts: StepFacts) -> Named | None:
 
 def _some_tensors(facts: StepFacts) -> Named | None:
     """What differs is too large, and points as it should, in some tensors only."""
-    rows, seen = facts.probe.by_row, facts.raw
+    rows, seen, place = facts.probe.by_row, facts.raw, facts.probe.place
     if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
+        return None
+    has_terms = facts.candidate.summed or any(b.forwards == 0 for b in facts.mine.backwards)  # one differentiated by itself
+    if not has_terms or (place is not None and place.where in INSIDE):
         return None
     if not (facts.probe.made and facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1):
         return None

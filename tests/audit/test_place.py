@@ -1,0 +1,283 @@
+"""Faults inside a module, which no weights of the micro-batches explain, are placed in that module, and in none beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from accumulation_harness.audit import audit
+
+B, STEPS, WIDTH, LENGTH, VOCABULARY = 12, 3, 8, 5, 11
+PATHS = ("embed", "blocks.0.mixer", "blocks.1.norm", "blocks.1.mlp.0", "blocks.2")
+
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixer, self.norm = Mixer(), nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
+
+    def forward(self, x):
+        x = x + self.mixer(x)
+        return x + self.mlp(self.norm(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.blocks = nn.Sequential(*(Block() for _ in range(3)))
+
+    def forward(self, ids):
+        return self.head(self.blocks(self.embed(ids)))
+
+
+# -- what a forward may do wrong: (forward, state that lasts) -> another forward ----------------------------------------------
+
+
+def keeps_a_mean(forward, state):
+    def wrong(x):
+        y = forward(x)
+        state["mean"], before = y.detach().mean(), state.get("mean", 0)
+        return y + 0.3 * before
+
+    return wrong
+
+
+def counts_its_calls(forward, state):
+    def wrong(x):
+        state["calls"] = state.get("calls", 0) + 1
+        return forward(x) * (1 + 0.2 * math.sin(state["calls"]))
+
+    return wrong
+
+
+def swaps_rows(forward, state):
+    return lambda x: forward(x) if len(x) == B else forward(x).roll(1, 0)
+
+
+def subtracts_neighbours(forward, state):
+    return lambda x: (y := forward(x)) - 0.5 * y.mean(0, keepdim=True)
+
+
+def divides_by_the_largest(forward, state):
+    return lambda x: (y := forward(x)) / y.abs().max()
+
+
+def rounds(forward, state):
+    return lambda x: forward(x) if len(x) == B else (y := forward(x)).bfloat16().to(y.dtype)
+
+
+def masks_by_the_batch(forward, state):
+    return lambda x: (y := forward(x)) * (torch.arange(y.shape[1]) < len(y) - 1)[:, None]
+
+
+def gives_another_slope(forward, state):
+    return lambda x: CentredSlope.apply(forward(x))
+
+
+class CentredSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope - slope.mean(0, keepdim=True)
+
+
+FAULTS = (
+    keeps_a_mean,
+    counts_its_calls,
+    swaps_rows,
+    subtracts_neighbours,
+    divides_by_the_largest,
+    rounds,
+    masks_by_the_batch,
+    gives_another_slope,
+)
+
+
+def training(make, data, loss):
+    """A right loop; `loss(model, rows)` is a mean."""
+
+    def train(batch_size, accumulation_steps):
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for window in data.split(B):
+            optimizer.zero_grad()
+            for rows in window.split(batch_size):
+                (loss(model, rows) / accumulation_steps).backward()
+            optimizer.step()
+
+    return train
+
+
+def next_token(model, ids):
+    return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+TEXT = torch.randint(VOCABULARY, (STEPS * B, LENGTH), generator=torch.Generator().manual_seed(1))
+NUMBERS = torch.randn(STEPS * B, LENGTH, WIDTH, generator=torch.Generator().manual_seed(2))
+
+
+def places(train):
+    """Where the audit puts what it has found; each with its finding's cause."""
+    report = audit(train, batch_size=B, accumulation_steps=[3])
+    assert report.status == "different"
+    return [(str(f.evidence["place"]), f.cause) for arm in report.results for f in arm.findings if "place" in f.evidence]
+
+
+def planted(fault, path):
+    def make():
+        model = Transformer()
+        module = model.get_submodule(path)
+        module.forward = fault(module.forward, {})
+        return model
+
+    return training(make, TEXT, next_token)
+
+
+ALL = [(fault, path) for fault in FAULTS for path in PATHS]
+FEW = [(fault, PATHS[place % len(PATHS)]) for place, fault in enumerate(FAULTS)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "path"),
+    [pytest.param(*each, marks=[] if each in FEW else pytest.mark.slow, id=f"{each[0].__name__}-{each[1]}") for each in ALL],
+)
+def test_a_fault_is_placed_in_its_module(fault, path):
+    ((place, _),) = places(planted(fault, path))
+    assert f"`{path}`" in place and (fault is gives_another_slope) == ("of `" in place and "forward" not in place), place
+    if "operation" in place:
+        assert "test_place.py" in place or "CentredSlopeBackward" in place, place
+
+
+# -- layouts, and what is no module's ----------------------------------------------------------------------------------------
+
+
+class Neighbours(nn.Module):
+    def forward(self, x):
+        return x - 0.5 * x.mean(0, keepdim=True)
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *, hidden, mask=None):
+        return {"hidden": Neighbours()(self.linear(hidden)), "length": LENGTH}
+
+
+class Twice(nn.Module):
+    """Computed again for the backward, with another result there."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.linear(x) * (1 if len(x) == B or self.calls % 2 else 1.3))
+
+
+class OwnGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, weight = ctx.saved_tensors
+        return slope @ weight, slope.flatten(0, 1).T @ x.flatten(0, 1) + 0.01 * x.mean()
+
+
+class OwnLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+
+    def forward(self, x):
+        return OwnGradient.apply(x, self.weight)
+
+
+class Model(nn.Module):
+    """A middle of any kind between two linear layers; `call(middle, hidden)` calls it."""
+
+    def __init__(self, middle, call=lambda middle, hidden: middle(hidden)):
+        super().__init__()
+        self.first, self.middle, self.last, self.call = nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, 3), call
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.call(self.middle, self.first(x))).mean(1))
+
+
+def squares(model, rows):
+    return model(rows).square().mean()
+
+
+def apart(model, rows):
+    """A loss that couples rows."""
+    unit = F.normalize(model(rows), dim=1)
+    return F.cross_entropy(unit @ unit.T, torch.arange(len(unit)))
+
+
+LAYOUTS = {
+    "keywords in, a mapping out": (
+        lambda: Model(ByName(), lambda middle, x: middle(hidden=x)["hidden"]),
+        "forward of `middle.Neighbours`",
+    ),
+    "rows and positions in one": (
+        lambda: Model(Neighbours(), lambda middle, x: middle(x.flatten(0, 1)).unflatten(0, (-1, LENGTH))),
+        "forward of `middle`",
+    ),
+    "rows second": (
+        lambda: Model(nn.Identity(), lambda middle, x: Neighbours()(middle(x.transpose(0, 1)).transpose(0, 1))),
+        "forward of `Model.Neighbours`",
+    ),
+    "between modules": (lambda: Model(nn.Identity(), lambda middle, x: middle(x) - x.mean(0)), "forward of `Model`"),
+    "called twice": (lambda: Model(Neighbours(), lambda middle, x: middle(torch.relu(middle(x)))), "forward of `middle`"),
+    "a checkpoint": (
+        lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=False)),
+        "`middle` (Twice): computed again",
+    ),
+    "a reentrant checkpoint": (
+        lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=True)),
+        "`middle` (Twice): computed again",
+    ),
+    "a wrong gradient of a weight": (lambda: Model(OwnLinear()), "gradients of the parameters of `middle`"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_fault_is_placed_whatever_the_layout(layout):
+    make, where = LAYOUTS[layout]
+    ((place, cause),) = places(training(make, NUMBERS, squares))
+    assert where in place and cause != "auxiliary_loss_scale", (place, cause)
+
+
+def test_a_loss_that_couples_rows_is_placed_in_no_module():
+    ((place, cause),) = places(training(lambda: Model(nn.Identity()), NUMBERS, apart))
+    assert place.startswith("in the loss") and cause == "non_separable_loss"
+
+
+def test_weights_of_micro_batches_are_no_fault_of_a_module():
+    assert not places(training(lambda: Model(nn.Identity()), NUMBERS, lambda model, rows: squares(model, rows) * len(rows)))
