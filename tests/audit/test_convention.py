@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from accumulation_harness.audit import audit
 
@@ -74,3 +75,68 @@ def test_an_error_of_another_kind_is_none_of_the_convention():
 
     report = audit(train, batch_size=16, accumulation_steps=(16,))
     assert report.status == "inconclusive" and not report.notes and "ValueError: no" in report.problems[0]
+
+
+SENTENCES = [torch.randint(2, 20, (2 + 7 * k % 13,), generator=torch.Generator().manual_seed(k)) for k in range(96)]
+
+
+def padded(filler, time_first, divisor):
+    """Each micro-batch is padded to its longest sentence; what the model is given has lost the last element of that one."""
+
+    def train(batch_size, accumulation_steps):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(20, 4), torch.nn.Linear(4, 20))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for window in torch.arange(96).split(batch_size * accumulation_steps):
+            parts = [pad_sequence([SENTENCES[k] for k in part], True, filler) for part in window.split(batch_size)]
+            terms = [(rows[:, 1:] != filler).sum() for rows in parts]
+            for rows, own in zip(parts, terms, strict=True):
+                given, wanted = (rows.T[:-1], rows.T[1:]) if time_first else (rows[:, :-1], rows[:, 1:])
+                outputs = model(given).flatten(0, 1)
+                summed = cross_entropy(outputs, wanted.flatten(), ignore_index=filler, reduction="sum")
+                (summed / (sum(terms) if divisor == "window" else own * len(parts))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
+
+
+@pytest.mark.parametrize(("filler", "time_first"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("divisor", "causes"), [("window", set()), ("micro-batch", {"mean_of_means"})])
+def test_a_sequence_is_known_however_far_it_is_padded(filler, time_first, divisor, causes):
+    report = audit(padded(filler, time_first, divisor), batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+
+
+@pytest.mark.parametrize(("divide", "causes"), [(True, set()), (False, {"loss_not_divided"})])
+def test_losses_that_are_added_up_without_a_module_accumulate(divide, causes):
+    def train(batch_size, accumulation_steps):
+        weight = torch.zeros(5, 3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for rows in torch.arange(96).split(batch_size * accumulation_steps):
+            losses = [cross_entropy(X[part] @ weight, Y[part]) for part in rows.split(batch_size)]
+            (sum(losses) / (accumulation_steps if divide else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_misplaced_window_hides_no_schedule_of_before():
+    def train(batch_size, accumulation_steps):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+        parts = [part for _ in range(3) for part in torch.randperm(72).split(batch_size)]
+        for count, part in enumerate(parts, start=1):
+            (cross_entropy(model(X[part]), Y[part]) / accumulation_steps).backward()
+            if count % accumulation_steps == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == {"window_misplaced", "schedule_per_micro_batch"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field, replace
 
-from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.evidence import Backward, Run
 
 
 def takes_the_whole_batch(run: Run, reference: Run) -> bool:
@@ -50,3 +51,38 @@ def other_rows(run: Run, reference: Run) -> bool:
     """Whether both trained on as many rows, and some of the run's are none of the reference's."""
     mine, theirs = rows_of(run), rows_of(reference)
     return bool(mine) and mine.total() == theirs.total() and not mine.keys() <= theirs.keys()
+
+
+@dataclass
+class Names:
+    """How the first run calls sequences, by hashes of them whole, without padding and shorter by one; how often each came."""
+
+    known: dict[tuple[str, str], str] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)
+
+    def given(self, run: Run) -> Run:
+        """The run, whose sequences are called as in the first one where they are the same but for how far they are padded.
+
+        `model(ids[:, :-1])` takes padding from some rows, and from the longest of a micro-batch its last element.
+        """
+        rows, is_first, names = rows_of(run), not self.times, dict[str, str]()
+        for row in rows:
+            whole, *others = row.split(".")
+            if others:
+                bare, shorter = others
+                name = self.known.get(("whole", whole)) or self.known.get(("bare", bare))
+                if not is_first and name is None:
+                    longer = self.known.get(("shorter", bare)) or self.known.get(("bare", shorter), "")
+                    name = longer if rows[longer] + rows[row] <= self.times[longer] else None
+                names[row] = name = name or row
+                if is_first:
+                    self.known |= {("whole", whole): name, ("bare", bare): name, ("shorter", shorter): name}
+
+        def of(b: Backward) -> Backward:
+            return replace(b, rows=None if b.rows is None else tuple(names.get(row, row) for row in b.rows))
+
+        for track in run.tracks if any(row != name for row, name in names.items()) else ():
+            track.steps[:] = [replace(step, backwards=tuple(map(of, step.backwards))) for step in track.steps]
+            track.pending[:] = map(of, track.pending)
+        self.times.update(rows_of(run) if is_first else ())
+        return run

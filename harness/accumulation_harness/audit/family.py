@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from accumulation_harness.audit.compare.floors import Floor
+from accumulation_harness.audit.convention import Names
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.pooling import pooled
 from accumulation_harness.audit.observe.runs import Job
@@ -40,6 +41,7 @@ class Runs:
     is_recorded: bool = False  # by ranks of another program: no other runs can be made
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
     _alone: list[Run] = field(default_factory=list)  # the first run of the independent function
+    _names: Names = field(default_factory=Names)
 
     def candidate(self, n: int, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
         """The audited function with N micro-batches, its ranks pooled."""
@@ -61,7 +63,7 @@ class Runs:
             apart=self.apart,
         )
         self.progress(f"run {next(self._numbers)}: N={n}{_besides(options, intervention)}")
-        run = pooled(self.runner.run(job), *self._alone)
+        run = self._names.given(pooled(self.runner.run(job), *self._alone))
         if independent and not self._alone:
             self._alone.append(run)
         return run

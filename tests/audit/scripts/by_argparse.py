@@ -1,4 +1,4 @@
-"""argparse in main(), a loader that shuffles with workers, epochs, a schedule, a checkpoint at the end; sys.exit(main())."""
+"""argparse in main(), a loader with workers that augment, epochs, a schedule, a checkpoint at the end; sys.exit(main())."""
 
 import argparse
 import sys
@@ -6,7 +6,12 @@ from pathlib import Path
 
 import torch
 import toy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+
+
+def jittered(rows):
+    batch = default_collate(rows)
+    return [batch[0] + 0.1 * torch.randn_like(batch[0]), *batch[1:]]
 
 
 def parse_args(argv=None):
@@ -22,7 +27,7 @@ def main():
     args = parse_args()
     torch.manual_seed(42)
     model = toy.model()
-    loader = DataLoader(toy.data(), batch_size=args.batch_size, shuffle=True, num_workers=1)
+    loader = DataLoader(toy.data(), batch_size=args.batch_size, shuffle=True, num_workers=2, collate_fn=jittered)
     windows = -(-len(loader) // args.gradient_accumulation_steps)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, windows * args.epochs)

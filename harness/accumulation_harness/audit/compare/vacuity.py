@@ -39,10 +39,11 @@ def _has_gradient(run: Run) -> bool:
 
 
 def _accumulates(candidate: Run, one: Run) -> bool:
-    """Whether there are more forwards or backwards per optimizer step; true as well where none are seen (weights handed over)."""
+    """Whether a step has more forwards or backwards, or a loss of more terms; true where none are seen (weights handed over)."""
     steps = candidate.num_steps, one.num_steps
     pairs = ((candidate.backwards, one.backwards), (candidate.forwards, one.forwards))
-    return not any(b for _, b in pairs) or any(a / steps[0] > b / steps[1] for a, b in pairs)
+    more = any(a / steps[0] > b / steps[1] for a, b in pairs) or candidate.summed > one.summed
+    return more or not any(b for _, b in pairs)
 
 
 def _per_step(run: Run) -> str:

@@ -147,7 +147,7 @@ class Forwards:
         self.last = state
         self.run.forwards += 1
         self.count += 1
-        rows = fingerprints(args, kwargs)
+        rows = fingerprints(args, kwargs, self.run.batch_size)
         given = list(tensors_in([*args, kwargs]))
         computed = any(t.grad_fn is not None for t in given)
         forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first, computed)

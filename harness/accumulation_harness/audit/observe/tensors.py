@@ -75,14 +75,21 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
             yield from tensors_in(value, depth - 1)
 
 
-def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
-    """(hash, length) per row of the first tensor with rows; padding (around integers, after other numbers) does not count."""
+def fingerprints(args: Sequence[Any], kwargs: dict[str, Any], batch_size: int = 0) -> list[tuple[str, int]]:
+    """(name, length) per row of the first tensor with rows; padding (around integers, after other numbers) does not count.
+
+    The name has the hash of the row, and of a sequence two more, by which `Names` knows it.
+    """
     first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
     if first is None or first.is_meta:
         return []
     mask = next((given.get("attention_mask") for given in (kwargs, *args) if isinstance(given, Mapping)), None)
     rows = dense(first).cpu()
     keep = dense(mask).cpu().bool() if isinstance(mask, Tensor) and mask.shape == rows.shape else None
+    tokens = not rows.is_floating_point() and rows.ndim == 2
+    if tokens and rows.shape[0] != batch_size == rows.shape[1]:  # time comes first
+        rows, keep = rows.T, None if keep is None else keep.T
+    filler = _filler(rows) if tokens and keep is None else None
     hashes = []
     for index in range(rows.shape[0]):
         row = rows[index]
@@ -92,12 +99,33 @@ def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str,
             used = ((row != 0) & (row != -100)).nonzero()
             row = row[int(used[0]) : int(used[-1]) + 1] if len(used) else row[:0]
         elif row.ndim:  # sequences of numbers or of vectors are padded to the longest of their batch
-            used = row.reshape(row.shape[0], -1).any(1).nonzero()
-            row = row[: int(used[-1]) + 1] if len(used) else row[:0]
-        content = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        features = rows[index].is_floating_point() and rows.ndim == 2  # a last one of 0 makes no shorter sequence
-        hashes.append((hashlib.blake2b(content, digest_size=8).hexdigest(), (rows[index] if features else row).numel()))
+            row = row[: _end(row.reshape(row.shape[0], -1).any(1))]
+        if rows[index].is_floating_point() and rows.ndim == 2:  # a last one of 0 makes no shorter sequence
+            hashes.append((_hash(row), rows[index].numel()))
+        elif row.ndim in (1, 2):
+            bare = row if filler is None else row[: _end(row != filler)]
+            hashes.append((".".join(map(_hash, (row, bare, bare[:-1]))), bare.numel()))
+        else:
+            hashes.append((_hash(row), row.numel()))
     return hashes
+
+
+def _end(used: Tensor) -> int:
+    """The place after the last element that is true."""
+    places = used.nonzero()
+    return int(places[-1]) + 1 if len(places) else 0
+
+
+def _filler(rows: Tensor) -> Tensor | None:
+    """What the rows of a batch are padded with: the value that is repeated most at the end of one; None where none is."""
+    repeated = (rows == rows[:, -1:]).flip(1).cumprod(1).sum(1)
+    longest = int(repeated.argmax())
+    return rows[longest, -1] if repeated[longest] > 1 else None
+
+
+def _hash(row: Tensor) -> str:
+    content = row.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def broken(values: Any) -> bool:

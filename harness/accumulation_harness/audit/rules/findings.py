@@ -49,7 +49,9 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found += said
         if not facts.backwards and not facts.reference_backwards and not facts.agrees:
             break  # only weights were seen: later steps start from other weights
-    if not broken_off:
+    if broken_off:  # rates of before are no consequence
+        found += [f for f in schedule(run) if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
+    else:
         found += schedule(run) + counters(run) + held(run) + ended(run)
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)

@@ -37,7 +37,7 @@ def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
     with _state_of_python(), _state_of_torch(), _ends(is_own) as at_end:
         changes: dict[str, dict[str, Wrap]] = {
             "atexit": {"register": at_end},
-            "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter.__init__": _forked},
+            "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter.__init__": _one_worker},
             "torch.distributed": {name: _group_stays for name in ("init_process_group", "destroy_process_group")},
         }
         with replaced(changes):
@@ -119,17 +119,22 @@ def _ends(is_own: Callable[[ModuleType], bool]) -> Iterator[Callable[[Callable[.
                 function()
 
 
-def _forked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Workers of a loader start in no time, with the samples and seeds of those that import everything anew."""
+def _one_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of several workers each draws for batches of its own: how a batch is cut would say what becomes of a sample.
+
+    A forked one starts in no time, with the samples and seeds of one that imports everything anew.
+    """
 
     @wraps(original)
     def start(self: Any, loader: Any) -> None:
-        before = loader.multiprocessing_context
+        before, workers = loader.multiprocessing_context, loader.num_workers
+        loader.num_workers = 1
         if sys.platform == "linux" and not torch.cuda.is_initialized():
             loader.multiprocessing_context = "fork"
         try:
             original(self, loader)
         finally:
+            loader.num_workers = workers
             loader.multiprocessing_context = before
 
     return start

@@ -20,6 +20,9 @@ OFF = {  # variables of the environment that switch trackers off
     "SWANLAB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": LOCAL,
     "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # which is sent, and written into the home folder
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
 }
 CALLS: dict[str, dict[str, Mapping[str, Any]]] = {  # module -> function -> keyword arguments, whatever the code gives
     "wandb": {"init": {"mode": "disabled"}},
