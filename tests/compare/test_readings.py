@@ -49,7 +49,7 @@ def test_the_window_divided_by_its_terms_is_right_and_twice_or_not_at_all_is_not
     twice = [weighed(t, [Fraction(1, sum(t) * N)] * N, [Constant(1 / sum(t), True), Constant(1 / N, True)]) for t in runs]
     assert told(twice, N).causes == (Cause.loss_divided_twice,)
     undone = [weighed(t, [Fraction(N, sum(t))] * N, [Constant(1 / sum(t), True), Constant(N)]) for t in runs]
-    assert told(undone, N).causes == (Cause.loss_not_divided,)
+    assert "loss not divided, or a coefficient of 4" in told(undone, N).words
 
 
 @fixed(60)

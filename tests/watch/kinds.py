@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness.watch import watch
 from accumulation_harness.watch.session import Watch
@@ -158,6 +160,124 @@ def through_hooks(of_gradients):
         each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
 
     return body
+
+
+def hooked(tensor, of_gradients, by=1.0):
+    """A hook on what is between the losses and the parameters: the hidden layer, its outputs, or the loss itself."""
+
+    def loss(model, num, k):
+        hidden = model[0](rows()).tanh()
+        z = model[2](hidden)[:, None]
+        found = functional.cross_entropy(z.flatten(0, 1), classes()) / (num if by > 1 else 1)
+        {"hidden": hidden, "outputs": z, "loss": found}[tensor].register_hook(of_gradients)
+        return found
+
+    return each(loss)
+
+
+def cut_off(but):
+    """The trunk is cut off from the losses of some micro-batches."""
+
+    def loss(model, num, k):
+        hidden = model[0](rows()).tanh()
+        return functional.cross_entropy(model[2](hidden if but(num, k) else hidden.detach()), classes()) / num
+
+    return each(loss)
+
+
+def every_step(made, moved, times):
+    """What follows the steps, made in the first window, is moved so many times before each of the others."""
+    kept: list[Any] = []
+
+    def body(model, window, num, seen):
+        kept[:] = kept if window else [made(model, seen.optimizers[0])]
+        for _ in range(times if window else 0):
+            moved(kept[0], model)
+        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+
+    return body
+
+
+def advanced(times):
+    return every_step(lambda model, optimizer: lr_scheduler.StepLR(optimizer, 2), lambda one, model: one.step(), times)
+
+
+def averaged(times):
+    return every_step(lambda model, optimizer: AveragedModel(model), lambda one, model: one.update_parameters(model), times)
+
+
+def warm_and_anneal(steps):
+    def made(model, optimizer):
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)]
+        return lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+
+    return every_step(made, lambda one, model: one.step(), 1)
+
+
+def remembered(inside):
+    """New tensors are put into the optimizer's state, at each step or after each backward."""
+
+    def body(model, window, num, seen):
+        (optimizer,) = seen.optimizers
+        for k in range(num):
+            (of(ce, model) / num).backward()
+            for p in model.parameters() if inside or k == num - 1 else ():
+                optimizer.state[p]["seen"] = optimizer.state[p].get("seen", 0) * 0.9 + p.grad.square()
+
+    return body
+
+
+def thawed(cleared):
+    """A layer joins the optimizer later; its gradients are cleared, or never."""
+
+    def body(model, window, num, seen):
+        (optimizer,) = seen.optimizers
+        if not window:
+            model[0].requires_grad_(False)
+            del optimizer.param_groups[0]["params"][:2]
+        if window == 3:
+            optimizer.add_param_group({"params": list(model[0].requires_grad_(True).parameters())})
+        for p in model[0].parameters() if kept else ():
+            p.grad = kept.pop(0)
+        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        if window > 2 and not cleared:  # the run clears all of it
+            kept[:] = [p.grad for p in model[0].parameters()]
+
+    kept: list[Any] = []
+    return body
+
+
+def divided_by(count):
+    """Sums over tokens of which some are padding, whose gradients are divided at the end."""
+
+    def body(model, window, num, seen):
+        labels = [classes(2, 8).masked_fill(torch.rand(2, 8) < 0.1 * (1 + window), -100) for _ in range(num)]
+        for y in labels:
+            z = model(torch.randn(2, 8, FEATURES))
+            functional.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="sum").backward()
+        number = sum(count(y) for y in labels)
+        for p in model.parameters():
+            p.grad /= number
+
+    return body
+
+
+def shortened(length):
+    """Clipped by hand."""
+
+    def body(model, window, num, seen):
+        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        grads = [p.grad for p in model.parameters()]
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        for g in grads:
+            g.mul_((length / norm).clamp(max=1))
+
+    return body
+
+
+def many_times_a_sum(times):
+    """A sum that is divided by the rows of the window, and multiplied by a coefficient or by N."""
+    return each(lambda m, n, k: times * functional.cross_entropy(m(rows()), classes(), reduction="sum") / (n * ROWS))
 
 
 def after_a_dry_run(model, window, num, seen):
@@ -311,6 +431,27 @@ def _runs():
     yield case("gradients for a log", looked_at)
     yield case("hooks that log", through_hooks(lambda g: g.norm() and None))
     yield case("hooks that clamp", through_hooks(lambda g: g.clamp(-1e-3, 1e-3)))
+    halves, clamps, logs = (lambda g: g / N), (lambda g: g.clamp(-1e-3, 1e-3)), (lambda g: g.norm() and None)
+    for place in ("outputs", "loss"):
+        yield case(f"a hook on the {place} divides", hooked(place, halves))
+        yield case(f"a hook on the {place} divides once more", hooked(place, halves, N))
+    yield case("a hook on the hidden layer logs", hooked("hidden", logs, N))
+    yield case("a hook on the hidden layer clamps", hooked("hidden", clamps, N))
+    yield case("the trunk is cut off but for the last", cut_off(lambda num, k: k == num - 1))
+    yield case("the trunk is cut off by chance", cut_off(lambda num, k: torch.rand(()) < 0.5))
+    for times in (1, N):
+        after = "" if times == 1 else ", N times"
+        yield case(f"a schedule after each step{after}", advanced(times))
+        yield case(f"an average after each step{after}", averaged(times))
+        yield case(f"a schedule in two parts{after}", warm_and_anneal(times * WINDOWS))
+        yield case(f"a sum that counts {times} times", many_times_a_sum(times))
+    yield case("new tensors of the state", remembered(inside=False))
+    yield case("new tensors of the state, inside", remembered(inside=True))
+    yield case("a layer that joins", thawed(True))
+    yield case("a layer that joins and is never cleared", thawed(False))
+    yield case("tokens at the end", divided_by(lambda y: (y >= 0).sum()))
+    yield case("tokens at the end, padding counted", divided_by(lambda y: y.numel()))
+    yield case("clipped by hand", shortened(0.05))
     yield case("after a dry run", after_a_dry_run)
     yield case("divided at the end", divided_at_the_end(1))
     yield case("divided at the end, by half", divided_at_the_end(0.5))

@@ -15,7 +15,7 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
         "average_in_one_vector_inside", "average_made_anew_inside", "warm_up_before_a_cosine_of_micro_batches",
         "milestones_in_micro_batches",
     ),
-    "act on each other": ("drawn_rows", "standardised_over_the_micro_batch", "state_kept_inside"),
+    "act on each other": ("drawn_rows", "standardised_over_the_micro_batch"),
     "random draws": ("dropout", "noise_in_the_model"),
 }  # fmt: skip
 

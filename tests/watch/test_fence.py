@@ -349,7 +349,7 @@ def test_a_loss_function_that_a_module_keeps_is_not_looked_at_any_longer():
     (criterion,) = kept
     for _ in range(3):
         criterion(loop.model(torch.randn(4, FEATURES)), torch.arange(4)).backward()
-    assert seen.heads.taken() == ([], False, 0, False)
+    assert seen.heads.taken() == ([], False, 0, False, [])
 
 
 def test_a_report_is_kept_while_the_run_goes_on(tmp_path):

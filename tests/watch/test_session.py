@@ -23,6 +23,10 @@ def mean(model, x, y, rows):
     return functional.cross_entropy(model(x), y) / N
 
 
+def undivided(model, x, y, rows):
+    return functional.cross_entropy(model(x), y)
+
+
 def objective(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -152,7 +156,7 @@ RIGHT = {
     "cleared in place": lambda: Loop(after_step=lambda loop: loop.optimizer.zero_grad(set_to_none=False)),
 }
 WRONG: dict[Cause, Callable[[], Loop]] = {
-    Cause.loss_not_divided: lambda: Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows)),
+    Cause.loss_not_divided: lambda: Loop(loss=undivided, sizes=(4, 4, 4, 4)),
     Cause.loss_divided_twice: lambda: Loop(loss=lambda m, x, y, rows: right(m, x, y, rows) / N),
     Cause.mean_of_means: lambda: Loop(loss=mean),
     Cause.short_window_divided_by_n: lambda: Loop(loss=mean, windows=[(4, 4, 4, 4), (4, 4, 4, 4), (4, 4)]),
@@ -226,6 +230,26 @@ def test_a_replay_puts_back_whatever_a_forward_keeps():
     report = watched.watched(loss=objective, every=2)
     alone.run()
     assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True)), report
+
+
+@pytest.mark.parametrize("register", [
+    lambda model, hook: model.register_forward_hook(hook),
+    lambda model, hook: next(model.parameters()).register_post_accumulate_grad_hook(hook),
+])  # fmt: skip
+def test_hooks_of_the_run_see_no_replay(register):
+    """A rate follows what a hook counts."""
+
+    def counting():
+        calls = []
+        loop = Loop(before_step=lambda loop: loop.optimizer.param_groups[0].update(lr=1 / len(calls)))
+        register(loop.model, lambda *_: calls.append(1))
+        return loop
+
+    watched, alone = counting(), counting()
+    report = watched.watched(loss=objective, every=2)
+    alone.run()
+    assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True))
+    assert report.verdict == "equivalent" and "a hook of the run's own" in str(report)
 
 
 def test_a_loss_that_is_handed_over_divided_is_no_fault_of_the_run():
@@ -432,9 +456,9 @@ def test_a_sum_that_is_divided_after_its_clip():
             assert p.grad is not None
             p.grad /= N
 
-    added = Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows), before_step=clip_and_divide).watched()
+    added = Loop(loss=undivided, sizes=(4, 4, 4, 4), before_step=clip_and_divide).watched()
     assert added.causes == (Cause.clip_before_unscale,)
-    clipped = Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows), before_step=clip).watched()
+    clipped = Loop(loss=undivided, sizes=(4, 4, 4, 4), before_step=clip).watched()
     assert clipped.causes == (Cause.loss_not_divided,)
 
 

@@ -112,6 +112,7 @@ class Weighed:
     total: float = math.nan  # terms of the window over all ranks; NaN: those above
     world: int = 1
     multiplied: bool = False  # the gradient was multiplied after the backwards, by a factor that is in the shares
+    norm: float = math.nan  # of the gradient at the step
     scaled: bool = False  # the whole gradient was multiplied by a factor of another meaning: the form alone can be judged
     resumed: bool = False  # a window that a run has begun with after its start
     tolerance: float = 1e-3
@@ -131,11 +132,11 @@ class Weighed:
     def _readings(self, usual: int) -> Iterator[Reading]:
         for form, factor in self.fitting:
             for coefficient, doubtful in self._coefficients(usual):
-                for divisor, divided in self._divisors() if form is Form.terms else [(Divisor.terms, 1.0)]:
+                for divisor, divided in self._divisors() if form is Form.terms else self._units():
                     fixed = divisor is Divisor.one  # a sum of terms, divided by nothing or by a number that may be a count
                     for times, multiplied in [(Times.one, 1.0)] if fixed else self._times(usual):
                         if self.scaled or near(factor, divided * multiplied * coefficient, self.tolerance):
-                            unsure = doubtful or (fixed and coefficient != 1)
+                            unsure = doubtful or (fixed and (coefficient != 1 or bool(self._multiplied_by(usual))))
                             yield Reading(form, divisor, times, round(coefficient, 6), unsure)
 
     @cached_property
@@ -161,12 +162,8 @@ class Weighed:
 
     def _divisors(self) -> Iterator[tuple[Divisor, float]]:
         own = sum(self.terms)
-        yield Divisor.terms, 1.0
+        yield from self._units()
         yield Divisor.one, self.all_terms
-        if self.calls > 1:
-            yield Divisor.tasks, float(self.calls)
-        if self.width > 1:
-            yield Divisor.vectors, float(self.width)
         if self.world > 1:
             yield Divisor.own, self.all_terms / (self.world * own)
             return
@@ -177,17 +174,30 @@ class Weighed:
         if self.positions:
             yield Divisor.positions, own / sum(self.positions)
 
+    def _units(self) -> Iterator[tuple[Divisor, float]]:
+        """What a loss may be a mean over."""
+        yield Divisor.terms, 1.0
+        if self.calls > 1:
+            yield Divisor.tasks, float(self.calls)
+        if self.width > 1:
+            yield Divisor.vectors, float(self.width)
+
+    def _multiplied_by(self, usual: int) -> list[Constant]:
+        """The constants that are a multiplication by N, and none by the number of ranks."""
+        found = [c for c in self.constants or () if usual > 1 and near(c.factor, usual, 1e-6) and not c.divides]
+        return [] if near(usual, self.world, 1e-6) else found
+
     def _times(self, usual: int) -> Iterator[tuple[Times, float]]:
         """Where it was seen what a loss is divided by, a division too few has none by N, and one too many has one."""
         k, blind = self.num, self.constants is None or self.multiplied
         by_n = [c for c in self.constants or () if near(c.factor, 1 / usual, 1e-6) or near(c.factor, 1 / k, 1e-6)]
-        own = {*self.terms, *self.positions, *self.rows}
+        own = {*self.terms, *self.positions, *self.rows, self.calls}
         yield Times.one, 1.0
         if usual > 1 and (blind or all(_counts(1 / c.factor, own) for c in by_n)):
             yield from ((Times.count, k), (Times.usual, usual))
         if usual > 1 and (blind or by_n):
             yield from ((Times.by_count, 1 / k), (Times.by_usual, 1 / usual))
-        if k <= usual:
+        if k <= usual and (blind or by_n or self.resumed or any(near(c.factor, k / usual, 1e-6) for c in self.constants or ())):
             yield Times.short, k / usual
         if self.world > 1:
             yield from ((Times.ranks, self.world), (Times.by_ranks, 1 / self.world))
@@ -195,9 +205,8 @@ class Weighed:
     def _coefficients(self, usual: int) -> Iterator[tuple[float, bool]]:
         """Products of the constants that are no count of this window, and whether one of them may be a count all the same.
 
-        A division by N is no coefficient, and neither is a multiplication by N that no division by N takes out: no loss has that
-        one. With N = 2 both may be.
-        Other divisors may be counts of something that is not known here.
+        A division by N is no coefficient; with N = 2 it may be. A multiplication by N is one, or is none. Other divisors may be
+        counts of something that is not known here.
         """
         counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
         counts |= {*self.terms, *self.positions, *self.rows}
@@ -210,8 +219,8 @@ class Weighed:
                 continue  # of the ranks
             if of_n and (usual == 2 or (by_n and not divides)):
                 kept.append((factor, True))
-            elif of_n and not by_n and divided:  # of these one may be a count of terms
-                kept.append((factor, _counts(usual, counts)))
+            elif of_n and not by_n:  # which no division takes out, or which is a count of terms as well
+                kept.append((factor, not divided or _counts(usual, counts)))
             elif factor and not of_n and not _counts(1 / factor, counts):
                 kept.append((factor, divides))
         for size in range(min(len(kept), MOST_CONSTANTS) + 1):
@@ -236,13 +245,15 @@ def told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed] = ()) -> 
     """The reading of all windows of a run whose windows have `usual` micro-batches.
 
     `known`: those of them that are known to be right, whatever they weigh. What shortens gradients after the backwards by another
-    factor in every window, as a clip by hand does, says nothing of their whole.
+    factor in every window, to one length that no window exceeds, is a clip by hand: it says nothing of their whole.
     """
     found = _told(seen, usual, known)
-    shortened = [one.shares[0] for one in seen if one.multiplied and one.world == 1]
-    if found.right or found.causes or not shortened or max(shortened) > 1 + seen[0].tolerance:
+    shortened = [one for one in seen if one.multiplied and one.world == 1]
+    if found.right or found.causes or not shortened:
         return found
-    if len(shortened) > 1 and alike(shortened, seen[0].tolerance):
+    tolerance, shares, norms = seen[0].tolerance, [one.shares[0] for one in shortened], [one.norm for one in shortened]
+    clipped = alike(norms, tolerance) and all(one.norm <= (1 + tolerance) * norms[0] for one in seen)
+    if not clipped or max(shares) > 1 + tolerance or (len(shares) > 1 and alike(shares, tolerance)):
         return found
     return _told([replace(one, scaled=True) for one in seen], usual, known)
 
@@ -259,14 +270,16 @@ def _told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed]) -> Told
         common = frozenset(reading for reading in _common(wrong, usual) if reading.causes)
     if all(one.num == usual for one in seen):  # which a short window may be divided by, none shows
         common = frozenset(reading for reading in common if reading.times is not Times.short)
-    named = _fewest([reading for reading in common if reading.causes and not reading.doubtful])
+    forms = [one for one in common if one.form is Form.terms or one._replace(form=Form.terms) not in common]  # that are needed
+    named = _fewest([reading for reading in forms if reading.causes and not reading.doubtful])
     if any(reading.divisor is Divisor.terms or not named for reading in common if not (reading.causes or reading.doubtful)):
         return Told(right=True)
     rivals = [reading for reading in common if not reading.causes]
     if steady and usual == 2 and any(one.constants is None for one in seen):  # half a loss, or twice of it, is an everyday thing
         rivals.append(Reading(coefficient=steady, doubtful=True))
-    if len({reading.causes for reading in named}) == 1 and not rivals:
-        return Told(causes=_resumed(named[0].causes, wrong), words=_words(named[0], wrong[0], usual), windows=wrong)
+    shared = next((one for one in named if all({*one.causes} <= {*other.causes} for other in named)), None)
+    if shared is not None and not rivals:
+        return Told(causes=_resumed(shared.causes, wrong), words=_words(shared, wrong[0], usual), windows=wrong)
     return Told(words=_unnamed(seen, [*named, *rivals]), windows=wrong)
 
 
@@ -274,8 +287,9 @@ def _alias(one: Weighed, usual: int) -> str:
     """Why terms that weigh what they should may do so by chance: a coefficient of the loss that is a division by N as well."""
     constants = one.constants or ()
     by_n = [c for c in constants if near(c.factor, 1 / usual, 1e-6)]
-    of_n = [c for c in constants if near(c.factor, usual, 1e-6) and not c.divides]
-    if usual < 2 or one.scaled or (all(c.divides for c in by_n) and not (of_n and len(by_n) > 1)):
+    of_n = one._multiplied_by(usual)
+    undone = len(by_n) > 1 or near(math.prod(c.factor for c in constants), 1 / usual, 1e-6)  # by one more division
+    if usual < 2 or one.scaled or (all(c.divides for c in by_n) and not (of_n and undone)):
         return ""
     shown = f"{(of_n or by_n)[0].factor:.4g}"
     return (

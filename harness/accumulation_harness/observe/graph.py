@@ -14,9 +14,11 @@ from accumulation_harness.observe.tensors import is_plain
 MARK = "accumulation_harness"  # of the node of a known loss
 MOST = 2048  # nodes that are looked at
 ADDS = ("Add", "Sub", "Stack", "Cat")
-PASSES = (
-    "Sum", "View", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "ToCopy", "Clone", "Alias", "Neg", "_DDPSink",
+VIEWS = (
+    "View", "UnsafeView", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "Permute", "T", "ToCopy", "Clone",
+    "Alias",
 )  # fmt: skip
+PASSES = ("Sum", "Expand", "Neg", "_DDPSink", *VIEWS)
 
 
 class Way(NamedTuple):
@@ -26,10 +28,20 @@ class Way(NamedTuple):
     constants: tuple[Constant, ...]  # divisors as they are written, and factors that may still be tensors on a device
 
 
-def mark(loss: Tensor, number: int) -> None:
-    """Let `ways` recognise a loss. Nothing is kept alive."""
-    node: Any = loss.grad_fn
-    node.metadata[MARK] = number
+def mark(tensor: Tensor, number: int, name: str = MARK) -> None:
+    """Let `ways` recognise a loss, and `marked` a tensor. Nothing is kept alive."""
+    node: Any = tensor.grad_fn
+    node.metadata[name] = number
+
+
+def marked(node: Any, name: str) -> int | None:
+    """The mark of a node, or of the first one that it is a view or a copy of."""
+    for _ in range(MOST):
+        number = None if node is None else node.metadata.get(name)
+        if node is None or number is not None or operation(node) not in VIEWS:
+            return number
+        node = next(iter(parents(node)), None)
+    return None
 
 
 def ways(root: Any) -> tuple[list[Way], bool]:

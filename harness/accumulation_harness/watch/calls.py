@@ -49,7 +49,11 @@ def doubtful(window: Window) -> Iterator[Remark]:
     """What a window with all its weights and sums right may have, and no right one should."""
     if any(Call.epoch in m.calls for m in window.micro_batches[1:]):
         yield Remark.over_the_end
+    if window.as_often:
+        yield Remark.as_often
     parts = [m.contribution for m in window.micro_batches if m.contribution is not None and m.contribution.any()]
+    if len({part.any(axis=1).tobytes() for part in parts}) > 1:
+        yield Remark.unreached
     for k, part in enumerate(parts[1:], start=1):
         if any(np.linalg.norm(part - other) <= STILL * np.linalg.norm(part) for other in parts[:k]):
             yield Remark.same_gradient
@@ -66,8 +70,12 @@ def same_labels(window: Window) -> bool | None:
 
 
 def laid_out(schedule: object) -> int | None:
-    """The number of steps that a schedule of PyTorch's is laid out for."""
-    names = ("total_iters", "T_max", "total_steps")
+    """The number of steps that a schedule of PyTorch's is laid out for, those before its last part included."""
+    parts, begins = getattr(schedule, "_schedulers", None), getattr(schedule, "_milestones", None)
+    if parts and begins:
+        last = laid_out(parts[-1])
+        return None if last is None else begins[-1] + last
+    names = ("total_iters", "T_max", "total_steps", "T_0")
     return next((number for name in names if isinstance(number := getattr(schedule, name, None), int)), None)
 
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import Finding, Rung
-from accumulation_harness.watch.judge import Judge
+from accumulation_harness.watch.judge import REACH, Judge
 from accumulation_harness.watch.report import Report
 
 MOST_NOTES = 8
 SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
 ROWS = "which rows a window holds (repeated, left out, of two epochs) and whether their labels are right"
-BY_HAND = "averages of the weights, schedules and reported losses that the loop computes by hand; what a large batch would do"
+BY_HAND = (
+    "averages of the weights, schedules and reported losses that the loop computes by hand; what functions and modules with a "
+    "backward of their own make of gradients; what a large batch would do"
+)
 NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
 
 
@@ -70,6 +73,8 @@ def _doubts_of_all(judge: Judge) -> Iterator[str]:
     """What shows in all windows together only."""
     if judge.labels[True] > 1 and not judge.labels[False]:
         yield "all micro-batches of a window have the same labels in the same order, in every window that was looked at"
+    if judge.reaches_by_place:
+        yield REACH
     steps = sum(judge.sizes.values())
     micro_batches = sum(size * many for size, many in judge.sizes.items())
     if micro_batches > steps and micro_batches in judge.laid_out:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.enums import StrEnum
-from accumulation_harness.watch.slopes import Slope
+from accumulation_harness.watch.slopes import Bend, Slope
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]
 
@@ -52,7 +52,12 @@ class Remark(Enum):
     )
     hooked = (
         True,
-        "hooks on parameters change what micro-batches give: the whole gradient was not judged, nor a clip there",
+        "hooks of the run's own change gradients on their way: the whole gradient was not judged, nor a clip there",
+    )
+    as_often = (
+        True,
+        "a schedule is advanced, or an average of the weights moved, as often after a step as its window had micro-batches: "
+        "right where it counts them",
     )
     given_up = True, "micro-batches were given up: their gradients were cleared before a step"
     left_out = False, "micro-batches were given up, for a reason that shows: their gradients were cleared before a step"
@@ -88,6 +93,7 @@ class Remark(Enum):
         False,
         "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged",
     )
+    unreached = False, "some tensors got nothing from some of a window's micro-batches: not used there, or cut off"
     another_term = False, "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 
     def __init__(self, is_doubt: bool, sentence: str) -> None:
@@ -104,6 +110,7 @@ class MicroBatch:
     empty: bool = False  # no gradient was there as it began
     scale: float = 1.0  # of the loss
     slopes: Sequence[Slope] | None = None  # None: not looked at
+    bends: Sequence[Bend] = ()  # by hooks of the run's own, of gradients that no head accounts for
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
@@ -139,6 +146,7 @@ class Window:
     resumed: bool = False  # the optimizer had a state when the watch began, and this is its first window
     alone: bool = True  # one process
     ranks: Ranks | None = None  # looked at in a sample of windows
+    as_often: bool = False  # since the step before, a schedule or an average was called as often as it had micro-batches
     averaged: float | None = None  # the rate at which an average of the weights moves inside the window
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights

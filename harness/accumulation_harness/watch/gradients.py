@@ -72,14 +72,15 @@ def _narrow_gate(num: int) -> float:
 
 def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, size: float, found: Sum) -> Sum:
     """Something is lost, added or scaled: named only where it reproduces the gradient at the step."""
-    first = window.micro_batches[0]
+    first, total = window.micro_batches[0], np.sum(parts, axis=0)
     if first.before is not None and np.linalg.norm(first.before) > gate * size:
-        carried = first.before
-        total = np.sum(parts, axis=0) + carried
-        _, off = proportion(window.gradient, total)
+        _, off = proportion(window.gradient, total + first.before)
         if off <= 10 * gate:
-            found.findings.append(_carried(window, last, carried, size))
+            found.findings.append(_carried(window, last, first.before, size) or _foreign(window, first.before, size))
             return found
+    if first.before is None and not first.empty and (left := _carried(window, last, window.gradient - total, size)) is not None:
+        found.findings.append(left)
+        return found
     scales = [m.scale for m in window.micro_batches]
     if max(scales) > min(scales):
         message = f"the loss scale is {scales[0]:g} in the first micro-batch and {scales[-1]:g} in the last"
@@ -90,7 +91,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     if not all(seen) or ends is None:
         named = _by_weights(window, parts, gate, found)
         found.findings.extend(named)
-        found.suspicious = not named
+        found.suspicious, found.remark = not named, None if named else Remark.changed
         return found
     _, off = proportion(window.gradient, ends)
     between = _between(window, gate)
@@ -207,14 +208,21 @@ def _counted(window: Window, weights: Any, parts: list[Sketch], error: float) ->
     return _finding(Cause.unexplained, window, f"micro-batches count {_listed(whole + 0.0)} times", error)
 
 
-def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding:
+def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding | None:
+    """What some tensors have at the window's beginning, if it is what they had at the end of the one before."""
     known = [] if last is None else [s for s in (last.gradient, last.at_step) if s is not None]
+    there = np.linalg.norm(carried, axis=1) > GATE * size
     for before in known:
-        seen = before.any(axis=1)  # not all tensors are looked at in every window
+        seen = before.any(axis=1) & there  # not all tensors are looked at in every window
         factor, off = proportion(carried[seen], before[seen])
-        if off <= ALIKE:
-            message = f"`.grad` begins with {factor:.3g} times the gradient of the window before"
+        if seen.any() and off <= ALIKE:
+            of = "" if there.all() else f" in {there.sum()} of {len(there)} tensors"
+            message = f"`.grad` begins with {factor:.3g} times the gradient of the window before{of}"
             return _finding(Cause.gradients_not_cleared, window, message, float(np.linalg.norm(carried)) / size)
+    return None
+
+
+def _foreign(window: Window, carried: Sketch, size: float) -> Finding:
     message = "`.grad` holds something before the first backward of the window that is not the last window's gradient"
     return _finding(Cause.foreign_gradients, window, message, float(np.linalg.norm(carried)) / size)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from accumulation_harness.compare.readings import Constant
-from accumulation_harness.observe.fence import Fence, See, Seeing
-from accumulation_harness.observe.graph import mark, ways
+from accumulation_harness.observe.fence import Fence, Hook, See, Seeing
+from accumulation_harness.observe.graph import mark, marked, ways
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import is_plain, is_transformed
-from accumulation_harness.watch.slopes import Head, Loss, Numbers, Taken, constantly, labelled, measured, received
+from accumulation_harness.watch.slopes import Bend, Head, Loss, Numbers, Taken, bent, constantly, labelled, measured, received
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
 MOST_UNUSED = 256  # losses of a window that no backward has differentiated yet
@@ -35,6 +35,7 @@ BY_ELEMENT = {  # loss functions of PyTorch that have a term for every element
     "soft_margin_loss": Loss.soft_margin,
 }
 BY_ROW = {"multi_margin_loss": Loss.margin}  # and for every row
+BENT = "accumulation_harness bend"  # of the node of a tensor that the run has hooked
 KEPT_OUT = ("hidden_states", "attentions", "past_key_values", "last_hidden_state")
 
 
@@ -63,6 +64,7 @@ class Heads:
         self._number = 0  # of the losses that were followed
         self._constants: dict[int, tuple[Constant, ...]] = {}  # of those that the backward under way differentiates
         self._others = False
+        self._bends: dict[int, Bend] = {}  # by hooks of the run's own, in the backward under way
         self._unused: dict[int, Tensor] = {}  # values of those that no backward has differentiated yet
 
     def before(self, root: Any) -> None:
@@ -74,17 +76,18 @@ class Heads:
 
     def taken(self) -> Taken:
         """The backward has ended."""
-        found: Sequence[Head] | None = [  # outputs may have a row for every position
+        heads = [  # outputs may have a row for every position
             head._replace(rows=self._rows) if self._rows and head.rows % self._rows == 0 else head
             for head in self._losses or self._outputs
         ]
+        at_heads = {head.bend for head in heads}
+        bends = [bend for number, bend in self._bends.items() if number not in at_heads]
+        found = [head._replace(bend=self._bends.get(head.bend)) for head in heads]
         others = self._others and bool(self._losses) and bool(self._constants)
-        if not found and self._passed_over:
-            found = None
-        fed = self._fed
+        fed, unseen = self._fed, self._passed_over and not found
         self._outputs, self._losses, self._fed, self._passed_over = [], [], False, False
-        self._constants, self._others, self._rows = {}, False, 0
-        return Taken(found, fed, self.forgotten(), others)
+        self._constants, self._others, self._rows, self._bends = {}, False, 0, {}
+        return Taken(None if unseen else found, fed, self.forgotten(), others, bends)
 
     def unused(self) -> list[Tensor]:
         """Values of the losses that were not differentiated since the last step, from now on counted anew."""
@@ -119,6 +122,7 @@ class Heads:
         """The loss functions, and who sees their calls."""
         kinds = {**BY_ELEMENT, **BY_ROW}
         return {
+            (Tensor, "register_hook"): self._hooked,
             **{(functional, name): self._looking(name, self._of_classes) for name in BY_CLASS},
             **{(functional, name): self._looking(name, self._by_element(kind, name in BY_ROW)) for name, kind in kinds.items()},
         }
@@ -137,6 +141,31 @@ class Heads:
                 look(loss, signature.bind_partial(*args, **kwargs).arguments)
 
         return see
+
+    def _hooked(self, tensor: Tensor, hook: Any = None) -> Seeing:
+        """The run hooks a tensor on the way of gradients: what comes in and what its hooks make of it are compared."""
+        node: Any = tensor.grad_fn if _is_followed(tensor) else None
+        if type(hook) is Hook or self.paused or node is None or BENT in node.metadata or tensor.numel() < 2:
+            return
+        number = self._number = self._number + 1
+        before: list[tuple[Tensor, int]] = []
+        place = tensor.output_nr
+        mark(tensor, number, BENT)
+
+        def first(g: Tensor) -> None:
+            before[:] = [(g, g._version)]
+
+        def last(found: Sequence[Tensor | None]) -> None:
+            after = found[place]
+            if before and after is not None and not self.paused:
+                ((g, version),) = before
+                before.clear()
+                if after is not g or version != g._version:
+                    self._bends[number] = bent(g, after)
+
+        tensor.register_hook(self.fence.hook(first))
+        node.register_prehook(self.fence.hook(last))
+        yield
 
     def _of_classes(self, loss: Tensor, given: Mapping[str, Any]) -> None:
         z, target, weight = given.get("input"), given.get("target"), given.get("weight")
@@ -169,7 +198,8 @@ class Heads:
                 many, reduction = (rows, "mean") if reduction == "batchmean" else (num, reduction)
                 return constantly(received(u, of, reduction, many), target if detail else None)
 
-            self._follow(loss, given, kind, z, z.shape[-1] if z.dim() > 1 else 1, numbers)
+            of_rows = z.dim() < 2 or given.get("reduction") == "batchmean"
+            self._follow(loss, given, kind, z, 1 if of_rows else z.shape[-1], numbers)
 
         return look
 
@@ -189,17 +219,21 @@ class Heads:
         value, reduction = loss.detach().clone(), given.get("reduction", "mean")
         rows = z.shape[0] if z.dim() else 1
         number = self._number = self._number + 1
+        node: Any = loss.grad_fn
+        logits = z.grad_fn
         mark(loss, number)
         if len(self._unused) < MOST_UNUSED:
             self._unused[number] = value.sum().reshape(1)
 
-        def look(u: Tensor) -> None:
-            if not self.paused:
+        def look(found: Sequence[Tensor | None]) -> None:
+            (u,) = found
+            if u is not None and not self.paused:
                 self._unused.pop(number, None)
-                head = Head({kind: numbers(u, value, reduction)}, rows, classes=classes, constants=self._constants.get(number))
-                self._losses.append(head)
+                of = {kind: numbers(u, value, reduction)}
+                constants, bend = self._constants.get(number), marked(logits, BENT)
+                self._losses.append(Head(of, rows, classes=classes, constants=constants, bend=bend))
 
-        loss.register_hook(self.fence.hook(look))
+        node.register_prehook(self.fence.hook(look))  # behind the hooks that the run has on the loss
 
     def _look_at(self, z: Tensor) -> None:
         """Look at the slope of the loss at logits, if no loss function has told what it is."""
@@ -208,12 +242,13 @@ class Heads:
         if z.numel() > LARGE and not self.detail:
             self._passed_over = True
             return
-        logits, rows = z.detach(), z.shape[0] if z.dim() else 1
+        logits, rows, z_node = z.detach(), z.shape[0] if z.dim() else 1, z.grad_fn
 
         def look(g: Tensor) -> None:
             if not self.paused and not self._losses:
                 fits, dtype = measured(logits, g.detach()), _narrower(g.dtype, logits.dtype)
-                self._outputs.append(Head(fits, rows, dtype, classes=logits.shape[-1] if logits.dim() > 1 else 1))
+                bend = marked(z_node, BENT)
+                self._outputs.append(Head(fits, rows, dtype, classes=logits.shape[-1] if logits.dim() > 1 else 1, bend=bend))
 
         z.register_hook(self.fence.hook(look))
 

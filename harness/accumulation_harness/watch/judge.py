@@ -23,6 +23,7 @@ from accumulation_harness.watch.weights import Key, Weights, judged, weights_of
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 MOST_WEIGHED = 64  # windows whose weights are kept, of each loss: the first and the last ones
 PARTS = "backwards differ in kind by their place in the window: parts of one loss, and no micro-batches of it"
+REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
@@ -197,6 +198,16 @@ class Judge:
         """Whether the backwards of a window differ by chance, as micro-batches do; not by what they are, as two losses do."""
         seen = [places for (own, _), (times, places) in self._marks.items() if own == track and times >= FEWEST_MARKS]
         return not any(all(len(marks) == 1 for marks in places) and len(set.union(*places)) > 1 for places in seen)
+
+    @property
+    def reaches_by_place(self) -> bool:
+        """Whether micro-batches with the same losses give gradients to other tensors, each place always to the same ones."""
+        seen = [places for times, places in self._marks.values() if times >= FEWEST_MARKS and all(len(p) == 1 for p in places)]
+        for places in seen:
+            marks = set.union(*places)
+            if len({losses for losses, _ in marks}) == 1 < len(marks):
+                return True
+        return False
 
     def _mark(self, window: Window) -> None:
         """Remember what each backward of a window was: its losses, constant targets, and the tensors that it did not reach."""

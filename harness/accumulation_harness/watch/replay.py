@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
-from accumulation_harness.observe.fence import is_ours, told
+from accumulation_harness.observe.fence import Hook, is_ours, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
@@ -87,6 +87,9 @@ Loss = Callable[[nn.Module, Any], Any]
 ROUNDING = 16.0  # floors that a distance may be
 LEAST = {torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the gate, in 16-bit arithmetic: whole batches round otherwise than parts
 LEAST_WIDE = 1e-5
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
+)  # fmt: skip
 WITHOUT_STATE = ("cpu", "meta", "mps")  # the CPU's is kept in any case; the others' is not a device's
 
 
@@ -143,6 +146,11 @@ class Replay:
     ) -> Replayed:
         """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
         replayed = Replayed(window=track.num_windows)
+        if (hook := _own_hook(self.model)) is not None:
+            replayed.refused = (
+                f"a hook of the run's own ({hook}) would be called in a replay, and see passes that the run has not"
+            )
+            return replayed
         if track.sharded:
             replayed.refused = "windows of sharded parameters are not replayed"
             return replayed
@@ -396,6 +404,18 @@ def _held(value: Any, deep: int) -> Iterator[tuple[Any, Any]]:
         yield value, value.copy()
         for member in list(value.values() if isinstance(value, dict) else value) if deep and len(value) <= MOST else ():
             yield from _held(member, deep - 1)
+
+
+def _own_hook(model: nn.Module) -> str | None:
+    """A hook on modules or parameters that is neither ours nor PyTorch's: it may count, or step, what nobody can put back."""
+    found = [nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks]
+    for one in (*model.modules(), *filter(is_plain, model.parameters())):
+        found += [hooks for name in HOOKS if (hooks := getattr(one, name, None))]
+    for hook in (hook for hooks in found for hook in hooks.values()):
+        kind = hook if hasattr(hook, "__qualname__") else type(hook)
+        if type(hook) is not Hook and not str(kind.__module__).startswith("torch."):
+            return str(kind.__qualname__)
+    return None
 
 
 def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import SequentialLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
@@ -239,6 +240,7 @@ class Watch(Loop[Track]):
         return {
             **super().calls(),
             (AveragedModel, "update_parameters"): self._average,
+            (SequentialLR, "step"): self._schedule,  # which is laid out in parts that advance by themselves
             (DataLoader, "__iter__"): self._epoch,
             **self.heads.functions(),
         }
@@ -305,7 +307,7 @@ class Watch(Loop[Track]):
         """Of the optimizer's own."""
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
-                track.window.waiting.append(Call.schedule)
+                track.called(Call.schedule, scheduler)
                 if (steps := laid_out(scheduler)) is not None:
                     self.judge.laid_out.add(steps)
 
@@ -327,7 +329,7 @@ class Watch(Loop[Track]):
     def _average(self, averaged: AveragedModel, model: nn.Module, *_: Any, **__: Any) -> Seeing:
         yield
         for track in self.holding(model.parameters()):
-            track.window.waiting.append(Call.average)
+            track.called(Call.average, averaged)
 
     def _epoch(self, loader: Any) -> Seeing:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation

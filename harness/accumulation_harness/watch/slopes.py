@@ -59,6 +59,13 @@ class Numbers(NamedTuple):
 Fits = Mapping[Loss, Numbers]
 
 
+class Bend(NamedTuple):
+    """What hooks make of the gradient of a tensor between the losses and the parameters: numbers as those of `Numbers`."""
+
+    factor: Any
+    off: Any  # ||after - factor before|| / ||after||, in what the format explains
+
+
 class Head(NamedTuple):
     """One loss in a backward: numbers that are still on their device."""
 
@@ -67,6 +74,7 @@ class Head(NamedTuple):
     dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
     classes: int = 1
     constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward
+    bend: Any = None  # on the way from here: its number, then what it is
 
 
 class Taken(NamedTuple):
@@ -76,6 +84,7 @@ class Taken(NamedTuple):
     fed: bool  # whether inputs asked for gradients
     forwards: int
     others: bool  # terms beside the loss functions that were called
+    bends: Sequence[Bend]  # of other tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +102,7 @@ class Slope:
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
     labels: float = math.nan
     classes: int = 1  # of the logits
+    bent: float = 1.0  # what hooks on the logits multiply the weight by
     constants: tuple[Constant, ...] | None = None  # that it was multiplied by before it was differentiated; None: not seen
     calls: int = 1  # of the loss function
 
@@ -100,6 +110,14 @@ class Slope:
         """Both as one loss: its terms weigh alike."""
         added = {name: getattr(self, name) + getattr(other, name) for name in ("terms", "positions", "rows", "value", "calls")}
         return replace(self, **added, residual=max(self.residual, other.residual), labels=math.nan)
+
+
+def bent(before: Tensor, after: Tensor) -> Bend:
+    """The factor f that is best in after = f before, and what it leaves."""
+    with torch.no_grad():
+        a, b = before.reshape(-1).float(), after.reshape(-1).float()
+        factor = torch.dot(a, b) / torch.dot(a, a)
+        return Bend(factor.reshape(1), ((b - factor * a).norm() / b.norm() / FITS.get(after.dtype, 1e-3)).reshape(1))
 
 
 def measured(z: Tensor, g: Tensor) -> Fits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -19,12 +20,13 @@ from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
-from accumulation_harness.watch.gradients import GATE
+from accumulation_harness.watch.gradients import ALIKE, GATE
 from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
-from accumulation_harness.watch.slopes import Head, Numbers, Slope, Taken, concluded, reported
+from accumulation_harness.watch.slopes import Bend, Head, Numbers, Slope, Taken, concluded, reported
 from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
+State = tuple[list[int], int, list[float]]  # of an optimizer: its tensors, how often they were written to, its numbers
 NARROW = (torch.bfloat16, torch.float16)
 LOOKED_AT = 512  # entries of each gradient whose format is looked at
 FEWEST = 64  # that must not be zero
@@ -41,8 +43,9 @@ class Open(Window):
 
     ends: dict[str, Sketched] = field(default_factory=dict)  # `unclipped`, `clipped` of `.grad`; `first` of the weights
     waiting: list[Call] = field(default_factory=list)  # calls since the last backward
+    times: Counter[int] = field(default_factory=Counter)  # of schedules and averages, before the first one
     weights: int = 0  # versions of the parameters at the first backward
-    state: int = 0
+    state: State = ([], 0, [])
     averages: Averages | None = None  # since the first backward
     inside: int = 0  # backwards inside the optimizer's step
     norms: Sequence[Tensor] = ()  # of the gradients at its end
@@ -74,7 +77,7 @@ class Track(Followed):
         self._hooks: dict[int, list[Any]] = {}  # by the parameter's identity
         self._sums: Sketched = []
         self._bare: Sketched = []  # where the run has hooks of its own
-        self.num_windows = 0
+        self.num_windows = self._size = 0  # of micro-batches of the last window
         self.window = self._opened()
         self.resumed = False
         self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
@@ -144,7 +147,7 @@ class Track(Followed):
         """A gradient on its way to `.grad`; `bare`: before hooks of the run's own have seen it."""
         if not self.in_backward:
             return
-        if is_transformed(gradient):
+        if is_transformed(gradient) or not self.parameters[place].requires_grad:  # frozen since, it takes nothing
             return
         self._reached = True
         if not self.sketched[place]:
@@ -195,11 +198,13 @@ class Track(Followed):
             window.moved = window.moved or not self.are_still
             if window.averages is not None:
                 window.averaged, window.averages = None if window.moved else window.averages.rate(), None
-            window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
+            state, window.state = window.state, _marks(self.optimizer)
+            window.state_moved = window.state_moved or state != window.state
         else:
             if not self.num_windows:
                 self.resumed = bool(self.optimizer.state)
-            window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
+            window.weights, window.state = versions(self.parameters), _marks(self.optimizer)
+            window.as_often = self._size > 1 and self._size in window.times.values()
             if self.detail:
                 window.ends["first"] = self.weights()
         self.look_at_format()
@@ -233,7 +238,7 @@ class Track(Followed):
             contribution = _minus(after, self._before) if changed and after is not None else None
         in_tensors: dict[str, Any] = {
             "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss,
-            "slopes": taken.heads,
+            "slopes": taken.heads, "bends": taken.bends,
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
@@ -262,6 +267,13 @@ class Track(Followed):
         self.in_backward = False
 
     # -- the step ----------------------------------------------------------------------------------------------------
+
+    def called(self, call: Call, by: object) -> None:
+        """A schedule was advanced, or an average moved."""
+        window = self.window
+        window.waiting.append(call)
+        if not window.micro_batches:
+            window.times[id(by)] += 1
 
     def before_clip(self, *, by_value: bool) -> None:
         """`.grad` is about to be clipped: what it is now is compared with the sum."""
@@ -313,16 +325,19 @@ class Track(Followed):
             return None
         self.num_windows += 1
         self.window.index += 1
+        self._size = len(window.micro_batches)
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
-        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes) for m in window.micro_batches]
+        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes, m.bends) for m in window.micro_batches]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
         parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
-        for m, (*sketches, scale, loss, heads) in zip(window.micro_batches, parts, strict=True):
+        for m, (*sketches, scale, loss, heads, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else _number(scale)
             m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
             m.loss = _number(loss) / m.scale
             m.slopes = None if heads is None else [_slope(head, m.scale) for head in heads]
+            m.bends = [Bend(*map(_number, bend)) for bend in bends]
+            window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
         window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
         names = ("unclipped", "at_step", "clipped")
         unclipped, at_step, window.clipped = (_sketch(found.get(name), looked) for name in names)
@@ -431,7 +446,8 @@ def _slope(head: Head, scale: float) -> Slope:
     fits = {kind: Numbers(*map(_number, form)) for kind, form in head.fits.items()}
     found = reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
     constants = None if head.constants is None else tuple(_constants(head.constants, scale))
-    return replace(found, classes=head.classes, constants=constants)
+    bent = 1.0 if head.bend is None else _number(head.bend.factor)
+    return replace(found, classes=head.classes, constants=constants, bent=bent)
 
 
 def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
@@ -445,6 +461,12 @@ def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
 def _state(optimizer: Optimizer) -> list[Tensor]:
     kept = [values for values in optimizer.state.values() if isinstance(values, dict)]
     return [t for values in kept for t in values.values() if isinstance(t, Tensor)]
+
+
+def _marks(optimizer: Optimizer) -> State:
+    """Tells whether the state was moved: by writing to its tensors, by others in their place, by its numbers."""
+    tensors, kept = _state(optimizer), [values for values in optimizer.state.values() if isinstance(values, dict)]
+    return [*map(id, tensors)], versions(tensors), [n for values in kept for n in values.values() if type(n) in (int, float)]
 
 
 def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:

@@ -76,7 +76,7 @@ def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     factors = {id(m): summed.factor if ranks is None or not ranks.sharded else 1 / world for m, _ in pairs}
     if summed.weights and not summed.findings:
         factors = {id(m): weight for m, weight in zip(window.micro_batches, summed.weights, strict=True)}
-    each = tuple(slope.weight * factors[id(m)] / m.scale for m, slope in pairs)
+    each = tuple(slope.weight * slope.bent * factors[id(m)] / m.scale for m, slope in pairs)
     return Weights(
         key=key,
         each=each,
@@ -93,6 +93,7 @@ def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
             total=total,
             world=world,
             multiplied=not near(summed.factor, 1, TOLERANCE),
+            norm=window.norm,
             scaled=apart,
             resumed=window.resumed,
             tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
