@@ -116,7 +116,7 @@ class Watch(Loop[Track]):
 
     @entry(lambda *_: None)
     def _begin(self, accumulation_steps: int | None) -> None:
-        self.tracks = [Track(i, optimizer, self.model, self.fence) for i, optimizer in enumerate(self.optimizers)]
+        self.tracks = [Track(i, optimizer, self.fence) for i, optimizer in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell)
         self.heads, self.batches = Heads(self.fence), Batches(keep=self.loss is not None)
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None

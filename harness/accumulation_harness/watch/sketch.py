@@ -1,56 +1,67 @@
 """Sketches of gradients: inner products with fixed +-1 vectors, a few numbers per tensor, which add up over shards.
 
-The vector of a tensor is a Kronecker product: sign j of element i is R[i mod L] S[j, i div L], where R is one fixed block and S
-is drawn from the parameter's name. Hence a sketch is one matrix-vector product over the gradient and a product with the small S,
-and a shard that begins at global element o sketches to its own share of the whole.
+The vectors are Kronecker products: sign j of element i, in block k = i div L, is R[i mod L] S[j, k mod M] T[j, k div M], with
+R, S and T the same for all tensors. Hence a sketch is one matrix-vector product over the gradient and small ones with its result,
+nothing of a parameter's size is kept, and a shard that begins at global element o sketches to its own share of the whole.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from accumulation_harness.system.state import PLAIN
 
 BLOCK = 256  # elements that share a sign of S
+GROUP = 1 << 14  # blocks that share a sign of T
 WIDTH = 8  # numbers per tensor
 SEED = 20250122
+CPU = torch.device("cpu")
 
 
 class Signs:
     """The +-1 vectors of one parameter."""
 
-    def __init__(self, name: str, parameter: Tensor) -> None:
+    def __init__(self, parameter: Tensor) -> None:
         whole = int(parameter.numel()) * (2 if parameter.is_complex() else 1)  # of a DTensor: of all its shards
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)
-        own = torch.Generator().manual_seed(zlib.crc32(name.encode()) + SEED)
-        self.rows = torch.randint(0, 2, (WIDTH, self.blocks), generator=own, dtype=torch.int8).mul_(2).sub_(1)  # [WIDTH, blocks]
-        self.base = torch.randint(0, 2, (self.length,), generator=torch.Generator().manual_seed(SEED)).mul_(2).sub_(1).float()
-        self._at: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._at: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        self._on(CPU)
 
     def of(self, tensor: Tensor) -> Tensor:
         """[WIDTH] in float32: the sketch of a gradient, or of the shard of it that is here."""
         local, start = local_part(tensor)
-        rows, base = self._on(local.device)
-        flat = local.reshape(-1)
-        first, offset = divmod(start, self.length)
-        if offset or flat.numel() % self.length:
-            flat = torch.nn.functional.pad(flat, (offset, -(offset + flat.numel()) % self.length))
-        num = flat.numel() // self.length
-        if not num:
+        base, inner, outer = self._at.get(local.device) or self._on(local.device)
+        block, offset = divmod(start, self.length)
+        if not local.numel():
             return torch.zeros(WIDTH, device=local.device)
-        return torch.mv(rows if num == self.blocks else rows[:, first : first + num], _product(flat.view(num, -1), base))
+        sums = _product(_padded(local.reshape(-1), offset, self.length).view(-1, self.length), base)
+        num = len(sums)
+        if self.blocks <= GROUP:
+            return torch.mv(inner if num == self.blocks else inner[:, block : block + num], sums)
+        group, before = divmod(block, GROUP)
+        grouped = _padded(sums, before, GROUP).view(-1, GROUP).double() @ inner.T  # which TF32 would round
+        return (grouped * outer[group : group + len(grouped)]).sum(0).float()
 
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        found = self._at.get(device)
-        if found is None:
-            found = self._at[device] = (self.rows.to(device, torch.float32), self.base.to(device))
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        groups = -(-self.blocks // GROUP)
+        inner = _signs(WIDTH, GROUP, device, torch.float32 if groups <= 1 else torch.float64)[:, : self.blocks]
+        found = self._at[device] = _signs(1, BLOCK, device)[0, : self.length], inner, _signs(groups, WIDTH, device)
         return found
+
+
+@cache
+def _signs(rows: int, columns: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    if device != CPU:
+        return _signs(rows, columns, CPU).to(device, dtype)
+    drawn = torch.Generator().manual_seed(SEED + rows)
+    return torch.randint(0, 2, (rows, columns), generator=drawn, device=CPU).mul_(2).sub_(1).to(dtype)
 
 
 def _length(numel: int) -> int:
@@ -59,12 +70,18 @@ def _length(numel: int) -> int:
     return next((n for n in range(most, most // 4, -1) if numel % n == 0), most)
 
 
+def _padded(flat: Tensor, before: int, of: int) -> Tensor:
+    """With so many zeros before it, and a multiple of `of`."""
+    after = -(before + flat.numel()) % of
+    return functional.pad(flat, (before, after)) if before or after else flat
+
+
 class Sketches:
     """The sketches of all parameters of an optimizer."""
 
-    def __init__(self, named: Iterable[tuple[str, Tensor, bool]]) -> None:
-        """Name, parameter, and whether it can be looked at."""
-        self.signs = [Signs(name, parameter if known else torch.empty(0)) for name, parameter, known in named]
+    def __init__(self, parameters: Iterable[tuple[Tensor, bool]]) -> None:
+        """Each, and whether it can be looked at."""
+        self.signs = [Signs(parameter if known else torch.empty(0)) for parameter, known in parameters]
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

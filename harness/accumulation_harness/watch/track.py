@@ -67,10 +67,9 @@ class Open(Window):
 class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
-    def __init__(self, index: int, optimizer: Optimizer, model: nn.Module, fence: Fence) -> None:
+    def __init__(self, index: int, optimizer: Optimizer, fence: Fence) -> None:
         super().__init__(optimizer)
         self.index, self.fence = index, fence
-        self.names = {id(p): name for name, p in model.named_parameters()}
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
         self.sharded = False  # whether parameters are shards, which are differentiated out of sight
@@ -122,8 +121,7 @@ class Track(Followed):
         if self.look_again():
             self.known = [is_known(p) for p in self.parameters]
             self.sharded = any(hasattr(p, "to_local") for p in self.parameters)
-            names = [self.names.get(id(p), f"parameter {i}") for i, p in enumerate(self.parameters)]
-            self.sketches = Sketches(zip(names, self.parameters, self.known, strict=True))
+            self.sketches = Sketches(zip(self.parameters, self.known, strict=True))
             self._sums = [None] * len(self.parameters)
             self.remove()
             self._choose()
