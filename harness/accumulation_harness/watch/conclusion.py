@@ -14,8 +14,8 @@ MOST_NOTES = 8
 SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
 ROWS = "which rows a window holds (repeated, left out, of two epochs) and whether their labels are right"
 BY_HAND = (
-    "averages of the weights, schedules and reported losses that the loop computes by hand; what functions and modules with a "
-    "backward of their own make of gradients; what a large batch would do"
+    "what the loop keeps by hand (averages and statistics, weights that no watched optimizer holds, schedules, reported losses); "
+    "what functions and modules with a backward of their own make of gradients; what a large batch would do"
 )
 NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
 
