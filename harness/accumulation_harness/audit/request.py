@@ -15,7 +15,7 @@ ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdo
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 MAX_STEPS_OF_SCRIPT = 8  # of one that is run as it is, with the evaluations of real training; all its windows are looked into
 SIZES = ("batch_size", "accumulation_steps")
-OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
+OFFERED = ("dtype", "order_seed", "hand", "weights")  # keyword parameters that a training function may have
 
 
 def checked(

@@ -51,8 +51,9 @@ def audit(
     """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
 
     `train` gets the micro-batch and the number of them per optimizer step; it must seed itself, take its samples in a fixed order
-    and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for frameworks that are not
-    torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
+    and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for what torch's hooks do
+    not see, `hand(weights=None, gradient=None, contribution=None)`, which takes nests of arrays: the weights once before training
+    and after each optimizer step, before it the gradient that the optimizer takes, and what each micro-batch adds to it.
     With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
     with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
     steps. Findings of the causes in `allow` are told, and the verdict is that of the rest, as far as it was compared:

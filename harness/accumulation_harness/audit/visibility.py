@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF
+from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF, is_handed
 from accumulation_harness.audit.compare.sums import emptied_at_last
 from accumulation_harness.audit.evidence import Run, Step, Track
 from accumulation_harness.audit.report import ArmResult
@@ -22,8 +22,8 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     arms = {n: run.tracks for n, run in candidates.items()}
     if not steps:
         return
-    if not any(step.backwards for step in steps):
-        yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
+    if any(map(is_handed, steps)):
+        yield from _handed(steps)
         return
     yield from _parts([reference, *candidates.values()])
     yield from _samples(reference)
@@ -46,6 +46,15 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
     if all(not any(step.decays) for step in steps):
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
+
+
+def _handed(steps: Sequence[Step]) -> Iterator[str]:
+    if any(step.backwards for step in steps):
+        yield "arrays were handed over: rows, learning rates and the optimizer's state were not seen"
+    elif any((step.gradient != step.before - step.after).any() for step in steps):
+        yield "weights and gradients were handed over: what each micro-batch gave was not (`hand(contribution=...)`)"
+    else:
+        yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
 
 
 def _parts(runs: Sequence[Run]) -> Iterator[str]:

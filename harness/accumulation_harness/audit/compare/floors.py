@@ -151,12 +151,22 @@ def _errors(view: int, step: Step, others: Sequence[Step]) -> Errors:
 
 
 def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
-    """[tensors] How far a null's gradients are from those of the step; None where they cannot be compared."""
+    """[tensors] How far a null's gradients are from those of the step; None where they cannot be compared.
+
+    No null moves weights that are handed over: then it is at least a rounding of each number.
+    """
     a, b = views(null), views(step)
     if view >= min(len(a), len(b)) or a[view][0].shape != b[view][0].shape:
         return None
     apart = norms_by(b[view][1], a[view][0] - b[view][0])
+    if is_handed(step):
+        apart = np.maximum(apart, np.array(step.roundoffs) * norms_by(b[view][1], b[view][0]))
     return apart if np.isfinite(apart).all() else None
+
+
+def is_handed(step: Step) -> bool:
+    """Whether the function has handed it over: nothing is known of its optimizer."""
+    return not step.lrs
 
 
 def _of_updates(
@@ -168,6 +178,9 @@ def _of_updates(
         others = [update_distances(null[t], step, ~noise[t]) for null in nulls if t < len(null)]
         finite = [np.zeros(len(step.tensors)), *(np.where(np.isfinite(apart), apart, 0.0) for apart in others)]
         worst = np.max(finite, axis=0)
+        if is_handed(step):
+            moved = norms_by(counts_of(step), movement(step))
+            worst = np.maximum(worst, relative(2 * np.array(step.roundoffs) * norms_by(counts_of(step), step.before), moved))
         each.append((worst, len(others) * norms_by(counts_of(step), (~noise[t]).astype(float)) ** 2))
     found = [_of_few(numbers, factor) * worst for worst, numbers in _pooled(each, drift=drift)]
     for t, step in enumerate(theirs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from typing_extensions import Self
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from accumulation_harness.audit.observe.alive import alive
-from accumulation_harness.audit.observe.foreign import HandedWeights
+from accumulation_harness.audit.observe.foreign import Handed
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.modules import Modules
@@ -49,7 +49,7 @@ class Recorder:
         self._steps, self._most = 0, math.inf if max_steps is None else max_steps
         self._fence = Fence(self._ended, OBSERVER)
         self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
-        self._handed = HandedWeights()
+        self._handed = Handed()
         self._stepping: list[Optimizer] = []
         self._scanned = False
         self._namespaces = list(namespaces)
@@ -107,11 +107,11 @@ class Recorder:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
         observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
 
-    def hand_over(self, weights: Mapping[str, Any]) -> None:
-        """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
-        if self._handed.track.tensors:  # the first weights are those before training
+    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> None:
+        """Take trees of arrays: what hooks of torch do not see."""
+        if weights is not None and self._handed.ends_a_step:
             self._count_step()
-        self._handed.take(weights)
+        self._handed.take(weights, gradient, contribution)
 
     def returned(self, result: Any) -> None:
         """Take what the function has returned."""

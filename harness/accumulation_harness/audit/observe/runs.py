@@ -155,8 +155,7 @@ def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
 def _call(train: Train, job: Job, recorder: Recorder) -> Any:
     """By name where the function has these names, by position where it has others."""
     options = dict(job.options)
-    if accepts(train, "weights"):
-        options["weights"] = recorder.hand_over
+    options |= {name: recorder.hand for name in ("hand", "weights") if accepts(train, name)}
     taken = job.batch_size * (job.accumulation_steps if job.total else 1)
     sizes = {"batch_size": taken, "accumulation_steps": job.accumulation_steps}
     parameters = inspect.signature(train).parameters.values()

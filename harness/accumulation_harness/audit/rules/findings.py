@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.run import Facts, RunFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -47,8 +48,9 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [one for one in said if one.cause is not Cause.unexplained]
         found += said
-        if not facts.backwards and not facts.reference_backwards and not facts.agrees:
-            break  # only weights were seen: later steps start from other weights
+        nothing_seen = not facts.backwards and not facts.reference_backwards
+        if not facts.agrees and (nothing_seen or is_handed(facts.mine)):
+            break  # no run follows the weights of N=1: later steps start from other ones
     if broken_off:  # rates of before are no consequence
         found += [f for f in schedule(run) if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
     else:
