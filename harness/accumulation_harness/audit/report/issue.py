@@ -12,6 +12,7 @@ from accumulation_harness.audit.report.markdown import LEGEND, block, code, esca
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
 from accumulation_harness.audit.report.subject import Subject
+from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
 from accumulation_harness.system.files import write_atomically
 
@@ -42,6 +43,7 @@ def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
         "## To reproduce",
         *_to_reproduce(conclusion, conclusion.subject, reproduced),
         *(["## What was measured", table(conclusion.lines), LEGEND] if conclusion.results else []),
+        *_weights(conclusion),
         *_causes(conclusion),
         *_limits(conclusion),
         *_source(conclusion.subject),
@@ -109,6 +111,12 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
     elif conclusion.status is Status.different:
         yield "There is no script without this tool: what was found does not show in one that watches the optimizer alone."
     yield f"With this tool: {code(subject.command)}"
+
+
+def _weights(conclusion: Conclusion) -> Iterator[str]:
+    for weights in weights_of(conclusion):
+        yield f"## {weights.title}"
+        yield block("\n".join(weights.bars))
 
 
 def _causes(conclusion: Conclusion) -> Iterator[str]:

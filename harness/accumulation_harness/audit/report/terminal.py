@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
 
 WIDTH = 130
@@ -29,6 +30,9 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    {finding.message}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
+    for weights in weights_of(conclusion):
+        yield weights.title
+        yield from weights.bars
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
     for title, lines in (

@@ -1,0 +1,59 @@
+"""How often each micro-batch counts in the gradient that the optimizer took: as bars for a terminal, as a table for an issue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.compare.linear import WeightedSum
+
+COLUMNS = 32  # of the longest bar
+MOST = 16  # micro-batches that are drawn
+UNEQUAL = 1e-2  # relative; a weight that is nearer to the right one needs no figure
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the first optimizer step that differs, where what the backwards gave makes up both gradients."""
+
+    accumulation_steps: int
+    step: int
+    counts: tuple[float, ...]  # the weight that each micro-batch had, in units of the right one; 1 is right
+
+    @property
+    def title(self) -> str:
+        """What is shown."""
+        return f"N={self.accumulation_steps}, optimizer step {self.step}: how often each micro-batch counts (1 is right)"
+
+    @property
+    def bars(self) -> Iterator[str]:
+        """One line each; `┊` stands at what is right, and a weight that is subtracted is hatched."""
+        unit = COLUMNS / max(1.0, *map(abs, self.counts))
+        for place, count in enumerate(self.counts[:MOST], 1):
+            bar = ("█" if count > 0 else "▒") * round(abs(count) * unit)
+            line = bar.ljust(round(unit)) + "┊" if len(bar) <= round(unit) else f"{bar[: round(unit)]}┊{bar[round(unit) :]}"
+            yield f"{place:>4} {line} {short(round(count, 3) + 0.0)}"
+        if len(self.counts) > MOST:
+            yield f"     and {len(self.counts) - MOST} more"
+
+
+def weights_of(conclusion: Conclusion) -> list[Weights]:
+    """One per arm and optimizer whose weights are known and wrong."""
+    found = []
+    for line in conclusion.lines:
+        step = line.first
+        if step is None or step.agrees or not line.arm.findings or not (_known(step, step.taken) and _known(step, step.parts)):
+            continue
+        right = step.parts.weights
+        counts = tuple(own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, right, strict=True))
+        if max(map(abs, counts)) < math.inf and any(abs(count - 1) > UNEQUAL for count in counts):
+            found.append(Weights(line.arm.accumulation_steps, step.step, counts))
+    return [one for k, one in enumerate(found) if one.title not in {other.title for other in found[:k]}]
+
+
+def _known(step: StepFacts, parts: WeightedSum) -> bool:
+    """Whether the parts make up the vector, each with one weight and no other."""
+    return len(parts.weights) > 1 and parts.residual <= step.gate and parts.told_apart
