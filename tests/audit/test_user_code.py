@@ -307,16 +307,28 @@ def test_functions_and_methods_are_found(home, target):
         ("open('conf.json')\nfrom near import x", "'near.py:ACCUM={accumulation_steps}'"),
         ("open('conf.json')", "--set-file 'conf.json:a.batch_size={batch_size}'"),
         (
-            "D(batch_size=4)\nif i % 4 == 0: 0",
-            "script.py:2 holds a bare number, `if i % 4 == 0: 0`: write ACCUMULATION_STEPS = ... at",
+            "D(batch_size=4)\nif i % 9 == 0: print()\nif i % 4 == 0: o.step()",
+            "script.py:3 holds a bare number, `if i % 4 == 0: o.step()`: write ACCUMULATION_STEPS = ... at",
         ),
         ("bs = 2", "as --set-file 'script.py:bs={batch_size}' (or"),
+        ("c = D({'bs': 2, 'acc': 4})\nbest_acc = 0", "--set-file 'script.py:c.acc={accumulation_steps}' (or"),
+        (
+            "class A:\n    bs: int = field(default=8)\n    grad_acc: int = 1",
+            "'script.py:A.bs.default={batch_size}' --set-file 'script.py:A.g",
+        ),
+        (
+            "def f(batch_size=8, micro_batch_size=2): 0",
+            "micro_batch_size={batch_size}' --set-file 'script.py:f.batch_size={total_",
+        ),
+        ("main(config_path='conf')", "--set-file 'conf/run/a.yaml:batch={batch_size}'"),
     ],
 )
 def test_how_the_numbers_may_be_told_is_shown(home, text, words):
     (home / "script.py").write_text(text)
     (home / "near.py").write_text("ACCUM = 4")
     (home / "conf.json").write_text('{"a": {"batch_size": 4}}')
+    (home / "conf" / "run").mkdir(parents=True)
+    (home / "conf" / "run" / "a.yaml").write_text("batch: 8\n")
     with pytest.raises(ValueError, match="expected") as error:
         load("script.py")
     assert words in str(error.value)

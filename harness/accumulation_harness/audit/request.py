@@ -76,24 +76,22 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_function(name: str, function: Any) -> None:
-    """That it can be called with a micro-batch size and their number, and with nothing that is not offered."""
+    """That it can be called with the two numbers."""
     if not callable(function):
         raise ValueError(f"expected {name} to be a function of (batch_size, accumulation_steps), got {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C: called by position, and told then
         return
-    required = [
-        p.name
-        for p in signature.parameters.values()
-        if p.default is p.empty and p.name not in OFFERED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
-    named = all(size in signature.parameters for size in SIZES)
-    if len(required) > len(SIZES) or not (named or takes_any or _takes_two(signature)):
+    if not takes_sizes(signature):
         raise ValueError(f"expected {name}(batch_size, accumulation_steps), got {name}{signature}")
 
 
-def _takes_two(signature: inspect.Signature) -> bool:
+def takes_sizes(signature: inspect.Signature) -> bool:
+    """Whether a function can be called with a micro-batch size and their number, and with nothing that is not offered."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.name not in OFFERED for p in signature.parameters.values()) >= len(SIZES)
+    own = [p for p in signature.parameters.values() if p.name not in OFFERED]
+    is_open = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own)
+    required = [p for p in own if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named = all(size in signature.parameters for size in SIZES)
+    return len(required) <= len(SIZES) and (named or is_open or sum(p.kind in positional for p in own) >= len(SIZES))

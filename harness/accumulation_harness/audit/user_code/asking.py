@@ -6,7 +6,8 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +15,57 @@ from accumulation_harness.audit.user_code.settings import places, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
 
 FILES = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf")
-NAMES = {  # how names are spelled that mean: micro-batches, samples of a micro-batch, of an optimizer step
-    "{accumulation_steps}": re.compile(r"accum|^ga$|^gas$|_ga$|update_freq|n(um)?_(chunks|micro_?batches)", re.I),
-    "{total_batch}": re.compile(r"(total|global|effective|^train).?batch(?!es)|batch.?total", re.I),
-    "{batch_size}": re.compile(r"batch(?!es)|(^|_)bsz?$", re.I),
+MOST_FILES = 50  # of a folder with settings
+NAMES = {  # how names are spelled that mean: micro-batches, samples of an optimizer step, of a micro-batch
+    "{accumulation_steps}": re.compile(
+        r"accum|(^|_)(ga|gas|acc)$|acc_(steps|iter)|update_freq|n(um)?_(chunks|micro(_?batches)?$)", re.I
+    ),
+    "{total_batch}": re.compile(r"(total|global|effective).?batch(?!es)|batch.?total", re.I),
+    "{batch_size}": re.compile(r"batch(?!es)|(^|_)(bsz?|micro)$|(?-i:^B$)", re.I),
 }
 NO_NAMES = re.compile(r"eval|val|test|num_?batch|batch_?(idx|index|first|norm)|tokens", re.I)
-FLAG = re.compile(r"""["']--?([\w-]+)["']""")
+MICRO = re.compile(r"micro|per_device|per_gpu", re.I)
+FLAG = re.compile(r"""["'](--?[\w-]{2,})["']""")
 VARIABLE = re.compile(r"""(?:environ(?:\.get)?|getenv)[(\[]\s*["'](\w+)["']""")
+Way = tuple[str, str, str]  # a name; the option that sets it; what stands before its value
 
 
-def asking(target: Target, source: Path) -> str:
-    """What is missing, in a line, with the options that would say it."""
-    told = dict(_first_of_each(_names(source)))
-    micro = "{batch_size}" in told
-    if micro and "{accumulation_steps}" in told:
-        told.pop("{total_batch}", None)
+def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
+    """What is missing, in a line, with the options that would say it; `rest`: what else the command line of the script has."""
+    told = _told(_names(source, rest))
     what = f"{target.where} is a script" if not target.name else f"{target.name} takes no (batch_size, accumulation_steps)"
     if len(told) < 2 and (line := _with_numbers(source, [name for name in NAMES if name not in told])):
         return f"expected numbers that have a name, to be set from outside: {what}, and {line}"
     if not told:
-        told = {"{batch_size}": ("--set", "--batch-size "), "{accumulation_steps}": ("--set", "--accumulation-steps ")}
+        told = {"{batch_size}": ("", "--set", "--batch-size "), "{accumulation_steps}": ("", "--set", "--accumulation-steps ")}
     words: dict[str, list[str]] = {}
     for placeholder in ("{batch_size}", "{total_batch}", "{accumulation_steps}"):
         if placeholder in told:
-            option, before = told[placeholder]
+            _, option, before = told[placeholder]
             words.setdefault(option, []).append(before + placeholder)
     options = [f"--set '{' '.join(words.pop('--set'))}'"] if "--set" in words else []
     options += [f"{option} '{text}'" for option, texts in words.items() for text in texts]
     return f"expected how it is told the two numbers, as {' '.join(options)} (or --set, --set-env, --set-file): {what}"
 
 
-def _first_of_each(names: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    found: set[str] = set()
-    for name, option, before in names:
-        meant = next((p for p, spelled in NAMES.items() if spelled.search(name) and not NO_NAMES.search(name)), None)
-        if meant is not None and meant not in found:
-            found.add(meant)
-            yield meant, (option, before)
+def _told(ways: Iterator[Way]) -> dict[str, Way]:
+    """The first way for each of the numbers; where no name counts micro-batches, the samples of a step say how many there are."""
+    found: dict[str, list[Way]] = {}
+    for way in ways:
+        meant = next((p for p, spelled in NAMES.items() if spelled.search(way[0]) and not NO_NAMES.search(way[0])), "")
+        found.setdefault(meant, []).append(way)
+    sizes = sorted(found.get("{batch_size}", []), key=lambda way: not MICRO.search(way[0]))
+    told = {"{batch_size}": sizes[0]} if sizes else {}
+    if "{accumulation_steps}" in found:
+        told["{accumulation_steps}"] = found["{accumulation_steps}"][0]
+    totals = found.get("{total_batch}", []) + [way for way in sizes[1:] if MICRO.search(sizes[0][0]) and not MICRO.search(way[0])]
+    return told | ({"{total_batch}": totals[0]} if totals and len(told) < 2 else {})
 
 
-def _names(source: Path) -> Iterator[tuple[str, str, str]]:
-    """Names in a script, in what it imports from its folder and in files that these name; the option that sets each."""
+def _names(source: Path, rest: Sequence[str]) -> Iterator[Way]:
+    """Names in a script, in what it imports from its folder and in files that these or its command line name; what sets each."""
     files, seen = [source], set[Path]()
+    files[:0] = [file for word in rest for file in _settings(Path.cwd() / word)]
     texts = {}
     for file in files:
         if file in seen or not file.is_file():
@@ -67,14 +76,20 @@ def _names(source: Path) -> Iterator[tuple[str, str, str]]:
             files += [
                 file.parent / f"{name.replace('.', '/')}.py" for name in re.findall(r"^\s*(?:from|import)\s+\.?(\w+)", text, re.M)
             ]
-            named = re.findall(r"""["']([\w./-]+)["']""", text)
-            files += [folder / name for name in named if name.endswith(FILES) for folder in (source.parent, Path.cwd())]
+            named = re.findall(r"""["']([\w./-]*\w[\w./-]*)["']""", text)
+            files += [found for name in named for folder in (source.parent, Path.cwd()) for found in _settings(folder / name)]
     for text in texts.values():
-        yield from ((name.replace("-", "_"), "--set", f"--{name} ") for name in FLAG.findall(text))
+        yield from ((flag.lstrip("-").replace("-", "_"), "--set", f"{flag} ") for flag in FLAG.findall(text))
         yield from ((name, "--set-env", f"{name}=") for name in VARIABLE.findall(text))
     for file, text in texts.items():
         for key in _keys(file, text):
-            yield key.rpartition(".")[2], "--set-file", f"{os.path.relpath(file)}:{key}="
+            yield key.removesuffix(".default").rpartition(".")[2], "--set-file", f"{os.path.relpath(file)}:{key}="
+
+
+def _settings(path: Path) -> list[Path]:
+    """The file, or the files of a folder."""
+    inside = islice(chain(path.glob("*"), path.glob("*/*")), MOST_FILES) if path.is_dir() else [path]
+    return sorted(file for file in inside if file.suffix in FILES)
 
 
 def _keys(file: Path, text: str) -> Iterator[str]:
@@ -82,7 +97,7 @@ def _keys(file: Path, text: str) -> Iterator[str]:
     if file.suffix == ".json":
         yield from _in_json(json.loads(text))
     else:
-        yield from (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit())
+        yield from (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit() and int(text[begin:end]))
 
 
 def _in_json(value: Any) -> Iterator[str]:
@@ -99,7 +114,10 @@ def _with_numbers(source: Path, missing: list[str]) -> str:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError):
         return ""
-    tests = [n.left if isinstance(n, ast.Compare) else n.operand for n in nodes if isinstance(n, (ast.Compare, ast.UnaryOp))]
+    others = [n.test for n in nodes if isinstance(n, ast.If) and not any(map(_steps, ast.walk(n)))]
+    silent = {inner for test in others for inner in ast.walk(test)}
+    asked = [n for n in nodes if isinstance(n, (ast.Compare, ast.UnaryOp)) and n not in silent]
+    tests = [n.left if isinstance(n, ast.Compare) else n.operand for n in asked]
     counted = [n for n in tests if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) and _is_number(n.right)]
     calls = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") in ("split", "chunk")]
     cut = [call for call in calls if any(map(_is_number, call.args))]
@@ -109,6 +127,10 @@ def _with_numbers(source: Path, missing: list[str]) -> str:
     line = text.splitlines()[found[0].lineno - 1].strip()
     name = "ACCUMULATION_STEPS" if found is not cut and counted[:1] == found else "BATCH_SIZE"
     return f"{source.name}:{found[0].lineno} holds a bare number, `{line}`: write {name} = ... at its top, and {name} there"
+
+
+def _steps(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("step", "zero_grad")
 
 
 def _is_number(node: ast.expr) -> bool:

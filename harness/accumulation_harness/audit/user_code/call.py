@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from accumulation_harness.audit.observe.runs import described
-from accumulation_harness.audit.request import SIZES
+from accumulation_harness.audit.request import SIZES, takes_sizes
 from accumulation_harness.audit.user_code.asking import asking
 from accumulation_harness.audit.user_code.process import of_its_own
 from accumulation_harness.audit.user_code.scratch import Scratch, told
@@ -73,7 +73,7 @@ class UserCode:
             edited(edit.file, source_of(edit.file), edit.key, edit.text)
         if not self.target.name:
             if not self.settings.texts:
-                raise ValueError(asking(self.target, self.source))
+                raise ValueError(asking(self.target, self.source, self.settings.rest))
             return
         try:
             with self._started([]):
@@ -152,7 +152,7 @@ class UserCode:
         given = inspect.signature(function)
         if self.settings.texts and not self._takes_sizes(given):
             return SCRIPT
-        if not given.parameters:
+        if not takes_sizes(given):
             raise ValueError(asking(self.target, self.source))
         bare = [
             p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in given.parameters.values()

@@ -157,8 +157,9 @@ def _values(node: ast.AST, within: str) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Of a dictionary, or of a call by keywords."""
-    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    """Of a dictionary, also of one that a call is given, or of a call by keywords."""
+    given = [value, *(value.args if isinstance(value, ast.Call) else ())]
+    pairs = [pair for one in given if isinstance(one, ast.Dict) for pair in zip(one.keys, one.values, strict=True)]
     named = [(key.value, item) for key, item in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     named += [(keyword.arg, keyword.value) for keyword in value.keywords if keyword.arg] if isinstance(value, ast.Call) else []
     for name, item in named:
