@@ -57,6 +57,7 @@ def test_each_is_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_images_with_batch_norm_and_lion(folder):
     [command] = commands((EXAMPLES / "images.py").read_text())
     assert causes(run(folder, *command, *SHORT)) == {

@@ -155,7 +155,7 @@ def planted(fault, path):
 
 
 ALL = [(fault, path) for fault in FAULTS for path in PATHS]
-FEW = [(fault, PATHS[place % len(PATHS)]) for place, fault in enumerate(FAULTS)]
+FEW = [(FAULTS[place], PATHS[place % len(PATHS)]) for place in (0, 2, 5, 7)]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+FAST = ("keywords in, a mapping out", "a checkpoint", "a wrong gradient of a weight")
+
+
+@pytest.mark.parametrize("layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS])
 def test_a_fault_is_placed_whatever_the_layout(layout):
     make, where = LAYOUTS[layout]
     ((place, cause),) = places(training(make, NUMBERS, squares))

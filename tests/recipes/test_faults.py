@@ -103,6 +103,7 @@ def test_a_window_may_lose_its_only_micro_batch_in_float16():
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.slow
 def test_two_faults_give_two_causes_or_unexplained():
     by_id = {fault.id: fault for fault in FAULTS}
     config = TrialConfig(accumulation_steps=(4,), steps=1, effective_batch=320, algebra_steps=6, optimizer=ADAMW)
