@@ -37,7 +37,7 @@ class TimeLeft:
     def estimate(self, left: Iterable[tuple[Kind, float, float]], at_once: int) -> str:
         """Of trials by kind, size and the seconds that they have run: `about 3:20 left`.
 
-        `at least`, where no trial of some kind has ended; no number where that is all there is.
+        No number for trials of a kind of which none has ended.
 
         >>> known = TimeLeft()
         >>> known.estimate([(("text",), 100, 0)], at_once=1)
@@ -46,17 +46,16 @@ class TimeLeft:
         >>> known.estimate([(("text",), 100, 20), (("text",), 200, 0)], at_once=2)
         'about 1:20 left'
         >>> known.estimate([(("text",), 200, 0), (("digits",), 100, 0)], at_once=1)
-        'at least 2:00 left'
+        'about 2:00 left for 1 of 2 trials, not known yet for the others'
         """
-        seconds, is_whole = 0.0, True
-        for kind, size, run in left:
-            if known := self._size.get(kind):
-                seconds += max(0.0, self._seconds[kind] * size / known - run)
-            else:
-                is_whole = False
-        if is_whole:
-            return f"about {clock(seconds / at_once)} left"
-        return f"at least {clock(seconds / at_once)} left" if seconds else UNKNOWN
+        of_each = [
+            self._seconds[kind] * size / self._size[kind] - run if self._size.get(kind) else None for kind, size, run in left
+        ]
+        known = [max(0.0, seconds) for seconds in of_each if seconds is not None]
+        if of_each and not known:
+            return UNKNOWN
+        others = f" for {len(known)} of {len(of_each)} trials, not known yet for the others" if len(known) < len(of_each) else ""
+        return f"about {clock(sum(known) / at_once)} left{others}"
 
 
 class Progress:
