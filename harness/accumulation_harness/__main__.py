@@ -13,7 +13,7 @@ COMMANDS = {
     "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
-    "watch": ("accumulation_harness.watch", "`watch compare`: two reports of watched training runs, compared"),
+    "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: what watched training runs say, or have said"),
     "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),

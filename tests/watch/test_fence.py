@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accumulation_harness import watch as package
 from accumulation_harness.observe import tensors
 from accumulation_harness.watch import Report, averages, replay, report, session, track, watch
+from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, Key, failing, key, noting
 from tests.watch.loops import CLASSES, FEATURES, Loop, network
 from tests.watch.test_session import mean
@@ -360,11 +361,17 @@ def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
         loop.optimizer.zero_grad()
         found = json.loads(path.read_text())
         said.append((found["verdict"], found["windows"]))
+        assert f"{found['windows']} windows" in shown(path)
 
     loop.after_step = look
-    loop.watched(path=path)
+    assert f"{loop.watched(path=path)}\n" == shown(path)
     assert said[0] == ("inconclusive", 1) and said[2] == ("equivalent", 2) and said[-1] == ("equivalent", 16)
     assert json.loads(path.read_text())["windows"] == 24
+    wrong = Loop(loss=mean).watched(path=path)
+    assert f"{wrong}\n" == shown(path)
+    path.write_text(json.dumps({"format": report.FORMAT}))
+    with pytest.raises(ValueError, match="of which something is missing"):
+        shown(path)
     with pytest.raises(ValueError, match="path: expected a name that ends in"):
         watch(loop.model, loop.optimizer, path="run.txt")
 

@@ -1,4 +1,4 @@
-"""Two watched runs beside each other: of one training at different splits, say."""
+"""Watched runs whose reports lie in files: one shown, or two beside each other, of one training at different splits, say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accumulation_harness.system.terminal import in_columns
-from accumulation_harness.watch.report import FORMAT
+from accumulation_harness.watch.report import FORMAT, Report
 
 KEYS = ("verdict", "causes", "windows", "micro_batches", "checked", "properties")
 CLOSE = 0.05  # relative difference of two metrics that is no difference worth a word
@@ -25,6 +25,14 @@ def read(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a report of the format '{FORMAT}', got another file")
     return found
+
+
+def shown(path: Path) -> str:
+    """The report of a run, which may still go on."""
+    try:
+        return f"{Report.of(read(path))}\n"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: expected a report of the format '{FORMAT}', of which something is missing: {error}") from error
 
 
 def compared(a: Path, b: Path) -> str:

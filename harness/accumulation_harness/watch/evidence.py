@@ -110,7 +110,7 @@ class MicroBatch:
     empty: bool = False  # no gradient was there as it began
     scale: float = 1.0  # of the loss
     slopes: Sequence[Slope] | None = None  # None: not looked at
-    bends: Sequence[Bend] = ()  # by hooks of the run's own, of gradients that no head accounts for
+    bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()

@@ -81,7 +81,7 @@ class Heads:
             for head in self._losses or self._outputs
         ]
         at_heads = {head.bend for head in heads}
-        bends = [bend for number, bend in self._bends.items() if number not in at_heads]
+        bends = [bend._replace(factor=None) if number in at_heads else bend for number, bend in self._bends.items()]
         found = [head._replace(bend=self._bends.get(head.bend)) for head in heads]
         others = self._others and bool(self._losses) and bool(self._constants)
         fed, unseen = self._fed, self._passed_over and not found
@@ -148,20 +148,17 @@ class Heads:
         if type(hook) is Hook or self.paused or node is None or BENT in node.metadata or tensor.numel() < 2:
             return
         number = self._number = self._number + 1
-        before: list[tuple[Tensor, int]] = []
+        before: list[Tensor] = []
         place = tensor.output_nr
         mark(tensor, number, BENT)
 
         def first(g: Tensor) -> None:
-            before[:] = [(g, g._version)]
+            before[:] = [g.detach().clone()]  # which a hook may write to
 
         def last(found: Sequence[Tensor | None]) -> None:
             after = found[place]
             if before and after is not None and not self.paused:
-                ((g, version),) = before
-                before.clear()
-                if after is not g or version != g._version:
-                    self._bends[number] = bent(g, after)
+                self._bends[number] = bent(before.pop(), after)
 
         tensor.register_hook(self.fence.hook(first))
         node.register_prehook(self.fence.hook(last))

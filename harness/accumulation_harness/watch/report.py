@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import Refused
 from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
-from accumulation_harness.watch.evidence import Finding
+from accumulation_harness.watch.evidence import Finding, Rung
 
 FORMAT = "accumulation-watch 1"
 SUFFIXES = (".json", ".md")
@@ -44,6 +44,15 @@ class Report:
             verdict=Status.inconclusive, windows=0, micro_batches={}, findings=(), reasons=(reason,), properties=(), checked={},
             metrics={},
         )  # fmt: skip
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Report:
+        """What `as_dict` has said."""
+        kept = {each.name: found[each.name] for each in fields(cls)}
+        sizes = {int(size): many for size, many in found["micro_batches"].items()}
+        findings = tuple(Finding(**{**one, "cause": Cause(one["cause"]), "rung": Rung(one["rung"])}) for one in found["findings"])
+        told = {name: tuple(found[name]) for name in ("reasons", "properties", "unseen")}
+        return cls(**{**kept, **told, "verdict": Status(found["verdict"]), "micro_batches": sizes, "findings": findings})
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -89,6 +98,7 @@ class Report:
             "findings": [_finite(asdict(finding)) for finding in self.findings],
             "reasons": list(self.reasons),
             "properties": list(self.properties),
+            "unseen": list(self.unseen),
             "checked": self.checked,
             "metrics": _finite(self.metrics),
             "versions": versions(),

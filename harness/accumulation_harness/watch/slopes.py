@@ -10,7 +10,7 @@ mean over n terms, c = u of a sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.system.enums import StrEnum
 
+PIECE = 1 << 22  # logits that are looked at together
 FEWEST = 4  # degrees of freedom that are left when a form has been fitted: below, anything fits
 FITS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 1e-2}  # residual by the dtype of the slope
 
@@ -84,7 +85,7 @@ class Taken(NamedTuple):
     fed: bool  # whether inputs asked for gradients
     forwards: int
     others: bool  # terms beside the loss functions that were called
-    bends: Sequence[Bend]  # of other tensors
+    bends: Sequence[Bend]  # their factors where no head has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,63 +125,103 @@ def measured(z: Tensor, g: Tensor) -> Fits:
     """The forms that a slope `g` at logits `z` may have, on their device; `concluded` chooses on the host."""
     with torch.no_grad():
         classes = z.shape[-1] if z.dim() > 1 else 1  # with two, neither form can be excluded from few rows
-        found = _classes(z, g) if classes > 1 else {}
-        return {**found, Loss.binary: _binary(z.float(), g.float())}
+        found = _classes(z.reshape(-1, classes), g.reshape(-1, classes)) if classes > 1 else {}
+        return {**found, Loss.binary: _binary(z.reshape(-1), g.reshape(-1))}
+
+
+class Pieces:
+    """What is computed of logits and their slope, so many rows at once that copies of all of them are never there together."""
+
+    def __init__(self, of: Callable[[Tensor, Tensor], Sequence[Tensor]], z: Tensor, g: Tensor) -> None:
+        rows = max(1, PIECE * len(z) // max(1, z.numel()))
+        self.of, self.pairs = of, list(zip(z.split(rows), g.split(rows), strict=True))
+        self.kept = [self._taken(*self.pairs[0])] if len(self.pairs) == 1 else None
+
+    def _taken(self, z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return (g.float(), *self.of(z.float(), g.float()))
+
+    def sums(self, terms: Callable[..., Sequence[Tensor]]) -> Sequence[Tensor]:
+        """Of each of the tensors that `terms` makes of a piece, in double precision."""
+        pieces = self.kept or (self._taken(*pair) for pair in self.pairs)
+        found = [torch.stack([t.sum(dtype=torch.float64) for t in terms(*piece)]) for piece in pieces]
+        return torch.stack(found).sum(0).unbind()
 
 
 def _classes(z: Tensor, g: Tensor) -> Fits:
-    classes = z.shape[-1]
-    z, g = z.reshape(-1, classes).float(), g.reshape(-1, classes).float()
-    counted = g.abs().amax(-1) > 0
-    logs = torch.log_softmax(z, -1)
-    p = logs.exp()
-    y = g.argmin(-1, keepdim=True)
-    num = counted.sum()
-    kept = counted[:, None].to(g.dtype)
+    """`z` and `g` [rows, classes]."""
+    classes, labels = z.shape[-1], list[Tensor]()
+
+    def of(z: Tensor, g: Tensor) -> Sequence[Tensor]:
+        logs, y = torch.log_softmax(z, -1), g.argmin(-1, keepdim=True)
+        kept = (g.abs().amax(-1, keepdim=True) > 0).to(g.dtype)
+        target = torch.zeros_like(g).scatter(-1, y, kept)
+        return logs, y, kept, target
+
+    def plain(logs: Tensor, kept: Tensor, target: Tensor) -> Tensor:
+        return logs.exp() * kept - target
+
+    def first(g: Tensor, logs: Tensor, y: Tensor, kept: Tensor, target: Tensor) -> Sequence[Tensor]:
+        p, off, even = plain(logs, kept, target), kept - target, kept / classes - target
+        own = (g * p).sum(-1, keepdim=True) / p.square().sum(-1, keepdim=True)  # each row by itself
+        labels.append(y.squeeze(-1))
+        unlike = (g - own.nan_to_num() * p).square()
+        return (
+            kept, off, off * logs.exp(), off * g, g * p, p.square(), g * even, p * even, even.square(), g.square(), unlike,
+            -target * logs, -kept * logs / classes,
+        )  # fmt: skip
+
+    pieces = Pieces(of, z, g)
+    num, n, mp, mg, gp, pp, ge, pe, ee, gg, unlike, hit, evenly = pieces.sums(first)
+    mp, mg, c = mp / n, mg / n, gp / pp
+
     # label smoothing: g = c (p - eps / C) off the target, a line through two unknowns; one without smoothing goes through 0
-    off = kept.expand_as(g).scatter(-1, y, 0.0)
-    n = off.sum(dtype=torch.float64)
-    mp, mg = (off * p).sum(dtype=torch.float64) / n, (off * g).sum(dtype=torch.float64) / n
-    cov = (off * (p - mp.float()) * (g - mg.float())).sum(dtype=torch.float64)
-    slope = cov / (off * (p - mp.float()).square()).sum(dtype=torch.float64)
+    def second(g: Tensor, logs: Tensor, y: Tensor, kept: Tensor, target: Tensor) -> Sequence[Tensor]:
+        off, far = kept - target, logs.exp() - mp.float()
+        return off * far * (g - mg.float()), off * far.square(), (g - c.float() * plain(logs, kept, target)).square()
+
+    cov, var, left = pieces.sums(second)
+    slope = cov / var
     smoothing = ((slope * mp - mg) * classes / slope).clamp(0, 0.999)
-    target = torch.zeros_like(p).scatter(-1, y, 1.0)
-    p = p - target
-    smooth = p - smoothing.float() * (1 / classes - target)
-    hit = -(kept * logs.gather(-1, y)).sum(dtype=torch.float64)
-    evenly = -(kept * logs.mean(-1, keepdim=True)).sum(dtype=torch.float64)
-    own = (g * p).sum(-1) / p.square().sum(-1)  # each row by itself
+    smooth = (gp - smoothing * ge) / (pp - 2 * smoothing * pe + smoothing.square() * ee)
+
+    def third(g: Tensor, logs: Tensor, y: Tensor, kept: Tensor, target: Tensor) -> Sequence[Tensor]:
+        p = plain(logs, kept, target) - smoothing.float() * (kept / classes - target)
+        return ((g - smooth.float() * p).square(),)
+
+    (left_smooth,) = pieces.sums(third)
     of_both = {
         "terms": num,
         "positions": torch.tensor(z.shape[0]),
         "freedom": num * (classes - 1) - 1,
-        "apart": ((g - own[:, None] * p) * kept).norm() / g.norm(),
-        "diagonal": _diagonal(y.squeeze(-1), classes),
+        "apart": (unlike / gg).sqrt(),
+        "diagonal": _diagonal(torch.cat(labels), classes),
     }
+    smoothed = (1 - smoothing) * hit + smoothing * evenly
     return {
-        Loss.cross_entropy: Numbers(*_fitted(p * kept, g), value=hit, **of_both),
-        Loss.smoothed: Numbers(*_fitted(smooth * kept, g), value=(1 - smoothing) * hit + smoothing * evenly, **of_both),
+        Loss.cross_entropy: Numbers(c, (left / gg).sqrt(), value=hit, **of_both),
+        Loss.smoothed: Numbers(smooth, (left_smooth / gg).sqrt(), value=smoothed, **of_both),
     }
 
 
 def _binary(z: Tensor, g: Tensor) -> Numbers:
-    p = torch.sigmoid(z) - (g < 0).float()
-    num = (g != 0).sum()
-    losses = functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none")
-    fitted = _fitted(p * (g != 0), g)
-    return Numbers(*fitted, terms=num, positions=torch.tensor(z.numel()), value=(losses * (g != 0)).sum(), freedom=num - 1)
+    """`z` and `g` [numbers]."""
+
+    def of(z: Tensor, g: Tensor) -> Sequence[Tensor]:
+        target, there = (g < 0).float(), (g != 0).float()
+        losses = functional.binary_cross_entropy_with_logits(z, target, reduction="none")
+        return (torch.sigmoid(z) - target) * there, there, losses * there
+
+    pieces = Pieces(of, z, g)
+    gp, pp, gg, num, value = pieces.sums(lambda g, p, there, losses: (g * p, p.square(), g.square(), there, losses))
+    c = gp / pp
+    (left,) = pieces.sums(lambda g, p, *_: ((g - c.float() * p).square(),))
+    return Numbers(c, (left / gg).sqrt(), terms=num, positions=torch.tensor(z.numel()), value=value, freedom=num - 1)
 
 
 def _diagonal(y: Tensor, classes: int) -> Tensor:
     if len(y) not in (classes, classes // 2) or classes < 3:
         return torch.tensor(0.0)
     return (y == torch.arange(len(y), device=y.device)).all().float()
-
-
-def _fitted(p: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """c = <g, p> / ||p||^2 and ||g - c p|| / ||g||."""
-    c = (g * p).sum(dtype=torch.float64) / p.square().sum(dtype=torch.float64)
-    return c, (g - c.to(g.dtype) * p).norm().double() / g.norm().double()
 
 
 def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Numbers:
