@@ -282,10 +282,10 @@ def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference():
 
 def test_what_could_not_be_seen_is_said():
     hidden = " ".join(audit(not_divided, batch_size=16, accumulation_steps=(4,)).hidden)
-    assert "every window is full" in hidden and "weighs the same" in hidden and "constant" in hidden
+    assert "every window is full" in hidden and "inputs of one size" in hidden and "constant" in hidden
     for loop in (tokens_weighted, habits.padded_vectors):
         seen = " ".join(audit(loop, batch_size=16, accumulation_steps=(4,)).hidden)
-        assert "every window is full" not in seen and "weighs the same" not in seen
+        assert "every window is full" not in seen and "inputs of one size" not in seen
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
         "milestones_in_micro_batches", "probe_by_hand_undivided", "shrunk_at_the_end_by_micro_batches",
         "squared_gradients_so_far", "target_for_later_by_micro_batches",
     ),
-    "act on each other": ("drawn_rows", "standardised_over_the_micro_batch"),
+    "act on each other": ("drawn_rows", "standardised_over_the_micro_batch", "normalised_between_modules"),
     "random draws": ("dropout", "noise_in_the_model"),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from accumulation_harness.system.enums import StrEnum
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
+Change = tuple[Vector, Vector]  # [P] before and after
 SUMMED = 2**10  # elements of a signed sum
 HELD = 2**10  # elements kept of a tensor as a window begins
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
@@ -75,6 +76,10 @@ class Backward:
     finite: bool  # whether all of it was
     rescaled: float = math.nan  # norm of the gradients it found, where somebody had scaled them since the backward before
     reached: frozenset[int] = frozenset()  # places of the optimizers whose parameters it reached
+    bare: Vector | None = None  # [P] what autograd gave, where hooks on parameters made something else of it
+    hooked: Change | None = None  # what they made of it: all elements, loss scale left in
+    changed: tuple[Change, ...] = ()  # what became of the sum in `.grad` since the backward before: likewise
+    terms: tuple[tuple[str, Vector], ...] = ()  # each addend of its loss, as autograd calls it, and [P] of it; if probed
     local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
     locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
     rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
@@ -154,6 +159,7 @@ class Step:
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
     calls: tuple[Call, ...]  # in the order of the window
+    changed: tuple[Change, ...] = ()  # what became of the gradients since the last backward
     roundoffs: tuple[float, ...]  # of each tensor's format
     shards: tuple[tuple[int, ...], ...] = ()  # tensors of each rank, where the parts of all ranks were joined
 
@@ -269,8 +275,6 @@ class Run:
     coupled_copies: int = 0  # rows whose cached copies bend the slope of another; only after a probe
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
-    terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
-    term_names: tuple[str, ...] = ()  # of these addends, in order, as autograd calls them
     term_slopes: list[list[dict[tuple[int, str], Matrix]]] = field(
         default_factory=list
     )  # of each addend by (output, row), likewise

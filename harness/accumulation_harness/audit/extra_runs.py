@@ -184,15 +184,15 @@ class ExtraRuns:
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
         window = _furthest(judged).step
-        probe = Intervention(probe=window, disable=disable, leads=bool(disable))
+        probe = Intervention(probe=window, keep=frozenset({window}), disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
         if theirs.error is not None or mine.error is not None:
             return judged  # hooks of the trainer's own that stand no second differentiation: nothing is known
         coupled, alone = separated(mine, theirs, window), mine.ranks == 1
-        by_row, by_term = (rows(mine, theirs), terms(mine, theirs, window)) if alone else (None, None)
-        return judged.learning(
+        by_row = rows(mine, theirs) if alone else None
+        learnt = judged.learning(
             lambda probe: replace(
                 probe,
                 made=True,
@@ -200,9 +200,16 @@ class ExtraRuns:
                 elementwise=theirs.elementwise,
                 mixed=theirs.mixes_rows,
                 by_row=by_row,
-                by_term=by_term,
             )
         )
+        if not (alone and len(mine.tracks) == len(theirs.tracks) == len(judged.compared)):
+            return learnt
+        by_term = [terms((mine, theirs), place, window) for place in range(len(mine.tracks))]
+        apart = [
+            replace(item, steps=tuple(step.but(probe=replace(step.probe, by_term=of_one)) for step in item.steps))
+            for item, of_one in zip(learnt.compared, by_term, strict=True)
+        ]
+        return replace(learnt, compared=apart)
 
     def _place(self, judged: Judged, disable: frozenset[Layer]) -> Place | None:
         """The module in which a difference begins that no weights of the micro-batches explain; None where there is none."""

@@ -144,10 +144,13 @@ class Session:
             return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
-        for place, name in enumerate(run.term_names if run.error is None else ()):
-            if not any(each[place].any() for each in run.terms):
-                which = f"term {place + 1} of {len(run.term_names)} of the loss ({name})"
-                self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
+        seen = [b.terms for track in run.tracks for step in track.steps for b in step.backwards if run.error is None]
+        for names in dict.fromkeys(tuple(name for name, _ in terms) for terms in seen):
+            alike = [terms for terms in seen if tuple(name for name, _ in terms) == names]
+            for place, name in enumerate(names):
+                if not any(terms[place][1].any() for terms in alike):
+                    which = f"term {place + 1} of {len(names)} of the loss ({name})"
+                    self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
 
     # -- how the function takes its arguments --------------------------------------------------------------------------
 

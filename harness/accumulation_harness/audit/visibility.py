@@ -85,7 +85,10 @@ def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: b
     if arms and not short and len(sizes) <= 1:
         yield "every window is full: short windows cannot show; take data that the window does not divide, for two epochs"
     if arms and not shown and _equal_weights(arms):
-        yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
+        yield (
+            "all micro-batches have inputs of one size: unless their numbers of loss terms differ (masks, class weights), a mean "
+            "of means cannot show; use sequences of unequal length"
+        )
 
 
 def _split_at_one(reference: Run, steps: Sequence[Step]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 DEPENDENT = 1e-6  # of the largest singular value of the parts, below which they make up each other
+CERTAIN = 10.0  # roundings of a weight, which are what is left of the vector times the condition
 TOLD_APART = 1e3  # condition of the parts, up to which each has a weight of its own even where all is known to four digits
 
 
@@ -22,6 +23,11 @@ class WeightedSum(NamedTuple):
     condition: float = math.inf  # of the parts at unit length; the weights mean nothing where it is huge
     sizes: tuple[float, ...] = ()  # norms of the parts
     free: int = 0  # directions that say nothing, since parts cancel there
+
+    @property
+    def rounding(self) -> float:
+        """By how much rounding may move a weight."""
+        return CERTAIN * self.residual * self.condition
 
     @property
     def told_apart(self) -> bool:

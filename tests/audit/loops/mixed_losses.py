@@ -93,6 +93,104 @@ def load_balance_in_full(at):
     return _routed(at, _balance)
 
 
+def _towers():
+    """Two encoders of one sample, each of which the loop calls by itself."""
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2)])
+
+
+def _triplets(negatives):
+    """Each row's distance to its other view is less by 1 than to one of `negatives(a, b, rows of the window)`."""
+
+    def loss(model, ids, window):
+        a, b = model[0](X[ids]), model[1](X[ids] + 0.5)
+        return functional.relu(1 + (a - b).abs().sum(1) - (a - negatives(a, b, ids)).abs().sum(1)).sum() / len(window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop(model=_towers)
+def triplets_of_two_towers(at):
+    """The negative is a view of the same row."""
+    return _triplets(lambda a, b, ids: at.model[1](X[ids].flip(1)))
+
+
+@loop("non_separable_loss", model=_towers)
+def hardest_negative_of_micro_batch(at):
+    """The negative is the nearest other row of the micro-batch: distances are not smooth, and choosing has no gradient."""
+    return _triplets(lambda a, b, _: b[(torch.cdist(a, b) + 1e9 * torch.eye(len(a))).argmin(1)])
+
+
+@loop("non_separable_loss", model=_towers)
+def pairs_of_two_towers(at):
+    """All pairs of the micro-batch are told apart, each alone (SigLIP)."""
+
+    def loss(model, ids, window):
+        a, b = model[0](X[ids]), model[1](X[ids] + 0.5)
+        return functional.softplus((1 - 2 * torch.eye(len(a))) * (a @ b.T)).sum() / len(window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop("batch_statistics")
+def normalised_between_modules(at):
+    """The loop calls the modules one by one, and brings what the first gives to mean 0 over the micro-batch."""
+
+    def loss(model, ids, window):
+        hidden = model[0](X[ids])
+        return ce(model[1:](hidden - hidden.mean(0)), Y[ids], reduction="sum") / len(window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+CHOSEN = X[:, 0] > 0
+
+
+def _detector(at, class_loss, box_loss):
+    """Classes of all rows, and four numbers of those that hold something."""
+
+    def loss(model, ids, window):
+        outputs, held = model(X[ids]), CHOSEN[ids]
+        boxes = functional.l1_loss(outputs[held], X[ids][held][:, : outputs.shape[1]], reduction="sum")
+        return class_loss(ce(outputs, Y[ids], reduction="sum"), ids, window) + 5 * box_loss(boxes, ids, window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop("loss_not_divided", "mean_of_means")
+def detector_by_micro_batch(at):
+    """Both terms are averaged over the micro-batch's own, and added."""
+    return _detector(at, lambda loss, ids, _: loss / len(ids), lambda loss, ids, _: loss / CHOSEN[ids].sum())
+
+
+@loop("mean_of_means")
+def boxes_by_clamped_count(at):
+    """The second term is divided by the micro-batch's own number, which is no less than 1."""
+    own = lambda loss, ids, _: loss / (CHOSEN[ids].sum().clamp(min=1) * at.n)  # noqa: E731
+    return _detector(at, lambda loss, _, window: 0 * loss, own)
+
+
+@frame.wrong("auxiliary_loss_scale")
+def critic_penalty_in_full(batch_size, accumulation_steps):
+    """A gradient penalty is a mean over the micro-batch; the critic's optimizer is made second."""
+    maker, critic, noise = frame.adversaries()
+    make, judge = frame.sgd(maker, 0.05), frame.sgd(critic, 0.05)
+    for window in full_windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            x = X[ids].requires_grad_()
+            scores = critic(x)
+            (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+            ((critic(maker(noise[ids]).detach()) - scores).sum() / len(window) + slope.square().sum(1).mean()).backward()
+        judge.step()
+        judge.zero_grad()
+        critic.requires_grad_(False)
+        for ids in window.split(batch_size):
+            (-critic(maker(noise[ids])).sum() / len(window)).backward()
+        critic.requires_grad_(True)
+        make.step()
+        make.zero_grad()
+
+
 OLD_AVERAGES: list[frame.Average] = []  # of earlier runs; they stay, as in a registry or in reference cycles
 
 

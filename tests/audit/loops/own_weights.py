@@ -6,11 +6,11 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, own_mean
+from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, nothing, own_mean
 
 
 def _by_part(at, weight):
@@ -103,10 +103,114 @@ def clipped_by_value_inside(at):
     return {"after_backward": lambda: clip_grad_value_(at.model.parameters(), 0.01)}
 
 
+def _hooked(at, change):
+    """Every parameter has a hook that changes what each backward gives it; the hook before it masks some elements."""
+    at.model[0].weight.register_hook(lambda gradient: gradient * (at.model[0].bias.detach() > 0)[:, None])
+    for p in at.model.parameters():
+        p.register_hook(change)
+    return {"windows": full_windows}
+
+
+@loop()
+def halved_in_hooks(at):
+    """A layer learns at half the rate."""
+    return _hooked(at, lambda gradient: gradient / 2)
+
+
+@loop("clip_per_micro_batch")
+def clamped_in_hooks(at):
+    return _hooked(at, lambda gradient: gradient.clamp(-0.005, 0.005))
+
+
+@loop("clip_per_micro_batch")
+def clipped_after_accumulation(at):
+    """A hook clips the sum so far, tensor by tensor, as soon as it is added to."""
+    for p in at.model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: nothing(clip_grad_norm_(p, 0.03)))
+    return {"windows": full_windows}
+
+
+@loop("clip_per_micro_batch")
+def rows_clipped_inside(at):
+    """The gradient so far of each unit is shortened to a length of its own, as adaptive clipping does."""
+
+    def clip():
+        for p in at.model.parameters():
+            p.grad *= (0.02 / p.grad.reshape(len(p), -1).norm(dim=1)).clamp(max=1).reshape(-1, *[1] * (p.ndim - 1))
+
+    return {"after_backward": clip, "windows": full_windows}
+
+
+def _main_gradients(at, add):
+    """A hook takes each gradient out of `.grad` into a sum of the loop's own, which `add`s it."""
+    for p in at.model.parameters():
+        p.total = torch.zeros_like(p)
+
+        def take(p):
+            add(p.total, p.grad)
+            p.grad = None
+
+        p.register_post_accumulate_grad_hook(take)
+
+    def hand_over():
+        for p in at.model.parameters():
+            p.grad, p.total = p.total, torch.zeros_like(p)
+
+    return {"before_step": hand_over, "windows": full_windows}
+
+
+@loop()
+def main_gradients(at):
+    return _main_gradients(at, torch.Tensor.add_)
+
+
+@loop("accumulator_overwritten")
+def main_gradients_assigned(at):
+    return _main_gradients(at, torch.Tensor.copy_)
+
+
 @loop("unexplained")
 def changed_before_the_step(at):
     """One layer's gradient is multiplied by N between the last backward and the step."""
     return {"before_step": lambda: at.model[0].weight.grad.mul_(at.n)}
+
+
+def _attacked(at, clear):
+    """Rows are moved along the signs of their gradients by a backward of its own, after which gradients are cleared."""
+    for window, parts in at.windows(full_windows):
+        for ids in parts:
+            x = X[ids].clone().requires_grad_()
+            ce(at.model(x), Y[ids]).backward()
+            clear()
+            moved = X[ids] + 0.05 * x.grad.sign()
+            (ce(at.model(moved), Y[ids], reduction="sum") / len(window)).backward()
+
+
+@loop("foreign_gradients")
+def attack_left_in_gradients(at):
+    """The attack's gradients are cleared where nothing else is in `.grad`: at N=1."""
+    _attacked(at, at.optimizer.zero_grad if at.n == 1 else nothing)
+
+
+@loop("gradients_not_cleared")
+def tried_before_training(at):
+    """A backward before the first window is left in `.grad`, unless each micro-batch is a window."""
+    own_mean(at.model, torch.arange(5), None).backward()
+    if at.n == 1:
+        at.optimizer.zero_grad()
+    return {"windows": full_windows}
+
+
+@loop("normaliser_depends_on_split")
+def advantages_of_micro_batch(at):
+    """Advantages are brought to mean 0 and length 1 over the micro-batch: a ratio is then clipped on another side."""
+
+    def loss(model, ids, window):
+        advantage = (X[ids, 0] - X[ids, 0].mean()) / X[ids, 0].std()
+        ratio = (model(X[ids]).log_softmax(1).gather(1, Y[ids, None])[:, 0] + 1.5).exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum() / len(window)
+
+    return {"loss": loss, "windows": full_windows}
 
 
 @loop("non_separable_loss")
@@ -191,6 +295,7 @@ SAID: dict[Loop, str] = {  # words of the first finding
     divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
     running_total: "micro-batches count ",
     changed_before_the_step: "changed before the optimizer takes it",
+    attack_left_in_gradients: "4 of 8 backwards add gradients of another loss",
     sum_halved_each_time: "divided by 2 again and again: micro-batches count 0.0625, 0.125, 0.25, 0.5 times",
     mean_without_terms: "1 of them none",
     temperature_times_n: "4 times too large",

@@ -12,7 +12,7 @@ from accumulation_harness.audit.compare.facts import Apart, Compared, Update
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor, Gates, gates, noisy
 from accumulation_harness.audit.compare.held import apart
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen
-from accumulation_harness.audit.compare.step import FEWEST, StepFacts
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     consumed_distance,
@@ -44,7 +44,6 @@ class Aligned:
     step: int
     mine: Step
     theirs: Step
-    steps: Sequence[Step]  # all of the candidate's
     before: Step | None  # the candidate's step before
     nulls: Sequence[Step]  # the same step of the runs that do the same computation as the reference
     keep: np.ndarray  # mask [P] of the elements whose update is more than noise
@@ -79,7 +78,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     steps = []
     for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         others = [null[t] for null in nulls if t < len(null)]
-        aligned = Aligned(t, a, b, mine, mine[t - 1] if t else None, others, ~noise[t])
+        aligned = Aligned(t, a, b, mine[t - 1] if t else None, others, ~noise[t])
         buffers = tuple(one.path for one in held if one.of_model and one.window <= t + 1)
         steps.append(_step_facts(track.name, candidate, aligned, allowed, buffers))
     own, usual = RunSeen(candidate, track, mine), RunSeen(reference, other, theirs)
@@ -92,7 +91,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
     mine, theirs = judged(aligned.mine, aligned.theirs, candidate.accumulation_steps, gate)
     a, g = _judged_gradients(mine, theirs, gate)
     tensors = {name: _compared(a[part], g[part]) for name, part in slices(mine).items()}
-    keep, only, every = aligned.keep, tuple[str, ...](), aligned.steps
+    keep, only = aligned.keep, tuple[str, ...]()
     if chosen := _alone(mine, theirs, a, g, allowed.tensors[t]):
         places, gate = chosen
         only = tuple(mine.tensors[place][0] for place in places)
@@ -100,7 +99,6 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
         a, g = of_tensors(replace(mine, gradient=a), places).gradient, of_tensors(replace(theirs, gradient=g), places).gradient
         mine, theirs = of_tensors(mine, places), of_tensors(theirs, places)
         before, nulls = of_tensors(before, places) if before else None, [of_tensors(null, places) for null in nulls]
-        every = [of_tensors(step, places) for step in every] if a.size < FEWEST else ()
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
     apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
@@ -122,7 +120,6 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
         consumed=consumed,
         raw=unclipped,
         only=only,
-        every=[raw(step) for step in every] if a.size < FEWEST else (),
         buffers=buffers,
         wrong=wrong,
         update=_update(aligned, allowed),

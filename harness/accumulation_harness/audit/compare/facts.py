@@ -16,6 +16,7 @@ from accumulation_harness.compare.linear import WeightedSum
 ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 Format = Literal["bfloat16", "float16"]
+ALIKE = 1e-2  # relative; factors of rows that differ by less are one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,12 @@ class RowFacts:
         """Whether some rows count in one of the two runs only; not all tokens of a micro-batch, whose deviations may be 0."""
         parts = [part for part in self.factors if any(part)] if self.tokens else self.factors
         return any(f == 0 or isinf(f) for part in parts for f in part)
+
+    @property
+    def alike_where_chosen(self) -> bool:
+        """Whether those that count in both runs do so alike in each micro-batch: they were chosen, and not weighed otherwise."""
+        counting = [[f for f in part if f and not isinf(f)] for part in self.factors]
+        return all(max(part) - min(part) <= ALIKE * max(map(abs, part)) for part in counting if part)
 
     @property
     def spread(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, TermFacts
-from accumulation_harness.audit.compare.windows import effective, finite, raw
+from accumulation_harness.audit.compare.windows import effective, evaluations, finite, raw
 from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
@@ -82,36 +82,42 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
     return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
 
 
-def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
-    """Step `index` of the reference by the addends of the candidate's loss; None where these do not make up its gradient."""
-    parts, wanted = _addends(mine, index), effective(reference.tracks[0])
+def terms(runs: tuple[Run, Run], place: int, index: int) -> TermFacts | None:
+    """Step `index` of an optimizer of the reference by the addends of the candidate's loss.
+
+    None where these do not make up its gradient. `runs`: candidate and reference; `place`: of the optimizer in both.
+    """
+    mine, reference = runs
+    parts, wanted = _addends(mine, place, index), effective(reference.tracks[place])
     if not parts or index >= len(wanted):
         return None
     sums, g = [np.sum(addend, axis=0) for addend in parts], raw(wanted[index])
     if not g.any():
         return None
-    theirs = _addends(reference, index)
+    theirs = _addends(reference, place, index)
     pairs = zip(parts, theirs, strict=True) if len(parts) == len(theirs) else ()
     return TermFacts(
         parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
         each=tuple(
             replace(
                 _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))),
-                by_row=_rows_of_term(mine, reference, place),
+                by_row=_rows_of_term(mine, reference, number),
             )
-            for place, (of_each, whole) in enumerate(pairs)
+            for number, (of_each, whole) in enumerate(pairs)
         ),
     )
 
 
-def _addends(run: Run, index: int) -> list[list[Vector]]:
+def _addends(run: Run, place: int, index: int) -> list[list[Vector]]:
     """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
-    steps = effective(run.tracks[0]) if run.tracks else []
-    if not run.terms or len({len(of_one) for of_one in run.terms}) != 1 or not run.terms[0] or index >= len(steps):
+    steps = effective(run.tracks[place])
+    backwards = evaluations(steps[index])[-1] if index < len(steps) else ()
+    given = [b.contribution for b in backwards if b.contribution is not None]
+    if not given or len(given) < len(backwards) or len({len(b.terms) for b in backwards}) != 1 or not backwards[0].terms:
         return []
-    parts = [list(addend) for addend in zip(*run.terms, strict=True)]
-    whole, total = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0), steps[index].total
-    same = total is not None and distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
+    parts = [[part for _, part in addend] for addend in zip(*(b.terms for b in backwards), strict=True)]
+    whole, total = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0), np.sum(given, axis=0)
+    same = distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
     return parts if same and np.isfinite(whole).all() else []
 
 

@@ -21,15 +21,15 @@ from accumulation_harness.audit.compare.sums import (
     by_forward,
     by_rank,
     clamped_parts,
-    clamped_sum,
     decomposed,
     emptied_at_last,
     giving,
     lost,
     narrow_format,
+    shrinking,
     since_clear,
 )
-from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, raw
+from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, evaluations, raw
 from accumulation_harness.audit.evidence import Backward, Call, Run, Step, Vector
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
 
@@ -37,7 +37,7 @@ FEWEST = 4  # elements below which two directions are alike by chance
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
 UNPROBED = Probe()
-AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
+NO_WEIGHT = 1e-2  # below which a weight that is known so well is 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +59,6 @@ class StepFacts:
     consumed: Compared  # the gradients that the optimizer took
     raw: Compared  # a beside g
     only: tuple[str, ...]  # the tensors that differ, where others are known to agree: all vectors are of these alone
-    every: Sequence[Vector]  # a of all steps, where it is of few elements
     buffers: tuple[str, ...]  # that have moved otherwise than the reference's
     wrong: bool  # whether the gradients differ: of equal ones nothing is predicted
     update: Update
@@ -205,18 +204,6 @@ class StepFacts:
         return off_line(self.a, self.given_parts[place]) if self.given_parts else math.inf
 
     @cached_property
-    def clamped(self) -> float:
-        """a from the sum so far, clamped by value after every backward: to the largest of its own elements."""
-        if not self.given_parts or self.own_sum <= self.gate:
-            return math.inf
-        if self.a.size >= FEWEST:
-            return clamped_sum(self.a, self.given_parts, float(np.abs(self.a).max()))
-        sizes = np.abs(np.concatenate(self.every))  # one number is within any limit that it has; steps reach this one again
-        limit = float(sizes.max(initial=0.0))
-        again = np.count_nonzero(sizes >= limit * (1 - AT_LIMIT)) > 1
-        return clamped_sum(self.a, self.given_parts, limit) if again else math.inf
-
-    @cached_property
     def clamped_parts(self) -> float:
         """a from the sum of what the backwards gave, each clamped to some value."""
         known = self.given_parts and self.own_sum > self.gate and self.a.size >= FEWEST
@@ -232,6 +219,20 @@ class StepFacts:
         """g on what the backwards gave: the right weights, of what was stepped."""
         times, found = self._times(self.a, self.mine.total), decomposed(self.g, self.given_parts)
         return found._replace(weights=tuple(w / times for w in found.weights))
+
+    @cached_property
+    def not_of_the_loss(self) -> tuple[int, ...]:
+        """The parts whose right weight is 0, where the others hold as many rows as the reference gradient is of."""
+        parts, given = self.parts, giving(self.mine)
+        if len(given) != len(parts.weights) or max(parts.residual, self.sum_line) > self.gate:
+            return ()
+        if parts.free:  # a part is made up by others: of those that come before the window, by its own
+            later = (n for n in range(1, len(given)) if distance(self._given_by(given[n:]), self.g) <= self.gate)
+            zero = tuple(range(next(later, 0)))
+        else:
+            zero = tuple(place for place, w in enumerate(parts.weights) if abs(w) <= NO_WEIGHT >= parts.rounding)
+        held = sum(len(b.rows or ()) for place, b in enumerate(given) if place not in zero)
+        return zero if 0 < held == sum(len(b.rows or ()) for b in evaluations(self.theirs)[-1]) else ()
 
     @cached_property
     def as_added(self) -> float:
@@ -427,6 +428,34 @@ class StepFacts:
         inside = tuple(b.rescaled for b in self.mine.backwards if not math.isnan(b.rescaled))
         return (*inside, float(np.linalg.norm(self.mine.gradient))) if inside else ()
 
+    @cached_property
+    def _shrinking(self) -> tuple[int, bool]:
+        """How many changes in the window make elements of the gradient smaller, and whether by factors that depend on it.
+
+        By hooks on parameters, or of the sum so far; none where some of these do anything else.
+        """
+        hooked = [b.hooked for b in self.mine.backwards if b.hooked is not None]
+        changed = [change for b in self.mine.backwards for change in b.changed]
+        found = shrinking(hooked), shrinking([*changed, *self.mine.changed] if changed else ())
+        explained = min(self.scaled_sum, self.sums, self.bare_sums) <= self.gate
+        return max(found, key=lambda one: (one[1], one[0])) if explained else (0, False)
+
+    @property
+    def shrunk(self) -> int:
+        """Times that gradients were made smaller inside the window, where the sum is right without."""
+        return self._shrinking[0]
+
+    @property
+    def shrunk_by_size(self) -> bool:
+        """Whether that was by factors of their own for some elements, and not the same each time: what clipping does."""
+        return self._shrinking[1]
+
+    @cached_property
+    def bare_sums(self) -> float:
+        """What autograd gave before the loop's own hooks on parameters, up to a factor of N, from the reference's."""
+        mine, theirs, n = _bare(self.mine), _bare(self.theirs), self.accumulation_steps
+        return min(distance(factor * mine, theirs) for factor in (1.0, 1 / n, float(n))) if self._known else math.inf
+
     # -- clipping and arithmetic ------------------------------------------------------------------------------------------
 
     @property
@@ -465,6 +494,12 @@ class StepFacts:
     def narrow(self) -> Format | None:
         """The format that every element of a fits in, unlike those of s."""
         return narrow_format(self.a, self.g if self.mine.total is None else self.mine.total) if self.wrong else None
+
+
+def _bare(step: Step) -> Vector:
+    given = [b.contribution if b.bare is None else b.bare for b in step.backwards]
+    known = [part for part in given if part is not None]
+    return np.asarray(np.sum(known, axis=0)) if known and len(known) == len(given) else np.zeros(0)
 
 
 def _most_forwards(step: Step) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.windows import slices
-from accumulation_harness.audit.evidence import Backward, Step, Vector, overflow_is_expected
+from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, overflow_is_expected
 from accumulation_harness.compare.linear import WeightedSum, distance, off_line, weighted_sum
 
+AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
+OTHER_FACTOR = 0.01  # relative; by which factors of gradients differ at least
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 
 
@@ -70,18 +73,34 @@ def since_clear(mine: Step, a: Vector) -> Vector:
     return kept
 
 
-def clamped_sum(a: Vector, parts: Sequence[Vector], limit: float) -> float:
-    """The sum so far, clamped by value after every part."""
-    total = np.zeros_like(a)
-    for part in parts:
-        total = np.clip(total + part, -limit, limit)
-    return distance(a, total)
-
-
 def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
     """Every part clamped by value, then added: where m are clamped to one side, the largest element is m times the value."""
     limits = [np.abs(a).max() / count for count in range(1, len(parts) + 1)]
     return min(distance(a, np.sum([np.clip(part, -limit, limit) for part in parts], axis=0)) for limit in limits)
+
+
+def shrinking(changes: Sequence[Change]) -> tuple[int, bool]:
+    """How many changes there are, if all make elements smaller; whether by unequal factors that are not the same each time."""
+    known = [f for f in map(_factors, changes) if f is not None]
+    if not known or len(known) < len(changes) or len({f.size for f in known}) != 1:
+        return 0, False
+    factors = np.stack(known)
+    high = np.where(np.isnan(factors), 0.0, factors).max(axis=0)
+    seen = high > 0  # the others are masked, or have no gradient
+    low = np.where(np.isnan(factors), math.inf, factors).min(axis=0)[seen]
+    uneven = any(np.ptp(f[seen & ~np.isnan(f)]) > OTHER_FACTOR for f in known if (seen & ~np.isnan(f)).any())
+    return (len(known) if (low > 0).all() else 0), uneven and bool(
+        (high[seen] - low > OTHER_FACTOR * high[seen]).any() and low.all()
+    )
+
+
+def _factors(change: Change) -> Vector | None:
+    """The factor of every element, NaN where it was 0 and is; None where some element grew or changed its sign."""
+    before, after = change
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = np.where((before == 0) & (after == 0), math.nan, after / before)
+    some = factors[~np.isnan(factors)]
+    return factors if some.size and some.min() >= 0 and some.max() <= 1 + AT_LIMIT else None
 
 
 def narrow_format(a: Vector, g: Vector) -> Format | None:

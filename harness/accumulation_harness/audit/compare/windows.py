@@ -216,6 +216,7 @@ def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
         replace(
             b,
             contribution=cut(b.contribution),
+            bare=cut(b.bare),
             moved=cut(b.moved),
             local=cut(b.local),
             locals=tuple(values[own] if values.size == edges[-1] else values for values in b.locals),

@@ -152,10 +152,11 @@ class Forwards:
         computed = any(t.grad_fn is not None for t in given)
         forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first, computed)
         self.seen.append(forward)
-        if self.probing:
-            self.outputs += [([row for row, _ in rows], output) for output in outputs]
-            self._watch_slopes(forward, outputs)
         of_data = forward.leads and not any(_memory(t) in self.produced for t in given)
+        if self.probing:
+            names = [row for row, _ in rows]
+            self.outputs += [(names if of_data else self._of_the_same_samples(names, output), output) for output in outputs]
+            self._watch_slopes(forward, outputs)
         if of_data:
             self.pending.append(forward)
         for tensor in tensors_in(output) if of_data or forward.broken else ():
@@ -164,6 +165,11 @@ class Forwards:
         handed_on = {_memory(t) for t in given if not t.requires_grad}  # a dict that the model adds to
         made = [t for t in tensors_in(output) if _memory(t) not in handed_on]
         self.produced |= {_memory(t): t.untyped_storage() for t in made if _memory(t)}
+
+    def _of_the_same_samples(self, names: list[str], output: Tensor) -> list[str]:
+        """The names of the rows of the first output, where there are as many: what was made of them comes in their order."""
+        first = self.outputs[0][0] if self.outputs else []
+        return first if len(first) == output.shape[0] else names
 
     def _by_row(self, output: Any) -> list[Tensor]:
         """What the module under way gives per row: its output, or what modules inside it gave where that is a loss."""

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from accumulation_harness.audit.evidence import (
     Backward,
     Call,
+    Change,
     Clip,
     Intervention,
     Run,
@@ -29,7 +30,7 @@ from accumulation_harness.audit.evidence import (
 )
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
-from accumulation_harness.audit.observe.rank_gradients import LocalGradients
+from accumulation_harness.audit.observe.rank_gradients import LocalGradients, are_hooked
 from accumulation_harness.audit.observe.sample import (
     Sample,
     Store,
@@ -49,6 +50,8 @@ from accumulation_harness.system.state import PLAIN, readable
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
+HOOKED = 1e-5  # relative; what becomes of a sum and is less is its rounding
+CANCELLED = 1e-3  # relative; of a sum that is smaller than its parts by more, rounding hides what became of it
 PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
 
 
@@ -102,6 +105,7 @@ class LiveTrack(Followed):
         self._num_odd = 0  # windows so far with another number of backwards than the first one
         self._local: LocalGradients | None = None
         self._stand_in: LocalGradients | None = None
+        self._hooked: list[LocalGradients] = []  # before the run's own hooks, and behind them
         self._begun: Begun | None = None
         self._given: Vector | None = None  # gradients as the step began
         self._before: Vector | None = None  # parameters then
@@ -154,6 +158,8 @@ class LiveTrack(Followed):
         self._begun = Begun(start, found, emptied, self._movement(), [mark(p.grad) for p in self.parameters])
         self._local = LocalGradients(self.parameters, self.fence) if in_a_group() else None
         self._stand_in = LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None
+        hooked = not in_a_group() and are_hooked(self.parameters)
+        self._hooked = [LocalGradients(self.parameters, self.fence, first=first) for first in (True, False) if hooked]
 
     def _look_for_returned(self, found: Vector) -> None:
         """Whether what the last backward returned has been put into `.grad`, which is `found` [P] now."""
@@ -174,23 +180,32 @@ class LiveTrack(Followed):
         local = self._local.taken() if self._local is not None else None
         local = self.forwards.unsharded.taken(self.parameters) if local is None else local
         behind = self._stand_in.taken() if self._stand_in is not None else None
-        self._local = self._stand_in = None
+        bare, left = (self._picked(one.taken()) for one in self._hooked) if self._hooked else (None, None)
+        self._local, self._stand_in, self._hooked = None, None, []
         begun, self._begun = self._begun, None
         if begun is None:
             return False
         end = _shared(self.gradients(), begun.gradient)
         same = begun.marks == [mark(p.grad) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
-            if behind is None and local is None:
+            if behind is None and local is None and left is None:
                 return False  # this backward did not reach this optimizer
             if behind is not None:
                 manual, self.window.through_model = self.sample.pick(behind), True
+            else:  # hooks of the run have taken it elsewhere
+                manual = left
         # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight
         whole = manual is not None or (begun.gradient.shape == end.shape and not same)
         contribution = _shared((manual if manual is not None else end - begun.gradient) / scale, end) if whole else None
         finite = bool(np.isfinite(end if contribution is None else contribution).all())
         finite = finite and (self.sample.whole or manual is not None or all_finite(p.grad for p in self.parameters))
         backward = self._backward(begun, loss, scale, contribution, finite=finite, added=manual is None)
+        if bare is not None and left is not None:
+            parts = begun.gradient + left, np.abs(begun.gradient) + np.abs(left)
+            known = (np.abs(parts[0]) > CANCELLED * parts[1]) & (np.abs(parts[0] - end) > HOOKED * parts[1])
+            after = ((np.where(known, parts[0], 0.0), np.where(known, end, 0.0)),) if known.any() and manual is None else ()
+            hooked = None if np.array_equal(bare, left, equal_nan=True) else (bare, left)
+            backward = dataclasses.replace(backward, bare=bare / scale, hooked=hooked, changed=(*backward.changed, *after))
         self.window.backwards.append(dataclasses.replace(backward, local=None if local is None else local / scale))
         # a loss of 0 leaves nothing that could be cleared
         self.window.filled = self.window.filled or (manual is None and bool(end.any()))
@@ -214,6 +229,7 @@ class LiveTrack(Followed):
             contribution=contribution,
             finite=finite,
             rescaled=float(np.linalg.norm(begun.gradient)) / scale if scaled else math.nan,
+            changed=self._change(begun.gradient),
             rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
             computed=forwards.computed,
             lengths=len({length for _, length in forwards.rows}),
@@ -225,9 +241,17 @@ class LiveTrack(Followed):
             lrs=self.lrs,
         )
 
-    def reached_with(self, places: frozenset[int]) -> None:
-        """The last backward reached the optimizers at these places."""
-        self.window.backwards[-1] = dataclasses.replace(self.window.backwards[-1], reached=places)
+    def _picked(self, values: Vector | None) -> Vector | None:
+        return None if values is None else self.sample.pick(values)
+
+    def _change(self, found: Vector) -> tuple[Change, ...]:
+        """What the loop has made of the gradients that the last backward left."""
+        last = self.last_gradient if self.window.backwards else None
+        return () if last is None or last.shape != found.shape or not found.any() or found is last else ((last, found),)
+
+    def reached_with(self, places: frozenset[int], terms: tuple[tuple[str, Vector], ...] = ()) -> None:
+        """The last backward reached the optimizers at these places; `terms`: what each addend of its loss gave this one."""
+        self.window.backwards[-1] = dataclasses.replace(self.window.backwards[-1], reached=places, terms=terms)
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -282,8 +306,11 @@ class LiveTrack(Followed):
         parts = [b.contribution for b in window.backwards if b.contribution is not None]
         if len(parts) < len(window.backwards) or any(part.shape != gradient.shape for part in parts):
             parts = []
-        if not self._kept():
-            window.backwards = [dataclasses.replace(b, contribution=None, local=None) for b in window.backwards]
+        if not (kept := self._kept()):
+            window.backwards = [
+                dataclasses.replace(b, contribution=None, local=None, bare=None, hooked=None, changed=())
+                for b in window.backwards
+            ]
             window.clips = [dataclasses.replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
         step = Step(
             tensors=self.track.tensors,
@@ -303,6 +330,7 @@ class LiveTrack(Followed):
             backwards=tuple(window.backwards),
             clips=tuple(window.clips),
             calls=tuple(window.calls),
+            changed=self._change(self._given) if kept and self._given is not None else (),
             roundoffs=roundoffs,
         )
         self.track.steps.append(step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from accumulation_harness.observe.graph import ADDS, PASSES, operation, parents
 
 LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
+MOST_ROWS = 4  # of an output, whose slopes are asked what bends them: a row may have chosen another of its own micro-batch
 MOST_TERMS = 64  # or as many as forwards made the loss, whose losses it may add up
 
 
@@ -25,26 +28,66 @@ class Couplings(NamedTuple):
 
 
 def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Couplings:
-    """The pairs of rows with d^2 loss / d out_i d out_j other than zero; nothing is known where that cannot be taken.
+    """The pairs of rows with d^2 loss / d out_i d out_j other than zero, and those that share a part of the loss.
 
-    Rows without a name of their own (an output with another number of them) are called by their number in the output.
+    Both rows may be of one output or of two (towers). Rows without a name of their own (an output with another number of them)
+    are called by their number in the output, and are coupled within it alone. Second derivatives may not exist, and are 0 where
+    a row chooses another one (the hardest negative): the parts then show it, where the loss is a sum over rows.
     """
-    found: set[tuple[str, str]] = set()
+    if not isinstance(loss, Tensor) or not outputs:
+        return Couplings()
+    tensors = [output for _, output in outputs]
+    try:
+        slopes: tuple[Tensor | None, ...] = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
+        found = {(touched[0], other) for touched in _in_parts(loss, outputs) for other in touched}
+    except RuntimeError:
+        return Couplings()
     alone: list[bool] = []
-    for names, output in outputs if isinstance(loss, Tensor) else ():
-        rows = output.shape[0]
-        called = names if len(names) == rows else [f"row {place} of {rows}" for place in range(rows)]
+    for (names, output), slope in zip(outputs, slopes, strict=True):
+        if slope is None:
+            continue
+        rows, named = output.shape[0], len(names) == output.shape[0]
+        called = names if named else [f"row {place} of {rows}" for place in range(rows)]
         try:
-            (slope,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
-            for row in range(min(2, rows)):
-                if slope is None or not slope.requires_grad or rows < 2:
-                    break
-                (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
-                found |= {(called[row], called[other]) for other in _rows_of(bend) if other != row}
-            alone += [_by_element(slope, output)] if slope is not None else []
+            some = _rows_of(slope) if slope.requires_grad and rows > 1 else []
+            for row in some[:: -(-len(some) // MOST_ROWS) or 1]:
+                bends = torch.autograd.grad(slope[row].square().sum(), tensors, retain_graph=True, allow_unused=True)
+                for (others, other), bend in zip(outputs, bends, strict=True):
+                    of_other = called if other is output else others if named and len(others) == other.shape[0] else ()
+                    found |= {(called[row], of_other[place]) for place in _rows_of(bend) if of_other}
+            alone.append(_by_element(slope, output))
         except RuntimeError:  # no second derivative: nothing is known
             alone.append(False)
+    found = {(a, b) for a, b in found if a != b}
     return Couplings(frozenset(found), bool(alone) and all(alone) and not found)
+
+
+def _in_parts(loss: Tensor, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Iterator[list[str]]:
+    """The rows of outputs that one row of an addend of the loss is made of, where the addend is a sum over rows."""
+    named = [(names, output) for names, output in outputs if len(names) == output.shape[0] > 1]
+    addends = _terms(loss) or [loss.grad_fn]
+    for addend in addends:
+        rest = dict.fromkeys((node for node in addends if node is not addend), _nothing)
+        for count in dict.fromkeys(len(names) for names, _ in named):
+            for row in range(0, count, -(-count // MOST_ROWS)):
+                one = {_below_reductions(addend): partial(_one_row, row, count)}
+                slopes = _changed(loss, [output for _, output in named], rest | one)
+                yield [names[place] for (names, _), slope in zip(named, slopes, strict=True) for place in _rows_of(slope)]
+
+
+def _below_reductions(node: Any) -> Any:
+    """The first operation below multiplications by constants and reductions."""
+    below = parents(node)
+    return _below_reductions(below[0]) if operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else node
+
+
+def _one_row(row: int, count: int, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Of what has so many rows one alone, of anything else nothing."""
+    kept = [None if g is None else torch.zeros_like(g) for g in gradients]
+    for to, g in zip(kept, gradients, strict=True):
+        if to is not None and g is not None and g.ndim and g.shape[0] == count:
+            to[row] = g[row]
+    return tuple(kept)
 
 
 def _by_element(slope: Tensor, output: Tensor) -> bool:
@@ -76,7 +119,7 @@ def coupled_copies(loss: Any, parameters: Container[int]) -> int:
 
 def _rows_of(bend: Tensor | None) -> list[int]:
     """The rows that are not zero."""
-    return [] if bend is None else bend.reshape(len(bend), -1).abs().amax(1).nonzero().flatten().tolist()
+    return [] if bend is None else (bend.reshape(len(bend), -1).abs().amax(1) > 0).nonzero().flatten().tolist()
 
 
 def _leaves(root: Any) -> list[Tensor]:
@@ -92,7 +135,7 @@ def _leaves(root: Any) -> list[Tensor]:
 
 
 def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
-    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what modules inside the model made."""
+    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what other modules made."""
     for output in outputs:
         inside = [t for t in made if t is not output and t.shape[0] == output.shape[0] > 1]
         for row in range(2 if inside else 0):
@@ -106,30 +149,26 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
     return False
 
 
-def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> list[Vector]:
-    """[P] of each addend of a loss, in order, by cutting the graph at all others; empty where it is not a sum.
+def gradients_by_term(loss: Any, groups: Sequence[Sequence[Tensor]], forwards: int = 1) -> list[list[Vector]]:
+    """Of each group of parameters, [P] of each addend of a loss, in order, by cutting the graph at all others.
 
-    `forwards`: how many have made it.
+    There are none where the loss is not a sum. `forwards`: how many have made it.
     """
-    sample = sample_of(parameters)
-    return [sample.take(found) for found in _each_alone(loss, parameters, forwards)]
+    samples, ends = [sample_of(group) for group in groups], [0, *accumulate(map(len, groups))]
+    each = _each_alone(loss, [p for group in groups for p in group], forwards)
+    parts = [[sample.take(found[a:b]) for sample, (a, b) in zip(samples, pairwise(ends), strict=True)] for found in each]
+    return [list(of_group) for of_group in zip(*parts, strict=True)] or [[] for _ in groups]
 
 
 def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator[list[Tensor | None]]:
     """What each addend of the loss gives to these tensors."""
     nodes = _terms(loss, forwards)
-    return (_with_only(loss, tensors, [node for node in nodes if node is not kept]) for kept in nodes)
+    return (_changed(loss, tensors, dict.fromkeys((node for node in nodes if node is not kept), _nothing)) for kept in nodes)
 
 
-def term_names(loss: Any) -> tuple[str, ...]:
+def term_names(loss: Any, forwards: int = 1) -> tuple[str, ...]:
     """What autograd calls the addends of the loss, in order; empty where it is not a sum."""
-    return tuple(_called(node) for node in _terms(loss))
-
-
-def _called(node: Any) -> str:
-    """The first operation below multiplications by constants and reductions."""
-    below = parents(node)
-    return _called(below[0]) if operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else operation(node)
+    return tuple(operation(_below_reductions(node)) for node in _terms(loss, forwards))
 
 
 def _terms(loss: Any, forwards: int = 1) -> list[Any]:
@@ -181,9 +220,10 @@ def _share(nodes: Sequence[Any]) -> bool:
     return False
 
 
-def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> list[Tensor | None]:
+def _changed(loss: Tensor, parameters: Sequence[Tensor], changes: Mapping[Any, Callable[..., Any]]) -> list[Tensor | None]:
+    """Gradients by the parameters, where what comes to some nodes is made something else."""
     asked = [p for p in parameters if p.requires_grad]
-    handles = [node.register_prehook(_nothing) for node in cut]
+    handles = [node.register_prehook(change) for node, change in changes.items()]
     try:
         found = torch.autograd.grad(loss, asked, retain_graph=True, allow_unused=True)
     finally:

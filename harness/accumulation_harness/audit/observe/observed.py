@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
-from accumulation_harness.audit.evidence import Call, Intervention, Role, Run
+from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Vector
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.interventions import intervene
@@ -189,21 +189,21 @@ class Observed(Loop[LiveTrack]):
         self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if not self.run.summed:
             self.run.summed = _is_sum(root)
+        leading, lives = self.leading, self.lives
+        taken_apart = self.forwards.probing or (leading is not None and self.intervention.terms == len(leading.track.steps))
         if self.forwards.probing:
             self._probe(root)
-        leading = self.leading
-        if leading is not None and self.intervention.terms == len(leading.track.steps):
-            self._take_apart(root, leading.parameters)
+        terms = self._terms(root, lives) if taken_apart and not in_a_group() else [()] * len(lives)
         unowned = self._unowned()
         self.run.copies |= bool(unowned)
         for live in self.live.values():
             live.before_backward(unowned)
         with self.differentiating():
             yield
-        loss, lives = _total(root), self.lives
+        loss = _total(root)
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, self.loss_scale))
         for i in reached:
-            lives[i].reached_with(reached)
+            lives[i].reached_with(reached, terms[i])
         self.states.reached()
         self._end_of_backward()
 
@@ -214,37 +214,34 @@ class Observed(Loop[LiveTrack]):
         found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
         return [] if any(id(p) in owned for p in found) else found
 
-    def _take_apart(self, root: Any, parameters: Sequence[Tensor]) -> None:
-        """Differentiate each addend of the loss alone; none of it counts as a backward of the loop."""
-        run = self.run
+    def _terms(self, root: Any, lives: Sequence[LiveTrack]) -> list[tuple[tuple[str, Vector], ...]]:
+        """What each addend of the loss gives to each optimizer; none of it counts as a backward of the loop."""
         try:
             with self.differentiating():
-                parts = gradients_by_term(root, parameters)
+                names, groups = term_names(root, self.forwards.count), [live.parameters for live in lives]
+                given = gradients_by_term(root, groups, self.forwards.count)
+                return [tuple((name, part / self.loss_scale) for name, part in zip(names, of, strict=True)) for of in given]
         except Exception:  # hooks in the graph that raise: nothing is known
-            parts = []
-        if parts and len(run.term_names) in (0, len(parts)):
-            run.term_names = term_names(root)
-            run.terms.append(parts)
+            return [()] * len(lives)
+        finally:
+            self.forwards.forget_slopes()
 
     def _probe(self, root: Any) -> None:
-        """Differentiate the loss aside; none of it counts as a backward of the loop."""
-        leading = self.leading
+        """Which rows the loss couples, and the slopes of its addends; none of it counts as a backward of the loop."""
         try:
             with self.differentiating():
                 outputs = self.forwards.outputs
-                self.run.mixes_rows |= mixes_rows([output for _, output in outputs], self.forwards.made)
+                tops = [output for _, output in outputs]
+                self.run.mixes_rows |= mixes_rows(tops, [*self.forwards.made, *tops])
                 bent = couplings(root, outputs)
                 self.run.coupled |= bent.rows
                 self.run.elementwise = bent.elementwise
                 copies = coupled_copies(root, self.forwards.names)
                 self.run.coupled_copies = max(self.run.coupled_copies, copies)
-                if leading is not None and not in_a_group():
-                    forwards = self.forwards.count
-                    self.run.term_slopes.append(slopes_by_term(root, outputs, forwards))
-                    parts = gradients_by_term(root, leading.parameters, forwards)
-                    self.run.terms.append([part / self.loss_scale for part in parts])
+                if not in_a_group():
+                    self.run.term_slopes.append(slopes_by_term(root, outputs, self.forwards.count))
         except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
-            self.run.terms.append([])
+            self.run.term_slopes.append([])
         self.forwards.forget_slopes()
 
     def _returned(self, root: Any, inputs: Sequence[Tensor]) -> Seeing:

@@ -22,9 +22,13 @@ class Sums:
         self.parts: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
-    def hook(self, tensor: Tensor, key: int) -> None:
-        """Add what the tensor is given from now on to the part `key`."""
+    def hook(self, tensor: Tensor, key: int, *, first: bool = False) -> None:
+        """Add what the tensor is given from now on to the part `key`; `first`: before other hooks have changed it."""
+        others = dict(tensor._backward_hooks or {})
         self._handles.append(tensor.register_hook(self.fence.hook(functools.partial(self._add, key))))
+        if first and others and tensor._backward_hooks is not None:  # hooks are called in the order in which they lie there
+            for earlier in others:
+                tensor._backward_hooks[earlier] = tensor._backward_hooks.pop(earlier)
 
     def _add(self, key: int, gradient: Tensor) -> None:
         part = dense(gradient).double()
@@ -36,14 +40,21 @@ class Sums:
             handle.remove()
 
 
+def are_hooked(parameters: Sequence[Tensor]) -> bool:
+    """Whether the run has hooks of its own on some of these parameters, which may change what they are given."""
+    plain = [p for p in parameters if type(p) in (Tensor, nn.Parameter)]
+    return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in plain)
+
+
 class LocalGradients:
     """The gradients of whole parameters in one backward."""
 
-    def __init__(self, parameters: Sequence[Tensor], fence: Fence) -> None:
+    def __init__(self, parameters: Sequence[Tensor], fence: Fence, *, first: bool = False) -> None:
+        """`first`: before other hooks on the parameters have changed them."""
         self.parameters, self._sums = parameters, Sums(fence)
         for p in parameters:
             if p.requires_grad and not hasattr(p, "full_tensor"):
-                self._sums.hook(p, id(p))
+                self._sums.hook(p, id(p), first=first)
 
     def taken(self) -> Vector | None:
         """[P]; None when no parameter was reached. Stops looking."""

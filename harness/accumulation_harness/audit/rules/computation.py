@@ -66,7 +66,8 @@ def _whole_beside(facts: StepFacts) -> list[Finding]:
 def _without_a_name(facts: StepFacts) -> str:
     if facts.line <= facts.gate:
         return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
-    if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
+    known = facts.parts.condition <= CONDITION_LIMIT and not facts.parts.free
+    if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and known:
         right = facts.parts.weights
         counted = told(tuple(1 / w for w in right)) if all(abs(w) > UNEQUAL for w in right) else f"right weights: {listed(right)}"
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms: {counted}"
@@ -94,8 +95,9 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
 
     Nothing is said of a factor, which a loop may take out later.
     """
-    off = facts.gate < facts.sums_line < math.inf
-    if not off or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
+    off = facts.gate < min(facts.sums_line, facts.bare_sums) < math.inf
+    moved = len(facts.moves) > len(facts.reference_moves)  # other weights give other outputs
+    if not off or moved or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
         return []
     means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
     return [one for one in means if one.cause is Cause.mean_of_means] or other_computation(facts)
@@ -128,10 +130,33 @@ def _by_term(facts: StepFacts) -> list[Finding]:
     term = _one_term(facts)
     if term is not None and not any(_of_some(facts, one) for one in each):
         return [term]
-    off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
-    if not 0 < len(off) < len(each) or facts.rows == "different":
+    off = [
+        (f"term {place + 1} of {len(each)} of the loss", term) for place, term in enumerate(each) if term.distance > facts.gate
+    ]
+    if not off or facts.rows == "different":
         return []
-    return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
+    if len(off) < len(each):
+        return [one for which, term in off for one in _wrong_term(facts, term, which)]
+    return _all_wrong(facts, off)
+
+
+def _all_wrong(facts: StepFacts, off: Sequence[tuple[str, OneTerm]]) -> list[Finding]:
+    """No term agrees, and the micro-batches' own terms make up each of them, with weights of its own."""
+    if not all(_is_weighted(facts, term) for _, term in off):
+        return []
+    found = [one for which, term in off for one in _weighted_term(facts, term, which, _of_term(term, which))]
+    n = facts.accumulation_steps
+    if not all(abs(_mean_weight(term) * n - 1) <= same_factor(facts) for _, term in off):
+        return found
+    message = f"every term of the loss counts {n} times: the losses are added, not averaged"
+    whole = at(facts, Cause.loss_not_divided, "predicted", {"scale": facts.raw.scale}, message)
+    return [whole, *(one for one in found if one.cause is not Cause.auxiliary_loss_scale)]
+
+
+def _is_weighted(facts: StepFacts, term: OneTerm) -> bool:
+    """Whether the reference's term is a sum of those of the micro-batches with positive weights."""
+    parts = term.parts
+    return parts.residual <= facts.gate and parts.condition <= CONDITION_LIMIT and min(parts.weights) > 0
 
 
 def _summed_terms(facts: StepFacts) -> WeightedSum | None:
@@ -167,11 +192,9 @@ def _one_term(facts: StepFacts) -> Finding | None:
 
 
 def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
-    weights, residual, rows = term.parts.weights, term.parts.residual, term.by_row
-    evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
+    residual, rows, evidence = term.parts.residual, term.by_row, _of_term(term, which)
     if residual <= facts.gate:
-        known = term.parts.condition <= CONDITION_LIMIT and min(weights) > 0
-        return _weighted_term(facts, term, which, evidence) if known else []
+        return _weighted_term(facts, term, which, evidence) if _is_weighted(facts, term) else []
     if rows is not None and _other_weights(facts, rows):
         message = (
             f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
@@ -184,11 +207,16 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     return [*found, _undivided(facts, term, which, evidence)] if nearer_to_n else found
 
 
+def _of_term(term: OneTerm, which: str) -> dict[str, Any]:
+    return {"term": which, "right_weights": term.parts.weights, "scale_of_term": term.scale, "distance": term.distance}
+
+
 def _weighted_term(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> list[Finding]:
     """The micro-batches' own terms, with other weights: those of means, N times these, or others."""
-    if equal(term.parts.weights) and not _of_some(facts, term):
+    factors = (1, facts.accumulation_steps)
+    if equal(term.parts.weights) and not any(_of_some(facts, term, factor) for factor in factors):
         return [_undivided(facts, term, which, evidence)]
-    for factor in (1, facts.accumulation_steps):
+    for factor in factors:
         if abs(_mean_weight(term) * factor - 1) <= same_factor(facts):
             message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
             found = [at(facts, Cause.mean_of_means, "predicted", evidence, message)]
@@ -208,9 +236,9 @@ def _mean_weight(term: OneTerm) -> float:
     return sum(term.parts.weights) / term.micro_batches
 
 
-def _of_some(facts: StepFacts, term: OneTerm) -> bool:
-    """Whether some micro-batches have nothing of this term, and the others count as if they had its share."""
-    return 0 < len(term.parts.weights) < term.micro_batches and abs(_mean_weight(term) - 1) <= same_factor(facts)
+def _of_some(facts: StepFacts, term: OneTerm, factor: int = 1) -> bool:
+    """Whether some micro-batches have nothing of this term, and the others count as if they had its share (times a factor)."""
+    return 0 < len(term.parts.weights) < term.micro_batches and abs(_mean_weight(term) * factor - 1) <= same_factor(facts)
 
 
 def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
@@ -280,6 +308,8 @@ def _changed_before_step(facts: StepFacts) -> Named | None:
 def _coupled_rows(facts: StepFacts) -> Named | None:
     if not (_outside(facts) and facts.probe.coupled and _undisturbed(facts)):
         return None
+    if facts.probe.mixed:
+        return Cause.batch_statistics, {}, "what modules make of one row depends on the other rows of its micro-batch"
     message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
     return Cause.non_separable_loss, {}, message
 
@@ -311,7 +341,7 @@ def _other_factors(facts: StepFacts) -> Named | None:
     if rows is None or not other_factors(facts):
         return None
     evidence = {"factors_of_rows": rows.factors}
-    if rows.chosen:
+    if rows.chosen and rows.alike_where_chosen:
         message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
         return Cause.non_separable_loss, evidence, message
     if facts.probe.same_at_one or facts.accumulation_steps == 1:

@@ -12,7 +12,6 @@ from accumulation_harness.compare.linear import WeightedSum
 from accumulation_harness.judge.cause import Cause
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
-CERTAIN = 10.0  # roundings of a weight, which are what is left of the gradient times the condition
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
 SAME_FACTOR = 1e-3  # relative; a mean weight is N (or 1 / N) up to this, or up to the gate where that is wider
 FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
@@ -42,12 +41,7 @@ def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
     """Whether several parts make up the gradient, and each counts by more than rounding moves its weight."""
     if len(parts.weights) < 2 or parts.condition > CONDITION_LIMIT or not parts.residual <= facts.gate:
         return False
-    return min(parts.weights) > weights_known(parts)
-
-
-def weights_known(parts: WeightedSum) -> float:
-    """By how much rounding may move a weight."""
-    return CERTAIN * parts.residual * parts.condition
+    return min(parts.weights) > parts.rounding
 
 
 def other_factors(facts: StepFacts) -> bool:
@@ -63,8 +57,9 @@ def other_factors(facts: StepFacts) -> bool:
 
 
 def listed(weights: tuple[float, ...]) -> str:
-    """Weights with three digits, for a message."""
-    return ", ".join(f"{w:.3g}" for w in weights)
+    """Weights with three digits, for a message; 0 where three digits of the largest hold nothing of one."""
+    largest = max(map(abs, weights), default=0.0)
+    return ", ".join(f"{w if abs(w) > SAME_FACTOR * largest else 0:.3g}" for w in weights)
 
 
 def same_row(facts: StepFacts) -> float:
@@ -81,12 +76,14 @@ def told(weights: tuple[float, ...]) -> str:
     """How often each micro-batch counts, and what that is: lost, subtracted, counted again.
 
     >>> told((1.0, 0.0, 0.0, 1.0))
-    'micro-batches count 1, 0, 0, 1 times: 2, 3 lost'
-    >>> told((1.0, 1.0, -1.0, 2.0)), told((0.5, 0.5, 1.0)), told((0.5, 1.0))
-    ('micro-batches count 1, 1, -1, 2 times: 3 subtracted; 4 counted 2 times', 'micro-batches count 0.5, 0.5, 1 times: 3 counted \
-2 times as often as others', 'micro-batches count 0.5, 1 times')
+    'micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost'
+    >>> told((1.0, 1.0, -1.0, 2.0)), told((0.5, 1.0))
+    ('micro-batches count 1, 1, -1, 2 times: number 3 subtracted; number 4 counted 2 times', 'micro-batches count 0.5, 1 times')
+    >>> told((0.5, 0.5, 1.0))
+    'micro-batches count 0.5, 0.5, 1 times: number 3 counted 2 times as often as others'
     """
-    known = tuple(0.0 if abs(w) <= UNEQUAL else w for w in weights)
+    largest = max(map(abs, weights), default=0.0)
+    known = tuple(0.0 if abs(w) <= UNEQUAL * largest else w for w in weights)
     usual = max(known, key=lambda w: (sum(abs(v - w) <= UNEQUAL for v in known), -abs(w - 1)))
     often = sum(abs(v - usual) <= UNEQUAL for v in known) > 1 or usual == 1
     of_others = "" if abs(usual - 1) <= UNEQUAL else " as often as others"
@@ -96,5 +93,5 @@ def told(weights: tuple[float, ...]) -> str:
         again = often and ratio > 1 + UNEQUAL and abs(ratio - round(ratio)) <= UNEQUAL
         if what := "lost" if w == 0 else "subtracted" if w < 0 else f"counted {round(ratio)} times{of_others}" if again else "":
             said.setdefault(what, []).append(str(place))
-    reading = "; ".join(f"{', '.join(places)} {what}" for what, places in said.items())
+    reading = "; ".join(f"number{'s' * (len(places) > 1)} {', '.join(places)} {what}" for what, places in said.items())
     return f"micro-batches count {listed(known)} times" + (f": {reading}" if reading else "")

@@ -12,7 +12,7 @@ from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.run import Facts, RunFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.rules.finding import CERTAIN, UNEQUAL, equal, known_weights, listed
+from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
 from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, explain_step
 from accumulation_harness.audit.rules.weights import growth
 from accumulation_harness.audit.rules.whole_run import (
@@ -27,6 +27,7 @@ from accumulation_harness.audit.rules.whole_run import (
     schedule,
     structure,
 )
+from accumulation_harness.compare.linear import CERTAIN
 from accumulation_harness.judge.cause import Cause
 
 ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
@@ -90,7 +91,15 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
         unequal = _predicted(f, Cause.mean_of_means) or f.nameless
         return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
 
-    return _own_divisors(_multiples([f for f in found if not grows(f)], steps), steps)
+    return _own_divisors(_multiples(_clipped_again([f for f in found if not grows(f)], steps), steps), steps)
+
+
+def _clipped_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """What makes gradients smaller as clipping does in other windows is that, where it happens once or by one factor."""
+    shrunk = {facts.step for facts in steps if facts.shrunk}
+    clipped = next((f for f in found if _predicted(f, Cause.clip_per_micro_batch)), None)
+    same = [f for f in found if clipped is not None and f.nameless and f.optimizer_step in shrunk]
+    return [replace(clipped, optimizer_step=f.optimizer_step) if clipped is not None and f in same else f for f in found]
 
 
 def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
@@ -148,6 +157,9 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
     if not nameless or any(f.optimizer_step not in known for f in nameless):
         return found
     windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
+    means = next((f for f in found if _predicted(f, Cause.mean_of_means)), None)
+    if means is not None and all(map(_clamped, windows)):  # the same divisors, where some number of terms is below the least
+        return [replace(means, optimizer_step=f.optimizer_step) if f in nameless else f for f in found]
     by_place = any(_proportional(a, b) for a, b in pairwise(windows))
     by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
     if len(windows) < 2 or by_place or by_time:
@@ -160,6 +172,12 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
     steps_seen = tuple(f.optimizer_step for f in nameless if f.optimizer_step is not None)
     named = replace(first, cause=Cause.normaliser_depends_on_split, kind="predicted", message=message, steps=steps_seen)
     return [named if f is first else f for f in found if f is first or f not in nameless]
+
+
+def _clamped(weights: Sequence[float]) -> bool:
+    """Whether means may count so that are divided by no less than some number: the smallest weights are too large."""
+    above, least = sum(weights) - len(weights), min(weights)
+    return 0 < above < sum(w for w in weights if w <= least * (1 + UNEQUAL))
 
 
 def _proportional(a: Sequence[float], b: Sequence[float]) -> bool:

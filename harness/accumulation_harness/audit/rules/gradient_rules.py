@@ -17,9 +17,16 @@ from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
-from accumulation_harness.audit.rules.finding import CERTAIN, MOVED, at
-from accumulation_harness.audit.rules.weights import clipped_aside, means_of_some, sum_rescaled, unequal_replicas, weighted
-from accumulation_harness.compare.linear import cosine
+from accumulation_harness.audit.rules.finding import MOVED, at
+from accumulation_harness.audit.rules.weights import (
+    clipped_aside,
+    means_of_some,
+    not_of_the_loss,
+    sum_rescaled,
+    unequal_replicas,
+    weighted,
+)
+from accumulation_harness.compare.linear import CERTAIN, cosine
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
@@ -266,7 +273,7 @@ def _foreign(facts: StepFacts) -> list[Finding]:
     if facts.found_changed and facts.sum_times(1.0) <= facts.gate:
         message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
         return [at(facts, Cause.foreign_gradients, "predicted", {"distance": distance}, message)]
-    return []
+    return not_of_the_loss(facts)
 
 
 def _last_only(facts: StepFacts) -> list[Finding]:

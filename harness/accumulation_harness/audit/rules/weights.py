@@ -15,7 +15,6 @@ from accumulation_harness.audit.rules.finding import (
     listed,
     other_factors,
     same_factor,
-    weights_known,
 )
 from accumulation_harness.judge.cause import Cause
 
@@ -49,11 +48,32 @@ def weighted(facts: StepFacts) -> list[Finding]:
         return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
     if not known_weights(facts, facts.parts) or not facts.sum_line <= facts.gate:
         return []
-    if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= weights_known(facts.parts):
+    if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= facts.parts.rounding:
         return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
     if one := _one_backward(facts) or _growing(facts):
         return [one]
     return own_means(facts)
+
+
+def not_of_the_loss(facts: StepFacts) -> list[Finding]:
+    """Backwards that count in the step, and whose right weight is 0: they are of another loss, or of before the window."""
+    parts, foreign, k = facts.parts, facts.not_of_the_loss, len(facts.parts.weights)
+    right = tuple(0.0 if place in foreign else 1.0 if parts.free else w for place, w in enumerate(parts.weights))
+    own = tuple(w for place, w in enumerate(right) if place not in foreign)
+    if not foreign or min(own) < 0:
+        return []
+    evidence = {"right_weights": right, "condition": parts.condition, "distance": facts.raw.distance}
+    cause, message = Cause.foreign_gradients, "add gradients of another loss, which are cleared at N=1"
+    if foreign[-1] < k - len(own):
+        cause, message = Cause.gradients_not_cleared, "come before the window, and their gradients are still there"
+    message = f"{len(foreign)} of {k} backwards {message}; right weights: {listed(right)}"
+    found = [at(facts, cause, "predicted", evidence, message)]
+    if not equal(own) or abs(sum(own) / len(own) - 1) <= UNEQUAL:
+        return found + ([] if equal(own) else own_means(facts.but(parts=parts._replace(weights=own), backwards=len(own))))
+    if abs(sum(own) / len(own) * facts.accumulation_steps - 1) <= UNEQUAL:
+        message = f"besides, each of the others counts {facts.accumulation_steps} times: their losses are added, not averaged"
+        found.append(at(facts, Cause.loss_not_divided, "predicted", evidence, message))
+    return found
 
 
 def means_of_some(facts: StepFacts) -> list[Finding]:
@@ -85,7 +105,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
     weights, k, n = facts.parts.weights, facts.backwards, facts.accumulation_steps
     losses = facts.reference_backwards
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
-    known = min(UNEQUAL, max(facts.gate * facts.parts.condition, weights_known(facts.parts)))
+    known = min(UNEQUAL, max(facts.gate * facts.parts.condition, facts.parts.rounding))
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
     factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
     for count in dict.fromkeys((float(n), k / losses)) if n > 1 else ():  # a short window's means are added as well
@@ -178,8 +198,15 @@ def sum_rescaled(facts: StepFacts) -> list[Finding]:
 
 
 def clipped_aside(facts: StepFacts) -> list[Finding]:
-    """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
+    """Gradients are made smaller inside the window, element by element or each part before it is added elsewhere."""
     taken = facts.taken
+    if facts.shrunk_by_size:
+        message = (
+            f"gradients are made smaller {facts.shrunk} times in the window, the larger ones by more; the sum is right without"
+        )
+        return [
+            at(facts, Cause.clip_per_micro_batch, "predicted", {"times": facts.shrunk, "distance": facts.raw.distance}, message)
+        ]
     if not min(facts.scaled_sum, facts.sums, facts.sums_line) <= facts.gate or facts.backwards < 2:
         return []
     if facts.own_sum <= facts.gate or facts.line <= facts.gate:
@@ -188,10 +215,9 @@ def clipped_aside(facts: StepFacts) -> list[Finding]:
     message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
     if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
         return [at(facts, Cause.clip_per_micro_batch, "predicted", evidence, message)]
-    for fit, what in ((facts.clamped, "the sum so far is"), (facts.clamped_parts, "each micro-batch's gradient is")):
-        if fit <= facts.gate:
-            message = f"{what} clipped by value inside the window; unclipped, the sum is right"
-            return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]
+    if (fit := facts.clamped_parts) <= facts.gate:
+        message = "each micro-batch's gradient is clipped by value before it is added; unclipped, the sum is right"
+        return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]
     return []
 
 

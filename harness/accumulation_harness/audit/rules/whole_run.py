@@ -184,8 +184,9 @@ def _windows(run: RunFacts) -> dict[str, Any]:
 
 
 def _accounted(steps: Sequence[StepFacts], index: int) -> bool:
-    """Whether the gradients agree, or do without the rows of another optimizer's loss."""
-    return any(f.step == index and (f.gradients_agree or f.without_foreign <= f.gate) for f in steps)
+    """Whether the gradients agree, or do without the rows of another loss."""
+    here = (f for f in steps if f.step == index)
+    return any(f.gradients_agree or f.without_foreign <= f.gate or f.not_of_the_loss for f in here)
 
 
 def _one_backward_each(run: RunFacts) -> bool:
