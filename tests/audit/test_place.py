@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from accumulation_harness.audit import audit
+from tests.audit.loops import unusual_loops
 
 B, STEPS, WIDTH, LENGTH, VOCABULARY = 12, 3, 8, 5, 11
 PATHS = ("embed", "blocks.0.mixer", "blocks.1.norm", "blocks.1.mlp.0", "blocks.2")
@@ -275,6 +276,11 @@ def test_a_fault_is_placed_whatever_the_layout(layout):
     make, where = LAYOUTS[layout]
     ((place, cause),) = places(training(make, NUMBERS, squares))
     assert where in place and cause != "auxiliary_loss_scale", (place, cause)
+
+
+def test_weights_that_move_inside_the_window_are_told():
+    report = audit(unusual_loops.discriminator_catches_more, batch_size=16, accumulation_steps=[4])
+    assert any("in the weights of `0` (Linear)" in finding.message for finding in report.findings), str(report)
 
 
 def test_a_loss_that_couples_rows_is_placed_in_no_module():

@@ -242,6 +242,7 @@ class ModuleCall:
     ended: int  # calls that ended before it
     parent: int | None  # `begun` of the call around it
     rows: tuple[str, ...]  # fingerprints of what an outermost one was given
+    weights: tuple[float, ...]  # norms of its own parameters, without those of modules inside
     given: Values
     gave: Values
     again: Sequence[Array]  # what it gave when it was computed again for a backward; empty where it was not

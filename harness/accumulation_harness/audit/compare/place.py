@@ -27,6 +27,7 @@ class Where(StrEnum):
 
     rows = "in what the loop gives the model"
     calls = "in how often {} is called"
+    weights = "in the weights of {}: they have moved since the window began, or are no longer those of N=1"
     forward = "in the forward of {}: handed the same, it gives something else"
     recomputation = "in {}: computed again for the backward, it gives something else than in the forward"
     loss = "in the loss: the model gives the same, and the slopes of the loss by it are other ones"
@@ -128,6 +129,12 @@ class Called:
             if found is not None:
                 yield found.scaled(self.factors) if slopes and self.factors else found
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether its own parameters are others than the reference's."""
+        pairs = [pair for one in self.own for pair in zip(one.weights, self.other.weights, strict=False)]
+        return any(abs(own - other) > self.least * max(own, other) for own, other in pairs)
+
     def given(self) -> Beside | None:
         """The first tensor that it is handed otherwise; None where none is known to be."""
         return _first_off(self.beside([one.given.numbers for one in self.own], self.other.given.numbers, self.null.given.numbers))
@@ -228,7 +235,7 @@ def _forward(calls: Sequence[Called]) -> Place | None:
         while off is not None:
             given = around.given()
             if given is None:
-                return _at(Where.forward, around.gave() or off, around)
+                return _at(Where.weights if around.has_moved else Where.forward, around.gave() or off, around)
             if around.around is None:
                 return _at(Where.rows, given)
             around = around.around

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accumulation_harness.audit.evidence import Array, ModuleCall, Operation, Values
+from accumulation_harness.audit.observe.sample import size_of
 from accumulation_harness.audit.observe.tensors import dense, fingerprints, tensors_in
 from accumulation_harness.observe.fence import Fence
 
@@ -36,6 +37,7 @@ class Open:
     again: list[Array] = field(default_factory=list)  # when it was computed again for a backward
     formats: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
     operations: Operations | None = None
     nodes: list[Operation] = field(default_factory=list)
     by_given: dict[int, list[Tensor]] = field(default_factory=dict)  # place -> slopes of the loss
@@ -67,6 +69,7 @@ class Modules:
         self.under_way.append(one)
         self.calls.append(one)
         one.given = self._arrays(tensors_in(list(args)))
+        one.weights = tuple(size_of([p]) for p in module.parameters(recurse=False))
         lent = tuple(each.view_as(each) if _has_slope(each) else each for each in args)
         one.lent = [*tensors_in(list(lent))]
         self._watch(one.lent, one.by_given)
@@ -116,6 +119,7 @@ class Modules:
                 ended=ended,
                 parent=None if one.parent is None else begun[id(one.parent)],
                 rows=one.rows,
+                weights=one.weights,
                 given=Values(one.given, _slopes(one.by_given, len(one.given), loss_scale)),
                 gave=Values(one.gave, _slopes(one.by_gave, len(one.gave), loss_scale)),
                 again=tuple(one.again),
