@@ -10,7 +10,7 @@ from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
 from accumulation_harness.audit.report.remedies import Status, remedy
-from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
+from accumulation_harness.audit.report.reproduction import NAME, Reproduction, is_tried, reproduction
 from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
@@ -109,7 +109,9 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
                 "weights before each step, and compares movements without what rounding alone moves; the script does not."
             )
     elif conclusion.status is Status.different:
-        yield "There is no script without this tool: what was found does not show in one that watches the optimizer alone."
+        alone = "what was found does not show in one that watches the optimizer alone"
+        why = alone if is_tried(subject) else "one is written where a function is audited, in one process"
+        yield f"There is no script without this tool: {why}."
     yield f"With this tool: {code(subject.command)}"
 
 

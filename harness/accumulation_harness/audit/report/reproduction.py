@@ -100,7 +100,7 @@ class Reproduction:
 def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
     """The first script that was run and showed a difference; None when none did. All of them together may take `seconds`."""
     subject, begun = conclusion.subject, time.monotonic()
-    if subject is None or subject.processes > 1 or subject.settings or not _importable(subject):
+    if subject is None or not is_tried(subject):
         return None
     for difference in _differences(conclusion):
         left = seconds - (time.monotonic() - begun)
@@ -113,7 +113,10 @@ def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
     return None
 
 
-def _importable(subject: Subject) -> bool:
+def is_tried(subject: Subject) -> bool:
+    """Whether it is a function that a script can import and call, in one process."""
+    if subject.processes > 1 or subject.settings:
+        return False
     names = [(place.file.stem, place.function) for place in (subject.train, subject.reference) if place is not None]
     return all(name.isidentifier() and not keyword.iskeyword(name) for pair in names for name in pair)
 

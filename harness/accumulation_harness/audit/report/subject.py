@@ -107,16 +107,18 @@ class Subject:
     @property
     def command(self) -> str:
         """The command line, for a shell."""
-        started = ["torchrun", "--nproc-per-node", str(self.processes)] if self.evidence else ["python"]
-        words = [*started, "-m", "accumulation_harness.audit", self.name, "--batch-size", str(self.batch_size)]
+        tool = [TOOL, "audit"]
+        started = (
+            ["torchrun", "--nproc-per-node", str(self.processes), "-m", "accumulation_harness.audit"] if self.evidence else tool
+        )
+        words = [*started, self.name, "--batch-size", str(self.batch_size)]
         words += ["--accumulation-steps", ",".join(str(n) for n in self.accumulation_steps)]
         words += ["--reference", self.shown(self.reference)] if self.reference else []
         if self.evidence is None:
             words += ["--processes", str(self.processes)] if self.processes > 1 else []
             return shlex.join([*words, *self.settings])
         words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
-        merge = ["python", "-m", "accumulation_harness.audit", "merge", str(self.evidence)]
-        return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join(merge)}"
+        return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join([*tool, 'merge', str(self.evidence)])}"
 
     @property
     def versions(self) -> dict[str, str]:
