@@ -153,6 +153,13 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")  # takes anything, and does nothing
 
 
+def is_the_runs(hook: Any) -> bool:
+    """Whether a hook is neither an observer's nor PyTorch's own."""
+    made = getattr(hook, "func", hook)
+    kind = made if hasattr(made, "__qualname__") else type(made)
+    return type(hook) is not Hook and not str(kind.__module__).startswith("torch.")
+
+
 class Refused(ValueError):
     """An argument that the user gave to a method, which is told where it was given."""
 

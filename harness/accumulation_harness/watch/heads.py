@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accumulation_harness.compare.readings import Constant
-from accumulation_harness.observe.fence import Fence, Hook, See, Seeing
+from accumulation_harness.observe.fence import Fence, See, Seeing, is_the_runs
 from accumulation_harness.observe.graph import mark, marked, ways
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import is_plain, is_transformed
@@ -145,7 +145,7 @@ class Heads:
     def _hooked(self, tensor: Tensor, hook: Any = None) -> Seeing:
         """The run hooks a tensor on the way of gradients: what comes in and what its hooks make of it are compared."""
         node: Any = tensor.grad_fn if _is_followed(tensor) else None
-        if type(hook) is Hook or self.paused or node is None or BENT in node.metadata or tensor.numel() < 2:
+        if node is None or tensor.numel() < 2 or BENT in node.metadata or self.paused or not is_the_runs(hook):
             return
         number = self._number = self._number + 1
         before: list[Tensor] = []

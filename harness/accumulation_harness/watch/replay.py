@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
-from accumulation_harness.observe.fence import Hook, is_ours, told
+from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
@@ -411,11 +411,8 @@ def _own_hook(model: nn.Module) -> str | None:
     found = [nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks]
     for one in (*model.modules(), *filter(is_plain, model.parameters())):
         found += [hooks for name in HOOKS if (hooks := getattr(one, name, None))]
-    for hook in (hook for hooks in found for hook in hooks.values()):
-        kind = hook if hasattr(hook, "__qualname__") else type(hook)
-        if type(hook) is not Hook and not str(kind.__module__).startswith("torch."):
-            return str(kind.__qualname__)
-    return None
+    hook = next((hook for hooks in found for hook in hooks.values() if is_the_runs(hook)), None)
+    return None if hook is None else getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
 def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
