@@ -19,7 +19,7 @@ from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, 
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT
 from accumulation_harness.audit.rules.computation import ALMOST
-from accumulation_harness.audit.rules.finding import SAME_ROW
+from accumulation_harness.audit.rules.finding import SAME_ROW, weights_of_rows
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
 from accumulation_harness.judge.cause import Cause
 
@@ -214,7 +214,8 @@ class ExtraRuns:
     def _place(self, judged: Judged, disable: frozenset[Layer]) -> Place | None:
         """The module in which a difference begins that no weights of the micro-batches explain; None where there is none."""
         steps = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
-        if judged.run.ranks > 1 or not any(step.parts.residual > step.gate and step.sums > step.gate for step in steps):
+        open_to = [step for step in steps if step.parts.residual > step.gate and step.sums > step.gate]
+        if judged.run.ranks > 1 or not any(not weights_of_rows(step) for step in open_to):
             return None
         place = self._look(_furthest(judged), disable, None)
         if place is not None and place.where in (Where.forward, Where.backward):

@@ -35,6 +35,23 @@ def annealed_by_micro_batch(at):
 
 
 @loop("unexplained")
+def second_counts_nothing(at):
+    """The loss of the second micro-batch is multiplied by 0."""
+    _by_part(at, lambda place, seen: (place != 1) / at.n)
+
+
+@loop("gradients_cleared_in_window")
+def cleared_before_looking(at):
+    """Gradients are cleared before every micro-batch, looked at for a log, and then given."""
+    for window, parts in at.windows(full_windows):
+        for ids in parts:
+            at.optimizer.zero_grad()
+            loss = own_mean(at.model, ids, window) / at.n
+            torch.autograd.grad(loss, list(at.model.parameters()), retain_graph=True)
+            loss.backward()
+
+
+@loop("unexplained")
 def running_total(at):
     """The losses so far are added, and their sum is differentiated each time."""
     for window, parts in at.windows(full_windows):
@@ -293,6 +310,7 @@ def temperature_times_n(batch_size, accumulation_steps):
 RIGHT, WRONG = frame.tables(globals())
 SAID: dict[Loop, str] = {  # words of the first finding
     divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
+    second_counts_nothing: "micro-batches count 1, 0, 1, 1 times: number 2 lost",
     running_total: "micro-batches count ",
     changed_before_the_step: "changed before the optimizer takes it",
     attack_left_in_gradients: "4 of 8 backwards add gradients of another loss",

@@ -209,7 +209,8 @@ class LiveTrack(Followed):
         self.window.backwards.append(dataclasses.replace(backward, local=None if local is None else local / scale))
         # a loss of 0 leaves nothing that could be cleared
         self.window.filled = self.window.filled or (manual is None and bool(end.any()))
-        self.last_gradient = end
+        if manual is None or begun.start != "cleared":  # one that only looks takes the clearing before it from no other
+            self.last_gradient = end
         self.track.first_backward = self.track.first_backward or self.run.backwards
         self.track.last_backward = self.run.backwards
         self.note("backward")

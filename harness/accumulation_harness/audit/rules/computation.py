@@ -21,6 +21,7 @@ from accumulation_harness.audit.rules.finding import (
     same_factor,
     same_row,
     told,
+    weights_of_rows,
 )
 from accumulation_harness.audit.rules.weights import own_means
 from accumulation_harness.compare.linear import WeightedSum
@@ -84,6 +85,8 @@ def _without_a_name(facts: StepFacts) -> str:
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
             "micro-batch, or other targets"
         )
+    if (weights := weights_of_rows(facts)) and _undisturbed(facts):
+        return f"rows count otherwise than at N=1, alike in each micro-batch: {told(weights)}"
     if 0 < facts.without_terms < facts.backwards:
         seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
