@@ -9,6 +9,7 @@ from typing import Any
 from accumulation_harness.audit.compare.facts import Apart
 from accumulation_harness.audit.compare.run import RunFacts
 from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding, Kind
 from accumulation_harness.audit.rules.finding import MOVED, finding
 from accumulation_harness.judge.cause import Cause
@@ -118,7 +119,7 @@ MANY_MORE = 1.5  # times the reference's optimizer steps, from which on every ba
 def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """At most one finding, since what follows it cannot be aligned."""
     mine, reference = run.mine, run.reference
-    if lost := [(step, count) for step, count in run.resumed if count and not _accounted(steps, step)]:
+    if lost := [(step, count) for step, count in run.resumed if count and not _accounted(run, steps, step)]:
         return [_resumed(run, *lost[0])]
     differs = mine.steps != reference.steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
     if differs and (mine.broken_windows or reference.broken_windows):
@@ -127,7 +128,7 @@ def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         return [_idle(run)]
     if mine.steps > reference.steps and _one_backward_each(run):
         return [_every_micro_batch(run)]
-    first = next((i for i, rows in enumerate(run.windows) if rows == "different" and not _accounted(steps, i)), None)
+    first = next((i for i, rows in enumerate(run.windows) if rows == "different" and not _accounted(run, steps, i)), None)
     if first is not None:
         return [_other_rows(run, first, next((f for f in steps if f.step == first), None))]
     return [] if mine.steps == reference.steps else [_other_number(run)]
@@ -183,10 +184,20 @@ def _windows(run: RunFacts) -> dict[str, Any]:
     }
 
 
-def _accounted(steps: Sequence[StepFacts], index: int) -> bool:
+def _accounted(run: RunFacts, steps: Sequence[StepFacts], index: int) -> bool:
     """Whether the gradients agree, or do without the rows of another loss."""
     here = (f for f in steps if f.step == index)
-    return any(f.gradients_agree or f.without_foreign <= f.gate or f.not_of_the_loss for f in here)
+    return any(
+        f.gradients_agree or f.without_foreign <= f.gate or (f.not_of_the_loss and not _of_other_windows(run, f)) for f in here
+    )
+
+
+def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
+    """Whether what counts for nothing in the reference's window holds rows that are those of its other windows."""
+    own, windows = giving(run.mine.effective[facts.step]), run.reference.effective
+    rows = {row for place in facts.not_of_the_loss for row in own[place].rows or ()}
+    others = {row for step in windows if step is not windows[facts.step] for row in step.rows or ()}
+    return rows <= others and not rows <= (windows[facts.step].rows or {}).keys()
 
 
 def _one_backward_each(run: RunFacts) -> bool:
