@@ -114,7 +114,7 @@ class MicroBatch:
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
-    fed: bool = False  # the model's inputs asked for gradients: another model's loss may pass through
+    fed: bool = False  # the model's inputs were made of parameters: another model's loss may pass through
     returned: bool = False  # its gradients were returned, and not added to `.grad`
     placed: bool = False  # and were put there
     forwards: int = 0  # of the model, since the backward before

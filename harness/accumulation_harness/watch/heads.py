@@ -109,7 +109,7 @@ class Heads:
         self._inside = False
         given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dim()]
         self._rows += given[0].shape[0] if given else 0
-        self._fed = self._fed or any(isinstance(t, Tensor) and t.requires_grad for t in (*args, *kwargs.values()))
+        self._fed = self._fed or any(map(_is_made, (*args, *kwargs.values())))
         for z in list(_logits(output))[:MOST]:
             self._look_at(z)
 
@@ -252,6 +252,12 @@ class Heads:
 
 def _is_followed(tensor: Any) -> bool:
     return is_plain(tensor) and tensor.requires_grad and torch.is_grad_enabled() and not is_transformed(tensor)
+
+
+def _is_made(given: Any) -> bool:
+    """Whether it was made of parameters; data asks for its gradient where there is a penalty on it."""
+    made = isinstance(given, torch.nn.Parameter) or (isinstance(given, Tensor) and given.grad_fn is not None)
+    return made and given.requires_grad
 
 
 def _logits(output: Any) -> Iterator[Tensor]:

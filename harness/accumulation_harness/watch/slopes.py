@@ -82,7 +82,7 @@ class Taken(NamedTuple):
     """What a backward has shown of its losses."""
 
     heads: Sequence[Head] | None  # None where none was looked at
-    fed: bool  # whether inputs asked for gradients
+    fed: bool  # whether inputs were made of parameters
     forwards: int
     others: bool  # terms beside the loss functions that were called
     bends: Sequence[Bend]  # their factors where no head has them

@@ -170,25 +170,36 @@ def boxes_by_clamped_count(at):
     return _detector(at, lambda loss, _, window: 0 * loss, own)
 
 
-@frame.wrong("auxiliary_loss_scale")
-def critic_penalty_in_full(batch_size, accumulation_steps):
-    """A gradient penalty is a mean over the micro-batch; the critic's optimizer is made second."""
+def _criticised(batch_size, accumulation_steps, divide, *, frozen):
+    """A critic with a gradient penalty, made second; unless `frozen`, the maker's backwards leave gradients in it."""
     maker, critic, noise = frame.adversaries()
     make, judge = frame.sgd(maker, 0.05), frame.sgd(critic, 0.05)
     for window in full_windows(batch_size * accumulation_steps):
+        judge.zero_grad()
         for ids in window.split(batch_size):
             x = X[ids].requires_grad_()
             scores = critic(x)
             (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
-            ((critic(maker(noise[ids]).detach()) - scores).sum() / len(window) + slope.square().sum(1).mean()).backward()
+            penalty = slope.square().sum() / divide(ids, window)
+            ((critic(maker(noise[ids]).detach()) - scores).sum() / len(window) + penalty).backward()
         judge.step()
-        judge.zero_grad()
-        critic.requires_grad_(False)
+        critic.requires_grad_(not frozen)
         for ids in window.split(batch_size):
             (-critic(maker(noise[ids])).sum() / len(window)).backward()
         critic.requires_grad_(True)
         make.step()
         make.zero_grad()
+
+
+@frame.wrong("auxiliary_loss_scale")
+def critic_penalty_in_full(batch_size, accumulation_steps):
+    """The penalty is a mean over the micro-batch."""
+    _criticised(batch_size, accumulation_steps, lambda ids, window: len(ids), frozen=True)
+
+
+def critic_with_a_penalty(batch_size, accumulation_steps):
+    """A right one, cleared before its own window."""
+    _criticised(batch_size, accumulation_steps, lambda ids, window: len(window), frozen=False)
 
 
 OLD_AVERAGES: list[frame.Average] = []  # of earlier runs; they stay, as in a registry or in reference cycles
