@@ -84,6 +84,11 @@ def test_what_is_said_beside_a_verdict(train):
     assert train not in order_seeds.RIGHT or report.frame.gate.max() < 1e-3, "another order is not taken for rounding"
 
 
+def test_a_state_that_nothing_reads_may_be_a_log():
+    report = audit(kept_states.mean_of_inputs_for_later, batch_size=16, accumulation_steps=(4,))
+    assert report.status == "inconclusive" and "mean` is off by" in report.problems[0], str(report)
+
+
 def _means_added(batch_size, accumulation_steps):
     """Means over each micro-batch's own tokens are added, in the short window at the end of an epoch as well."""
     frame.train(batch_size, accumulation_steps, data.language_model(), frame.own_token_mean)

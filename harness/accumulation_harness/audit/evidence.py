@@ -131,6 +131,14 @@ class Held:
     fixed: Mapping[str, Vector] = field(default_factory=dict)  # numbers that never moved
     roles: Mapping[str, Role] = field(default_factory=dict)  # of the paths of what has one
     numbers: frozenset[str] = frozenset()  # paths of numbers of Python's
+    starts: Sequence[Mapping[str, Vector]] = ()  # as the first two micro-batches of a window began, where they were looked at
+    shaken: frozenset[str] = frozenset()  # paths of what was given another value
+    noted: Sequence[Mapping[str, Vector]] = ()  # whole, before the first forward of each window: what was asked for
+
+    def at(self, window: int, path: str) -> Vector | None:
+        """What was there as a window began; None where nothing was, or is known of it."""
+        values = self.states[window] if window < len(self.states) else {}
+        return values.get(path, self.fixed.get(path))
 
     def role(self, path: str) -> Role | None:
         """Of the nearest object above a path that has one."""
@@ -334,8 +342,12 @@ class Intervention:
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
-    hold: frozenset[str] = frozenset()  # paths of tensors that every micro-batch of a window finds as its first one did
-    shake: frozenset[str] = frozenset()  # paths of tensors that the second window finds otherwise than the first one left them
+    redraw: int | None = None  # window before which every generator draws a number more
+    note: frozenset[str] = frozenset()  # paths of what is kept whole as windows begin
+    hold: frozenset[str] = frozenset()  # paths of what every micro-batch finds as its window began
+    hold_as: Held | None = None  # in this run, where it is known
+    starts: int | None = None  # window whose first two micro-batches are looked at as they begin
+    shake: frozenset[str] = frozenset()  # paths of tensors that the second window, or that micro-batch, finds otherwise than left
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

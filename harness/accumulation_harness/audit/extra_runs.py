@@ -10,17 +10,20 @@ from typing import Any
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Probe
 from accumulation_harness.audit.compare.floors import COARSE_GATE
+from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
 from accumulation_harness.audit.compare.probes import rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
-from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
+from accumulation_harness.audit.compare.windows import compare_rows
+from accumulation_harness.audit.evidence import FLOAT32, Finding, Held, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT
-from accumulation_harness.audit.rules.computation import ALMOST
+from accumulation_harness.audit.rules.computation import ALMOST, moved_state_beside
 from accumulation_harness.audit.rules.finding import SAME_ROW, weights_of_rows
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
+from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
 
 CAUSE_OF: dict[Layer, Cause] = {Layer.dropout: Cause.stochastic_layers, Layer.batch_norm: Cause.batch_statistics}
@@ -92,6 +95,7 @@ class ExtraRuns:
         """`same_at_one`: N=1 differs from the independent reference as well."""
         self.runs, self.family, self.n, self.same_at_one = runs, family, n, same_at_one
         self._grounds: dict[frozenset[Layer], tuple[Run, list[Run]]] = {}
+        self._draws: bool | None = None  # whether random numbers count; None before that was asked
         self._tried: set[tuple[object, ...]] = set()  # further nulls: without which layers, and of which kind
 
     def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
@@ -99,10 +103,12 @@ class ExtraRuns:
         judged = self._followed() or Judged(free, self.family.candidates[self.n])
         if later := _not_kept(judged):
             judged = self._followed(keep=later) or judged
-        if judged.open and any(one.of_model or one.average for item in judged.compared for one in item.run.apart):
-            judged = self._held(judged)
+        if judged.open:
+            judged, second = self._held(judged)
             if judged.averages_differ and judged.agrees_when_held:  # the averages take part in the loss
                 return judged.compared, [f for f in judged.found if not f.unreproduced]
+            if second:
+                return judged.compared, second
         if judged.open and not (judged.run.dropout_calls or judged.run.norm_calls):
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
@@ -121,11 +127,11 @@ class ExtraRuns:
         *,
         disable: frozenset[Layer] = frozenset(),
         keep: frozenset[int] = frozenset(),
-        hold: frozenset[str] = frozenset(),
+        hold: tuple[frozenset[str], Held | None] = (frozenset(), None),
     ) -> Judged | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         reference, nulls = self._ground(disable)
-        follow = replace(_following(reference, disable), keep=keep, hold=hold)
+        follow = replace(_following(reference, disable), keep=keep, hold=hold[0], hold_as=hold[1])
         run = self.runs.candidate(self.n, self.family.options, follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
@@ -139,7 +145,20 @@ class ExtraRuns:
                 compared = facts(run, reference, self.family.floor(nulls, drift=False))
         except ShapeError:
             return None
-        return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
+        count = self._draws_count(compared) if not run.dropout_calls else True
+        return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one, draws_count=count))
+
+    def _draws_count(self, compared: Sequence[Facts]) -> bool:
+        """Whether other random numbers give another gradient at N=1; true where none are drawn, or they choose the rows."""
+        off = [step for item in compared for step in item.steps if not step.gradients_agree]
+        if self._draws is None and any(step.drawn_inside or step.drawn_between for step in off):
+            run = self.runs.baseline(self.family.options, replace(_following(self.family.reference, frozenset()), redraw=1))
+            tracks = zip(run.tracks, self.family.reference.tracks, strict=False)
+            pairs = [(a.steps[1], b.steps[1]) for a, b in tracks if a.steps[1:] and b.steps[1:]]
+            gate = max((step.gate for step in off), default=0.0)
+            same = all(compare_rows(a, b) != "different" and distance(a.gradient, b.gradient) <= gate for a, b in pairs)
+            self._draws = not (pairs and same)
+        return self._draws is not False
 
     def _ground(self, disable: frozenset[Layer]) -> tuple[Run, list[Run]]:
         """The reference without these layers, and its nulls so far, each of which follows it; they are made once."""
@@ -168,18 +187,44 @@ class ExtraRuns:
     def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
         return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
 
-    def _held(self, judged: Judged) -> Judged:
-        """Gradients that agree only while some tensors move once per window come from a computation that moves and uses them."""
-        paths = frozenset(one.path for item in judged.compared for one in item.run.apart if one.of_model or one.average)
-        held = self._followed(hold=paths)
+    def _held(self, judged: Judged) -> tuple[Judged, list[Finding]]:
+        """With whether gradients agree only while some state moves once per window; and a second fault, which is left then."""
+        carried = self._carried(judged)
+        moved = (one for item in judged.compared for one in item.run.apart if one.of_model or one.average or one.kept)
+        paths = dict.fromkeys([*(one.path for one in moved), *carried])
+        if not paths:
+            return judged, []
+        following, options = _following(self.family.reference, frozenset()), self.family.options
+        hold = frozenset(paths), self.runs.baseline(options, replace(following, note=frozenset(paths))).held
+        held = self._followed(hold=hold)
         if held is None:
-            return judged
+            return judged, []
+        if later := _not_kept(held):
+            held = self._followed(hold=hold, keep=later) or held
         agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
 
         def learnt(step: StepFacts) -> StepFacts:
-            return step.but(probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
+            agrees = (step.track, step.step) in agreeing
+            probe = replace(step.probe, held=tuple(paths), is_bank=any(carried.values()), agrees_when_held=agrees)
+            return step.but(probe=probe)
 
-        return replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
+        learned = replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
+        first = next((step for step in _off(learned) if step.backwards > 1), None)
+        if first is None or held.open or not _off(held):
+            return learned, []
+        return learned, first_of_each([*moved_state_beside(first), *held.found])
+
+    def _carried(self, judged: Judged) -> dict[str, bool]:
+        """What a micro-batch of the first window that differs leaves to the next: as another value in its place shows."""
+        window = min((s.step for s in _off(judged) if s.backwards > 1), default=None)
+        if window is None:
+            return {}
+        looking = replace(_following(self.family.reference, frozenset()), starts=window)
+        usual = self.runs.candidate(self.n, self.family.options, looking).held
+        moved = moved_inside(usual)
+        shaken = self.runs.candidate(self.n, self.family.options, replace(looking, shake=moved)).held if moved else Held()
+        numbers = dict.fromkeys((path for path in moved if path in usual.numbers and usual.role(path) == "model"), False)
+        return numbers | carried(shaken, usual)
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
@@ -319,6 +364,11 @@ def _not_kept(judged: Judged) -> frozenset[int]:
     steps = [s for item in judged.compared for s in item.steps]
     late = sorted({s.step for s in steps if not s.gradients_agree and not s.kept})
     return frozenset(late[:KEPT]) if judged.open else frozenset()
+
+
+def _off(judged: Judged) -> list[StepFacts]:
+    """The steps whose gradients differ."""
+    return [step for item in judged.compared for step in item.steps if not step.gradients_agree]
 
 
 def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:

@@ -7,6 +7,7 @@ no property, no method of theirs and no operation of a tensor subclass, so that 
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,8 @@ PLAIN = (
     nn.Parameter,
 )  # by type alone: to ask an object for its class would wake lazy proxies, and fail on dead weak ones
 MOST_OBJECTS = 100_000  # that are looked into: an attribute may lead to everything there is
-OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.Generator, torch.device, torch.dtype)
+OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.device, torch.dtype)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _MRO, _DICT = (type.__dict__[name].__get__ for name in ("__mro__", "__dict__"))
 SHARED = "efdbhilq"  # formats of arrays whose memory a tensor can share
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # whose members go by their own names
@@ -40,6 +42,7 @@ class Snapshot:
     unread: tuple[str, ...]  # paths of tensors whose numbers cannot be had: subclasses, meta, quantised; and what is too far
     paths: Mapping[int, str] = field(default_factory=dict)  # of the objects that were met, by identity, while they live
     leaves: Mapping[str, Tensor] = field(default_factory=dict)  # by path, those that may take gradients
+    generators: tuple[Any, ...] = ()  # of random numbers, that were met
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = cop
         for name, root in roots.items():
             found.visit(name, root)
         found.run()
-    return Snapshot(found.values, tuple(found.unread), found.paths, found.leaves)
+    return Snapshot(found.values, tuple(found.unread), found.paths, found.leaves, tuple(found.generators))
 
 
 def moved(before: Snapshot, after: Snapshot) -> dict[str, Difference]:
@@ -166,6 +169,7 @@ class _Search:
     waiting: deque[tuple[str, Any]] = field(default_factory=deque)
     paths: dict[int, str] = field(default_factory=dict)  # of what was met, by identity
     leaves: dict[str, Tensor] = field(default_factory=dict)
+    generators: list[Any] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)  # so that no identity is given again
 
     def run(self) -> None:
@@ -188,6 +192,8 @@ class _Search:
         elif kind in (list, tuple) and item and all(type(one) in (bool, int, float) for one in item):
             with suppress(OverflowError):
                 self._array(path, np.array(item, dtype=np.float64))
+        elif issubclass(kind, GENERATORS):
+            self.generators.append(item)
         elif item is None or issubclass(kind, (str, bytes, *OPAQUE)) or id(item) in self.paths:
             return
         else:

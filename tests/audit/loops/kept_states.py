@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from itertools import count
 
 import torch
@@ -65,11 +66,11 @@ def probe_by_hand_undivided(at):
 
 
 def _target(at, inside):
-    """A target network is copied from the model at every third update, and used after the run."""
+    """A target network is copied from the model at every fourth update, and used after the run."""
     target, counted = copy.deepcopy(at.model), count(1)
 
     def update():
-        if next(counted) % 3 == 0:
+        if next(counted) % 4 == 2:
             target.load_state_dict(at.model.state_dict())
 
     return _by(at, inside, update)
@@ -136,4 +137,73 @@ def written_anew(at):
     return {"loss": loss, "after_backward": look, "windows": full_windows}
 
 
-RIGHT, WRONG = frame.tables(globals())
+def _queue(at, inside, divisor=1):
+    """Rows are compared with a queue of the outputs before them, too."""
+    queue = torch.randn(40, len(Y.unique()), generator=torch.Generator().manual_seed(3))
+    for window, parts in at.windows(full_windows):
+        outputs = []
+        for ids in parts:
+            out = at.model(X[ids])
+            loss = ce(out, Y[ids], reduction="sum") + torch.logsumexp(out @ queue.T, 1).sum()
+            (loss * divisor / len(window)).backward()
+            outputs.append(out.detach())
+            if inside:
+                queue = torch.cat([queue, outputs.pop()])[-40:]
+        queue = torch.cat([queue, *outputs])[-40:]
+
+
+@loop()
+def queue_of_windows(at):
+    """It moves once per window."""
+    _queue(at, inside=False)
+
+
+@loop("memory_bank")
+def queue_of_micro_batches(at):
+    """It moves once per micro-batch, and the next one uses it."""
+    _queue(at, inside=True)
+
+
+@loop("memory_bank", "loss_not_divided")
+def queue_of_micro_batches_undivided(at):
+    """The loss is not divided, either."""
+    _queue(at, inside=True, divisor=at.n)
+
+
+def _noisy(at, *, counts):
+    """A number per micro-batch comes from a generator of the loop's own."""
+    generator = random.Random(0)
+
+    def loss(model, ids, window):
+        out = model(X[ids]) * (1 + counts * generator.random())
+        return ce(out, Y[ids], reduction="sum") / len(window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop()
+def drawn_for_a_log(at):
+    """Nothing depends on it."""
+    return _noisy(at, counts=0)
+
+
+@loop("stochastic_layers")
+def drawn_by_an_own_generator(at):
+    """Outputs are scaled by it."""
+    return _noisy(at, counts=1)
+
+
+@loop("non_separable_loss")
+def drawn_for_a_log_in_pairs(at):
+    """Nothing depends on it, and every row is compared with the others of its micro-batch."""
+    generator = random.Random(0)
+
+    def loss(model, ids, window):
+        generator.random()
+        out = model(X[ids])
+        return ce(out @ out.T, torch.arange(len(ids))) / at.n
+
+    return {"loss": loss, "windows": full_windows}
+
+
+RIGHT, WRONG = frame.tables(globals(), [mean_of_inputs_for_later])  # which is neither

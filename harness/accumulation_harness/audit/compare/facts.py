@@ -95,7 +95,10 @@ class Probe:
     elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
     place: Place | None = None  # where the difference begins, module by module
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
-    agrees_when_held: bool = False  # the difference is gone when a forward's buffers move once per window
+    held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run
+    is_bank: bool = False  # whether some of that is replaced in part, and the rest of it stays
+    agrees_when_held: bool = False  # the difference is gone then
+    draws_count: bool = True  # whether other random numbers give another gradient at N=1, as far as that is known
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
 
 
@@ -131,7 +134,8 @@ class Apart:
     times: float  # by which a number moves further than in the reference; 0 where unknown
     size: int  # numbers in it
     plain: bool  # whether it is a number of Python's
-    kept: bool  # whether it goes on from what it was before, as far as a run with another value in its place has shown
+    ends: bool  # whether it is otherwise at the end as well
+    kept: bool  # whether it goes on from what it was, as a run with another value in its place has shown, and ends otherwise
 
     def __str__(self) -> str:
         """`schedule.last_epoch is 16 instead of 4`."""
@@ -147,7 +151,12 @@ class Apart:
     @property
     def copy(self) -> bool:
         """Whether it is a copy of weights, and stays one while these move on."""
-        return self.kept and self.share >= 1 - ON_THE_WAY
+        return self.kept and self.is_copied
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether weights are copied into it, in every window or now and then."""
+        return self.share >= 1 - ON_THE_WAY
 
     @property
     def of_loop(self) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from accumulation_harness.audit.compare.facts import ON_THE_WAY, Apart
 from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
-from accumulation_harness.audit.evidence import Held, Vector
-from accumulation_harness.compare.linear import proportion
+from accumulation_harness.audit.evidence import Held, Run, Vector
+from accumulation_harness.compare.linear import distance, proportion
 
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
@@ -29,22 +30,24 @@ def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bo
     """
     paths = dict.fromkeys(path for held in (theirs, mine) for values in held.states for path in values)
     found = [_apart(path, mine, theirs, nulls) for path in paths if kept.get(path) is not False]
-    return tuple(replace(one, kept=kept.get(one.path) is True) for one in found if one is not None)
+    return tuple(replace(one, kept=one.ends and kept.get(one.path) is True) for one in found if one is not None)
 
 
-def _value(held: Held, window: int, path: str) -> Vector | None:
-    values = held.states[window] if window < len(held.states) else {}
-    return values.get(path, held.fixed.get(path))
+def rests(path: str, held: Held) -> bool:
+    """Whether it stays as it is from one window to the next, somewhere: as a copy does that is not taken in each."""
+    values = [held.at(window, path) for window in range(len(held.states))]
+    return any(a is not None and b is not None and np.array_equal(a, b) for a, b in pairwise(values))
 
 
 def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart | None:
     role = theirs.role(path)
-    if role == "weight" or (role == "optimizer" and (first := _value(theirs, 0, path)) is not None and first.size > 1):
+    if role == "weight" or (role == "optimizer" and (first := theirs.at(0, path)) is not None and first.size > 1):
         return None  # compared step by step
     begun: tuple[Vector, Vector] | None = None
+    found: Apart | None = None
     for window in range(min(len(mine.states), len(theirs.states))):
-        a, b = _value(mine, window, path), _value(theirs, window, path)
-        others = [_value(null, window, path) for null in nulls if window < len(null.states)]
+        a, b = mine.at(window, path), theirs.at(window, path)
+        others = [null.at(window, path) for null in nulls if window < len(null.states)]
         if a is None or b is None or any(other is None or other.shape != b.shape for other in others) or a.shape != b.shape:
             begun = None
             continue
@@ -54,12 +57,15 @@ def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart 
         moved = b - begun[1]
         distance = _relative(a - begun[0] - moved, moved, b)
         gate = beyond_rounding([_relative(other - b, moved, b) for other in others if other is not None])
-        if distance > gate:
+        if found is not None:
+            found = replace(found, ends=distance > gate)
+        elif distance > gate:
             number = (float(a[0]), float(b[0])) if a.size == 1 else None
             share = _share(path, mine if math.isinf(distance) else theirs) if b.size >= FEWEST else 0.0
             counts = path in theirs.numbers and _counts(path, mine, theirs)
-            return Apart(path, window, distance, gate, role, share, number, counts, b.size, path in theirs.numbers, kept=False)
-    return None
+            plain = path in theirs.numbers
+            found = Apart(path, window, distance, gate, role, share, number, counts, b.size, plain, ends=True, kept=False)
+    return found
 
 
 def _relative(difference: Vector, moved: Vector, value: Vector) -> float:
@@ -72,8 +78,8 @@ def _relative(difference: Vector, moved: Vector, value: Vector) -> float:
 def _share(path: str, held: Held) -> float:
     """Of the way to some weights, what each of its movements goes at least; 0 where one leads elsewhere, or there is none."""
     windows = range(len(held.states))
-    values = [_value(held, window, path) for window in windows]
-    weights = [[_value(held, window, own) for window in windows] for own, role in held.roles.items() if role == "weight"]
+    values = [held.at(window, path) for window in windows]
+    weights = [[held.at(window, own) for window in windows] for own, role in held.roles.items() if role == "weight"]
     return max((_followed(values, own) for own in [*weights, [_joined(at) for at in zip(*weights, strict=True)]]), default=0.0)
 
 
@@ -106,7 +112,7 @@ def _part(step: Vector, way: Vector) -> float:
 def _counts(path: str, mine: Held, theirs: Held) -> float:
     """By how many times a number moves further than in the reference, from the first window to the last; 0 where unknown."""
     last = min(len(mine.states), len(theirs.states)) - 1
-    ends = [_value(held, window, path) for held in (mine, theirs) for window in (0, last)]
+    ends = [held.at(window, path) for held in (mine, theirs) for window in (0, last)]
     a, b, c, d = ends
     if a is None or b is None or c is None or d is None or not d[0] - c[0]:
         return 0.0
@@ -145,10 +151,42 @@ def _of_schedules(mine: Held, theirs: Held) -> list[tuple[str, float, float]]:
     return [(path, float(mine.fixed[path][0]), float(theirs.fixed[path][0])) for path in own]
 
 
-SHAKEN = 2  # the window that begins after a forward has met other values
+SHAKEN = 2  # the window that begins after one has met other values
 
 
-def keeps(path: str, shaken: Held, usual: Held) -> bool | None:
-    """Whether something goes on from what it was: after another value in its place it is another; None if unknown."""
-    a, b = _value(shaken, SHAKEN, path), _value(usual, SHAKEN, path)
-    return None if a is None or b is None or a.shape != b.shape else _relative(a - b, b, b) > LEAST
+def keeps(path: str, shaken: Run, usual: Run) -> bool | None:
+    """Whether something goes on from what it was: after another value in its place it is another; None if unknown.
+
+    Where a gradient has felt the other values, so has all that is made anew in that window: the next one tells.
+    """
+    tracks = zip(shaken.tracks, usual.tracks, strict=False)
+    felt = any(
+        not distance(a.gradient, b.gradient) <= LEAST
+        for mine, theirs in tracks
+        for a, b in zip(mine.steps[1:SHAKEN], theirs.steps[1:SHAKEN], strict=False)
+    )
+    a, b = (run.held.at(SHAKEN + felt, path) for run in (shaken, usual))
+    if path not in shaken.held.shaken or a is None or b is None or a.shape != b.shape:
+        return None
+    return _relative(a - b, b, b) > LEAST
+
+
+def moved_inside(usual: Held) -> frozenset[str]:
+    """What the second micro-batch of a window finds otherwise than the first one did, weights and optimizers left out."""
+    first, second = usual.starts if len(usual.starts) == 2 else ({}, {})
+    moved = (path for path, value in first.items() if path in second and not np.array_equal(value, second[path], equal_nan=True))
+    return frozenset(path for path in moved if first[path].shape == second[path].shape and usual.role(path) in OWN)
+
+
+OWN = (None, "model", "trained")  # roles of what a loop or a model may keep
+
+
+def carried(shaken: Held, usual: Held) -> dict[str, bool]:
+    """What one micro-batch leaves to the next; whether a part of it is new and the rest as it was, as in a queue."""
+    found: dict[str, bool] = {}
+    for path in moved_inside(usual):
+        a, b = (held.starts[1].get(path) if len(held.starts) == 2 else None for held in (shaken, usual))
+        if path in shaken.shaken and a is not None and b is not None and a.shape == b.shape:
+            felt = np.abs(a - b) > LEAST * np.abs(b)
+            found |= {path: not felt.all()} if felt.any() else {}
+    return found

@@ -323,8 +323,8 @@ class StepFacts:
 
     @property
     def drawn_inside(self) -> bool:
-        """Whether random numbers were drawn inside a forward."""
-        return any(b.draws for b in self.mine.backwards)
+        """Whether random numbers that count were drawn inside a forward."""
+        return self.probe.draws_count and any(b.draws for b in self.mine.backwards)
 
     @property
     def drawn_outside(self) -> bool:
@@ -335,7 +335,7 @@ class StepFacts:
     def drawn_between(self) -> bool:
         """Or so before every backward but the first."""
         later = self.mine.backwards[1:]
-        return bool(later) and all(b.outside for b in later)
+        return self.probe.draws_count and bool(later) and all(b.outside for b in later)
 
     # -- movements of the parameters between the backwards ----------------------------------------------------------------
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Row, Run
+from accumulation_harness.audit.observe.generators import Generators, Standing, drawn
 from accumulation_harness.audit.observe.rank_gradients import Unsharded
 from accumulation_harness.audit.observe.sample import by_position, looked_at
 from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, roundoff, tensors_in
 from accumulation_harness.observe.fence import Fence
-from accumulation_harness.observe.loop import Draws, draws
 from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.system import accelerator
 
@@ -39,6 +39,7 @@ class Forwards:
 
     def __init__(self, run: Run, fence: Fence) -> None:
         self.run, self.fence = run, fence
+        self.generators = Generators()
         self.probing = False  # whether the window under way is the probed one
         # micro-batch, rows, whether these were made from weights, output, slopes
         self.watched: list[tuple[int, list[str], bool, Tensor, list[Tensor]]] = []
@@ -48,9 +49,9 @@ class Forwards:
         self.copied = 0.0  # roundoff of the models' narrowest parameter, which an optimizer may hold copies of
         self.outermost: dict[int, nn.Module] = {}
         self.micro_batch = 0  # of the window under way
-        self.before: Draws | None = None  # generator state as the outermost forward began
+        self.before: Standing | None = None  # generator state as the outermost forward began
         self.unsharded = Unsharded(fence)
-        self.last: Draws | None = None  # as the last watched event ended; None before the first
+        self.last: Standing | None = None  # as the last watched event ended; None before the first
         self.pending: list[RowsOfForward] = []  # forwards that no backward has come to yet
         self.reset()
 
@@ -130,9 +131,14 @@ class Forwards:
                 self.outermost[id(module)] = module
                 if in_a_group():
                     self.unsharded.know(module)
-            self.before = draws()
-            self.outside |= self.last is not None and self.before != self.last
+            self.before = self.look_outside()
             self.first = self.first or module
+
+    def look_outside(self) -> Standing:
+        """Where generators stand, and whether they were drawn from since the last event."""
+        now = self.generators.standing()
+        self.outside |= self.last is not None and drawn(self.last, now)
+        return now
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ends with `output`."""
@@ -142,8 +148,8 @@ class Forwards:
         outputs = self._by_row(output)
         if self.depth or not torch.is_grad_enabled():
             return
-        state = draws()
-        self.draws |= self.before is not None and self.before != state
+        state = self.generators.standing()
+        self.draws |= self.before is not None and drawn(self.before, state)
         self.last = state
         self.run.forwards += 1
         self.count += 1

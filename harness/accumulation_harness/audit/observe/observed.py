@@ -30,7 +30,7 @@ from accumulation_harness.audit.observe.loss_graph import (
 from accumulation_harness.audit.observe.states import States
 from accumulation_harness.audit.observe.tensors import dense, tensors_in
 from accumulation_harness.observe.fence import Fence, See, Seeing
-from accumulation_harness.observe.loop import Loop, draws
+from accumulation_harness.observe.loop import Loop
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import in_a_group
 
@@ -46,7 +46,7 @@ class Observed(Loop[LiveTrack]):
         self.find_optimizers = find_optimizers
         self.run, self.intervention, self.fence = run, intervention, fence
         self.forwards = Forwards(run, fence)
-        self.states = States(run, intervention)
+        self.states = States(run, intervention, self.forwards.generators)
         self.schedules: list[object] = []  # that have advanced
         self.scalers: list[object] = []
         self.window_over = True  # whether nothing of the window that follows the last step has begun
@@ -95,7 +95,7 @@ class Observed(Loop[LiveTrack]):
         begun = self.run.backwards or any(live.window.backwards or live.track.steps for live in self.live.values())
         if id(optimizer) not in self.live and not begun:
             self.forwards.begin()
-            self.states.seen.clear()
+            self.states.restart()
             self.window_over = True
             self.prepared.clear()
         self.add(optimizer)
@@ -133,6 +133,8 @@ class Observed(Loop[LiveTrack]):
         if live is self.leading and not self.backward_depth:
             self.forwards.end_window()
             self.window_over = True
+            if self.intervention.redraw == len(live.track.steps):
+                self.forwards.generators.advance()
         intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)
 
     # -- calls of the loop ---------------------------------------------------------------------------------------------
@@ -184,6 +186,7 @@ class Observed(Loop[LiveTrack]):
 
     def _into_grad(self, root: Any) -> Seeing:
         self.begin_window()
+        self.forwards.look_outside()
         self.run.callers = self.run.callers or tuple(_callers())
         self.run.backwards += 1
         self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
@@ -263,7 +266,7 @@ class Observed(Loop[LiveTrack]):
     def _end_of_backward(self) -> None:
         forwards = self.forwards
         forwards.reset()
-        forwards.last = draws()
+        forwards.last = forwards.generators.standing()
 
     # -- between backward and step -----------------------------------------------------------------------------------
 

@@ -143,9 +143,10 @@ class Recorder:
             return
         observed = self.observed
         forwards, intervention = observed.forwards, observed.intervention
-        if forwards.depth == 0 and intervention.hold:
+        if forwards.depth == 0:
             leading = observed.leading
-            observed.states.keep(first=leading is None or not leading.window.backwards)
+            place = (len(leading.track.steps), len(leading.window.backwards)) if leading else (0, 0)
+            observed.states.begin(*place, [*forwards.outermost.values()])
         if forwards.depth == 0 and torch.is_grad_enabled():
             self._prepare(module)
             observed.begin_window()

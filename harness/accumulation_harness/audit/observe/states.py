@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
-from accumulation_harness.system.state import copied, in_place, snapshot
+from accumulation_harness.audit.observe.generators import Generators
+from accumulation_harness.system.state import in_place, snapshot
 
+WHOLE = 2**17  # elements of a tensor that is kept whole where that was asked for
 MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
 NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
@@ -25,15 +27,25 @@ NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 class States:
     """Looks at all that the local variables of the audited code lead to, and writes what moved into the run."""
 
-    def __init__(self, run: Run, what: Intervention) -> None:
-        self.run, self.what = run, what
+    def __init__(self, run: Run, what: Intervention, generators: Generators) -> None:
+        self.run, self.what, self.generators = run, what, generators
         self.seen: list[dict[str, Vector]] = []
         self.roles: dict[str, Role] = {}
         self.numbers: set[str] = set()
         self._roots: dict[str, object] = {}
         self._elsewhere: dict[str, object] = {}  # what has a role, and no local variable leads to
+        self.starts: list[dict[str, Vector]] = []
+        self.shaken: set[str] = set()
+        self.noted: list[dict[str, Vector]] = []
+        self._begun: tuple[int, int] | None = None  # window and number of the micro-batch under way
         self._held: dict[str, Tensor] = {}
         self._leaves: dict[str, weakref.ref[Tensor]] = {}
+
+    def restart(self) -> None:
+        """Training begins: what came before was none of it."""
+        self._begun = None
+        for seen in (self.seen, self.starts, self.noted):
+            seen.clear()
 
     def look(self, known: Mapping[Role, Sequence[object]]) -> None:
         """A window begins. `known`: what has a role in training, wherever it is."""
@@ -45,15 +57,19 @@ class States:
                     self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
         self._roots |= self._elsewhere
         self._see(known)
-        if len(self.seen) == 2 and self.what.shake:
+        if len(self.seen) == 2 and self.what.starts is None:
             self._shake()
 
     @torch.no_grad()
     def _shake(self) -> None:
-        """Put other values in the place of these."""
-        for path, value in snapshot(self._roots, in_place, most=MOST_OBJECTS).values.items():
-            if path in self.what.shake and isinstance(value, Tensor) and value.is_floating_point():
-                value.add_(1 + value.abs())
+        """Put other values in the place of these; of whole numbers only in a model: a loop's may be those of rows."""
+        models = tuple(f"{path}." for path, role in self.roles.items() if role == "model")
+        for path, value in snapshot(self._roots, in_place, most=MOST_OBJECTS).values.items() if self.what.shake else ():
+            if path not in self.what.shake or not isinstance(value, Tensor) or value.dtype == torch.bool:
+                continue
+            if value.is_floating_point() or path.startswith(models):
+                value.data.add_(1 + value.abs())
+                self.shaken.add(path)
 
     def finish(self, known: Mapping[Role, Sequence[object]]) -> None:
         """The function has returned: what its local variables held as the last window began is looked at once more."""
@@ -71,7 +87,15 @@ class States:
         }
         fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
         states = [{path: value for path, value in values.items() if path in moved} for values in self.seen]
-        self.run.held = Held(states=states, fixed=fixed, roles=dict(self.roles), numbers=frozenset(self.numbers))
+        self.run.held = Held(
+            states=states,
+            fixed=fixed,
+            roles=dict(self.roles),
+            numbers=frozenset(self.numbers),
+            starts=self.starts,
+            shaken=frozenset(self.shaken),
+            noted=self.noted,
+        )
         self._roots, self._elsewhere, self.seen, self._held = {}, {}, [], {}
 
     def _see(self, known: Mapping[Role, Sequence[object]]) -> None:
@@ -80,6 +104,7 @@ class States:
         self.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
         for role, objects in known.items():
             self.roles |= {found.paths[id(one)]: role for one in objects if id(one) in found.paths}
+        self.generators.know(found.generators)
         self._leaves = {path: weakref.ref(leaf) for path, leaf in found.leaves.items() if self.roles.get(path) != "weight"}
 
     def reached(self) -> None:
@@ -89,24 +114,57 @@ class States:
             if leaf is not None and leaf.grad is not None:
                 self.roles.setdefault(path, "trained")
 
-    @torch.no_grad()
-    def keep(self, *, first: bool) -> None:
-        """Keep what the first micro-batch of a window finds, and put it back before the others."""
-        now = snapshot({**_locals(), **self._elsewhere}, in_place if not first else copied, most=MOST_OBJECTS)
-        tensors = {path: value for path, value in now.values.items() if path in self.what.hold and isinstance(value, Tensor)}
-        if first:
-            self._held = tensors
+    def begin(self, window: int, number: int, models: Sequence[object]) -> None:
+        """The first forward of a micro-batch is about to begin."""
+        what = self.what
+        if (window, number) == self._begun or not (what.hold or what.note or what.starts == window):
             return
-        for path, tensor in tensors.items():
-            if path in self._held and self._held[path].shape == tensor.shape:
-                tensor.copy_(self._held[path])
+        self._begun = window, number
+        self._roots = {**_locals(), **self._elsewhere}
+        if what.starts == window and number < 2:
+            found = snapshot(self._roots, _sampled, most=MOST_OBJECTS)
+            self.starts.append({path: _vector(value) for path, value in found.values.items()})
+            if not number:
+                self._shake()
+        if what.note and not number:
+            values = snapshot(self._roots, in_place, most=MOST_OBJECTS).values
+            known = {path: values[path] for path in what.note & values.keys()}
+            self.noted.append({path: _vector(value) for path, value in known.items() if _size(value) <= WHOLE})
+        if what.hold:
+            self._hold(window, models, first=not number)
+
+    @torch.no_grad()
+    def _hold(self, window: int, models: Sequence[object], *, first: bool) -> None:
+        """Put what the other run found as its window began; where that is not known, what the first micro-batch found."""
+        now = snapshot(self._roots, in_place, most=MOST_OBJECTS)
+        usual = self.what.hold_as.noted if self.what.hold_as is not None else ()
+        wanted = usual[window] if window < len(usual) else {}
+        for path in self.what.hold & now.values.keys():
+            tensor = now.values[path]
+            if not isinstance(tensor, Tensor):
+                continue
+            if path in wanted and wanted[path].size == tensor.numel():
+                tensor.data.copy_(torch.from_numpy(wanted[path]).reshape(tensor.shape))
+            elif first:
+                self._held[path] = tensor.clone()
+            elif path in self._held and self._held[path].shape == tensor.shape:
+                tensor.data.copy_(self._held[path])
+        for module in (part for model in models if isinstance(model, nn.Module) for part in model.modules()):
+            for name, value in vars(module).items():
+                path = f"{now.paths.get(id(module))}.{name}"
+                if path in wanted and type(value) in (int, float):
+                    vars(module)[name] = type(value)(wanted[path][0])
 
 
 def _vector(value: Any) -> Vector:
     """In float64; a number as a vector of one element."""
     if isinstance(value, Tensor):
-        return np.asarray(value.to("cpu", torch.float64).reshape(-1).numpy())
+        return np.asarray(value.to("cpu", torch.float64, copy=True).reshape(-1).numpy())
     return np.array([value.real, value.imag] if isinstance(value, complex) else [value], dtype=np.float64)
+
+
+def _size(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else 1
 
 
 def _sampled(tensor: Tensor) -> Tensor:

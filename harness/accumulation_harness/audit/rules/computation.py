@@ -103,7 +103,8 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
     if not off or moved or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
         return []
     means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
-    return [one for one in means if one.cause is Cause.mean_of_means] or other_computation(facts)
+    means = [one for one in means if one.cause is Cause.mean_of_means]
+    return means or ([] if _moved_inside(facts) else other_computation(facts))
 
 
 def _evidence(facts: StepFacts) -> dict[str, Any]:
@@ -266,11 +267,24 @@ def _outside(facts: StepFacts) -> bool:
 
 
 def _moved_state(facts: StepFacts) -> Named | None:
-    if not (facts.probe.agrees_when_held and facts.buffers and _undisturbed(facts)):
+    if not (facts.probe.agrees_when_held and _undisturbed(facts)):
         return None
-    moved = ", ".join(facts.buffers[:4])
-    message = f"the difference is gone where {moved} move once per window: a forward moves and uses them"
-    return Cause.stateful_forward, {"buffers": facts.buffers}, message
+    return _state(facts, "the difference is gone where")
+
+
+def moved_state_beside(facts: StepFacts) -> list[Finding]:
+    """A state of which the weights of the micro-batches explain all that is left once it is held."""
+    if not _undisturbed(facts):
+        return []
+    cause, more, message = _state(facts, "weights of the micro-batches explain the difference only where")
+    return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
+
+
+def _state(facts: StepFacts, what: str) -> Named:
+    held = facts.probe.held
+    moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")
+    message = f"{what} every micro-batch finds {moved} as the window's first one does: each moves and uses it"
+    return Cause.memory_bank if facts.probe.is_bank else Cause.stateful_forward, {"held": held}, message
 
 
 def _cached_weights(facts: StepFacts) -> Named | None:
@@ -318,8 +332,13 @@ def _coupled_rows(facts: StepFacts) -> Named | None:
 
 
 def _undisturbed(facts: StepFacts) -> bool:
-    """The window holds the reference's rows, and no random numbers are drawn in its forwards."""
-    return not facts.drawn_inside and facts.rows != "different"
+    """The window holds the reference's rows, no random numbers are drawn in its forwards, and weights stay where they are."""
+    return not facts.drawn_inside and facts.rows != "different" and not _moved_inside(facts)
+
+
+def _moved_inside(facts: StepFacts) -> bool:
+    """Whether parameters move between the backwards more often than in the reference: later micro-batches meet other ones."""
+    return len(facts.moves) > len(facts.reference_moves)
 
 
 def _other_outputs(facts: StepFacts) -> Named | None:
