@@ -55,7 +55,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     if broken_off:  # rates of before are no consequence
         found += [f for f in schedule(run) if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
     else:
-        found += schedule(run) + counters(run) + held(run) + ended(run)
+        found += schedule(run) + counters(run) + held(run, unread=all(facts.gradients_agree for facts in steps)) + ended(run)
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []

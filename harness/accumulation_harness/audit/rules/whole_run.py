@@ -269,11 +269,14 @@ def counters(run: RunFacts) -> list[Finding]:
     return [finding(run, first, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)]
 
 
-def held(run: RunFacts) -> list[Finding]:
-    """What is held in numbers and moves otherwise: averages and copies of the weights, what is trained by hand, schedules."""
+def held(run: RunFacts, *, unread: bool) -> list[Finding]:
+    """What is held in numbers and moves otherwise: averages and copies of the weights, what is trained by hand, schedules.
+
+    `unread`: gradients agree, so that no copy takes part in them.
+    """
     found = []
     averages = [one for one in run.apart if one.average and one.role in (None, "model", "trained")]
-    copies = [one for one in run.apart if one.copy and one.role in (None, "model", "trained")]
+    copies = [one for one in run.apart if unread and one.copy and one.role in (None, "model", "trained")]
     trained = [one for one in run.apart if one.kept and one.role == "trained" and not one.share]
     kinds: tuple[tuple[Sequence[Apart], Cause, Kind, str], ...] = (
         (averages, Cause.ema_per_micro_batch, "average", "an average of the weights is updated per micro-batch"),
