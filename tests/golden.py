@@ -6,8 +6,6 @@ measures sources again and writes their rows, sorted: a diff shows those that mo
 experiments in DIR. `wrong_today` says what would be right of a row that is known to be wrong: it may move there, no other may.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import importlib.util

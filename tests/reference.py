@@ -1,7 +1,5 @@
 """Independent oracles: numpy in float64, written from the textbook formulas; nothing here imports the code under test."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

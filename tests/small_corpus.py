@@ -1,7 +1,5 @@
 """A folder of functions with docstrings: 8 modules of 8, whose texts share words with their own source."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import Data, DataConfig, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig

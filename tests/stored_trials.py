@@ -1,7 +1,5 @@
 """A small hand-built store: numbers that are easy to check, written through the store's own interface."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import fields

@@ -4,8 +4,6 @@ The trials are of sizes that take about a second. Left out: what needs files, mi
 a question of their own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product

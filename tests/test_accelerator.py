@@ -1,7 +1,5 @@
 """What is asked of a GPU, on a machine that has none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The benchmarks run, and give a ratio a row; what they say on a busy machine is not looked at."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The documentation: its site builds strictly and loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

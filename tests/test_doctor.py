@@ -1,7 +1,5 @@
 """What a report of a bug shows, here and on odd machines that are faked; `make gpu` packs what it found, whatever failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """What stands in the place of torch._dynamo, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The examples, by the very commands that they tell; shorter trainings."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

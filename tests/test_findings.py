@@ -1,7 +1,5 @@
 """Stale findings fail: the stored table is what today's rules say of the trials that are stored with it."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

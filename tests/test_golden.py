@@ -1,7 +1,5 @@
 """No row of the golden table has moved, and the table says of what was planted what it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import Data, Norm

@@ -1,7 +1,5 @@
 """The same claims on a CUDA device; `make gpu` runs these where there is one."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Walls between the rooms (the folders of the tree), followed through every import, and no circle anywhere."""
 
-from __future__ import annotations
-
 import ast
 import os
 import sys

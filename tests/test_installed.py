@@ -1,7 +1,5 @@
 """What a wheel installs: one import root, commands that work in a folder full of our own names, and a base of torch and numpy."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """The planner: what it chooses fits when it is run, and the next larger does not fit."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Commands that end in every way: nothing of them is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

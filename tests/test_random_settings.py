@@ -4,8 +4,6 @@ Whether a fault changes what is computed is measured without the judge: right an
 leave is compared.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given

@@ -1,7 +1,5 @@
 """The README's links lead somewhere, and what it and the first pages show is what is printed beside an installed wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Real Hydra command lines; `run_many` is replaced where only the composition matters."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

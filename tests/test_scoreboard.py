@@ -1,7 +1,5 @@
 """The scoreboard: its table of audits, a record, how releases are dated, the committed page, and the claims that rest on it."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io

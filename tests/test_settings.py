@@ -1,7 +1,5 @@
 """The list of settings is complete, and the same in `--help` and in the documentation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from accumulation_harness.config import HarnessConfig, to_dict, usage

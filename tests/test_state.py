@@ -1,7 +1,5 @@
 """The state of any objects by path: found whatever it is called, compared without running anything of theirs."""
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict, deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The state of a store that real processes write to."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """How commands end when their output or their surroundings are not as usual: real processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

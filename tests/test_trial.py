@@ -1,7 +1,5 @@
 """Whole trials on real data: what must be equivalent is, what must differ does, and measuring changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

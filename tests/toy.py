@@ -1,7 +1,5 @@
 """A softmax regression small enough to differentiate by hand, as a workload."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

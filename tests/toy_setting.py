@@ -1,7 +1,5 @@
 """The setting of a trial whose workload is `tests/toy.py`, and the same in numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

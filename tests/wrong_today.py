@@ -1,7 +1,5 @@
 """Loops that were known to be judged wrongly, one example of each kind; what is right stands in the golden table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

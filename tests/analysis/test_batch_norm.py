@@ -1,7 +1,5 @@
 """The tables of accuracy over b, on the trials that are kept, against numpy and scipy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is advised of the combinations of a sweep: by verdict and cause, whatever the settings are called."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantities of learning curves against independent oracles, and rules that find what is planted and nothing else."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

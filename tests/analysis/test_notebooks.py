@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom on results of real, tiny sweeps."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

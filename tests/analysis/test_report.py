@@ -1,7 +1,5 @@
 """The report: what its pages say of stored trials, that they stand alone, and what is said of what is missing."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

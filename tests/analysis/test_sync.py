@@ -1,7 +1,5 @@
 """Real trials with their offline W&B runs: what is read of them, and that they reach a server with one command, once."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

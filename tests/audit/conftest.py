@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 collect_ignore_glob = ["scripts/*"]  # which are audited, and import what lies beside them

@@ -1,7 +1,5 @@
 """The action's own shell commands, run as a job of GitHub runs them; what pip would install is only noted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

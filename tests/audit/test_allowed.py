@@ -1,7 +1,5 @@
 """Causes that are allowed beforehand: they excuse what they are, and nothing is equivalent that was not compared."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

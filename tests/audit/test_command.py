@@ -1,7 +1,5 @@
 """The command: its exit code comes from what was judged, whatever the audited code does to its process; bad input is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

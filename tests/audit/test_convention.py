@@ -1,7 +1,5 @@
 """What a function means by its two numbers, and what its evaluations draw, is seen and said; a fault stays one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy

@@ -1,7 +1,5 @@
 """Optimizers that are not torch's: one with the interface of fastai's, under the name by which the audit looks for it."""
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from types import ModuleType

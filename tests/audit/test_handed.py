@@ -1,7 +1,5 @@
 """Frameworks that are not torch hand over weights, gradients and contributions: here training loops in NumPy and JAX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An optimizer with the interface of Keras' torch backend, under the names by which the audit looks for it."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 

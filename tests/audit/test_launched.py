@@ -1,7 +1,5 @@
 """Ranks that another program starts: evidence of each, judged later."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

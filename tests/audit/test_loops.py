@@ -1,7 +1,5 @@
 """The hand-written loops that are audited, and what is said beside a verdict; the verdicts are rows of the golden table."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.audit import audit

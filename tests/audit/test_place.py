@@ -1,7 +1,5 @@
 """Faults inside a module, which no weights of the micro-batches explain, are placed in that module, and in none beside it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

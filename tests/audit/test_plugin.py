@@ -1,7 +1,5 @@
 """The pytest plugin: what it costs a session that does not use it, its marker, its JSON; and findings that are allowed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Two ranks on one machine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

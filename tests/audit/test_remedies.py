@@ -1,7 +1,5 @@
 """Every cause is shown by some loop and has a remedy, in the words of the table; every remedy names a loop audited as right."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scripts in other people's manner are audited as they are; the verdict is right for each, and for one with a planted fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

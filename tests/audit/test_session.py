@@ -1,7 +1,5 @@
 """Watching changes nothing, bad input is told plainly, and the optional parameters do what they promise."""
 
-from __future__ import annotations
-
 import copy
 import sys
 

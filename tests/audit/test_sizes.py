@@ -1,7 +1,5 @@
 """Models of which a sample is kept: the same findings as of small ones, faults outside the sample, and what is held in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Somebody's code is started as its owner does, and its surroundings are left as they were: files, trackers, this process."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

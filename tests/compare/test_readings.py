@@ -1,7 +1,5 @@
 """Weights of drawn windows, computed from how their loss was divided: the reading is that, or it says what else it may be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A question that is written into a folder is listed, run and on the page: no other place is touched."""
 
-from __future__ import annotations
-
 import hydra
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Claims that recorded caches and arithmetic decide."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """The critical batch size of noisy quadratics in closed form: one grows as the loss falls, one does not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What the page of the fault matrix says of trials made by hand."""
 
-from __future__ import annotations
-
 from accumulation_harness.analysis import report
 from accumulation_harness.analysis.rates import Rate
 from accumulation_harness.experiments.fault_matrix import answers as fault_matrix

@@ -1,7 +1,5 @@
 """Sections that are made of step rows, which are not kept: from tiny trials of their questions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

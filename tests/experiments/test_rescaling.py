@@ -1,7 +1,5 @@
 """What the paired differences of a rescaling are called."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The objectives of reinforcement learning in scoreboard/rl_objectives.py, audited."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 What the rules say of the trials as they are is in `tests/test_findings.py`.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from dataclasses import replace

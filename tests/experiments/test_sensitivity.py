@@ -1,7 +1,5 @@
 """The smallest planted error from which on all larger ones are found."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

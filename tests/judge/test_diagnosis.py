@@ -1,7 +1,5 @@
 """Rules on plain numbers: what names a cause, and what must not."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The sequential test of L1: exact limits, and how often it errs, simulated."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import comb
 

@@ -1,7 +1,5 @@
 """What is seen window by window is merged: each field by its rule, and causes over every wrong window."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Loops, trainers and heads as people write them, each wrong one beside a right one that looks like it."""
 
-from __future__ import annotations
-
 from textwrap import dedent, indent
 
 FLAT = """

@@ -1,7 +1,5 @@
 """What the lint says of the right and wrong loops that the audit is tried on."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from functools import cache

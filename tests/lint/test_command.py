@@ -1,7 +1,5 @@
 """The command as people and pre-commit call it: lines, exit codes, and what it imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Precision and recall of the lint on the loops that the audit is tried on; docs/findings/lint.md has the same numbers."""
 
-from __future__ import annotations
-
 from tests.lint import cases
 from tests.lint.measured import SEEN, UNSEEN, loops
 

@@ -1,7 +1,5 @@
 """Each cause is told of the loop that has it, and nothing of those that look like it."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.lint.__main__ import found

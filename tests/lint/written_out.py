@@ -1,7 +1,5 @@
 """The loops of `tests/audit/loops` as one text each: stages handed to `frame.train` are put where it would call them."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect

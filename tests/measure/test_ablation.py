@@ -1,7 +1,5 @@
 """The factor whose removal closes the gap is the one that opened it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """L0 on a softmax regression, beside numpy in float64: its numbers, and that its gates reject something and accept less."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

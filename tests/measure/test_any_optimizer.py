@@ -1,7 +1,5 @@
 """Optimizers of every kind: right accumulation is exact beside the twin, and what a window does wrong is seen."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """What a result says of the code it was made with."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """What a measurement depends on is declared where it is: a setting that is left out changes nothing, one that is named does."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

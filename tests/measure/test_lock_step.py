@@ -1,7 +1,5 @@
 """What comparing costs in memory, that a probe sees each arm where it stands, and whose an overflow is."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

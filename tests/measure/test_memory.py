@@ -1,7 +1,5 @@
 """Bytes of a step against what a linear layer and its loss keep, counted by hand."""
 
-from __future__ import annotations
-
 import json
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Squared norms against per-sample gradients by hand, unbiasedness by enumeration, and a run that does not notice."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

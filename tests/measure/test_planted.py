@@ -1,7 +1,5 @@
 """Loops that go wrong where no probe looks are found there, beside what the model is; what looks like them stays right."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

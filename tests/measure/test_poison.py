@@ -1,7 +1,5 @@
 """A window with a micro-batch that is not finite: skipped once, or not finite for everybody; a fault steps on the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

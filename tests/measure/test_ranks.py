@@ -1,7 +1,5 @@
 """Real processes on the toy: what ranks consume against numpy, what they send, and that none is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """L1 against numpy in float64: gradients with planted errors, what is made of them, and which of them the verdict rejects."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

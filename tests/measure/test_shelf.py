@@ -1,7 +1,5 @@
 """Tensors in files: the same values, the same objects, and a trial whose numbers are the same to the bit."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Functions of an observer that raise: which a run goes through, and one of them planted to fail."""
 
-from __future__ import annotations
-
 import dis
 import re
 import sys

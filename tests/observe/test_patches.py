@@ -1,7 +1,5 @@
 """Observers that come and go in any order, in several threads, and what is stored or compiled meanwhile."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

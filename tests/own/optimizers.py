@@ -1,7 +1,5 @@
 """Optimizers as a user would write them."""
 
-from __future__ import annotations
-
 import random
 
 import torch

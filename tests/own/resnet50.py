@@ -1,7 +1,5 @@
 """ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on small images."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Tasks as a user would write them: right ones, some that couple rows, and some that cannot be judged."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Tasks of the user's own from the command line, in a folder that is none of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

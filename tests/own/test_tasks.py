@@ -1,7 +1,5 @@
 """Tasks of the user's own: judged right through every level, and refused in one line where they cannot be."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

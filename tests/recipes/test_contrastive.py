@@ -1,7 +1,5 @@
 """Methods for in-batch negatives: one window of each in float64, beside autograd on one forward of the whole window."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

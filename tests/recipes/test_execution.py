@@ -1,7 +1,5 @@
 """How a model runs: compiled and captured it computes what it computes op by op, and what would differ is seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

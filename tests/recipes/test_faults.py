@@ -1,7 +1,5 @@
 """The planted faults: their settings, in which the golden table says what each is called, and what is asked of them besides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Loops as everyone writes them: the right ones are equivalent, the wrong ones are named from the evidence."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The loop under test against numpy: gradients, optimizer steps, clipping, schedule; and that wrong recipes are really wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import schedulefree

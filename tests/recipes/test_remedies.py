@@ -1,7 +1,5 @@
 """Remedies as arms that train: short windows, unequal micro-batches, and what must not be silently wrong."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

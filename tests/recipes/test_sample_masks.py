@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from accumulation_harness.recipes.sample_masks import SampleDropout

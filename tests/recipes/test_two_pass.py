@@ -1,7 +1,5 @@
 """The full batch's BatchNorm gradient from micro-batches, against torch's own layer over the whole window."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

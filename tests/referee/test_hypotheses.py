@@ -1,7 +1,5 @@
 """Oracles against their textbook formulas, and what they must not be taken for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The oracles of in-batch negatives, against loops in numpy and against each other where they must agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

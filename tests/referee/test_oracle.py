@@ -1,7 +1,5 @@
 """The referee against per-sample gradients by `torch.func`, against numpy, and against the layers it replaces."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

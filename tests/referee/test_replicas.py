@@ -1,7 +1,5 @@
 """The diagnosis of replicas, on gradients made in numpy: no process, no recipe."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One text form for the name of an arm: what is written is what is read."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

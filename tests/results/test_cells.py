@@ -1,7 +1,5 @@
 """Verdicts by cell and the caveats they earn, from rows written by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measurements that trials share: made once, whatever happens at the same time."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

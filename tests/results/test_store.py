@@ -1,7 +1,5 @@
 """The store keeps numbers bit for bit, tells damaged files from good ones, and survives being killed at any moment."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

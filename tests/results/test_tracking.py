@@ -3,8 +3,6 @@
 Every run lives in a child process, as in a sweep: wandb starts a process of its own and hooks the interpreter's exit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ run back through W&B's public API.
 It proves what our calls send, not that W&B accepts it.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading

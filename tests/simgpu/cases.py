@@ -3,8 +3,6 @@
 The device is imported where it is used: a process that has it is no longer one for CPUs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

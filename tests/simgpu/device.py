@@ -7,8 +7,6 @@ deterministic kernel for the operations in `NOT_DETERMINISTIC`. `unsteady()` mak
 nothing. `entered()` switches it on.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import warnings

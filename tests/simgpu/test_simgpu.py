@@ -1,7 +1,5 @@
 """The whole path on a device that is not the CPU, in a process of its own (`device.py` says why): every question and way in."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a study measures, and the loop that everyone writes, of the same weights and windows in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """A missing 1/N against numpy's optimizers, and the settings under which it is the right gradient."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The balance loss against numpy, its covariance formula, and the two remedies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Trainings that change their batch at half their samples: what is handed over, and what the halves are."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Training at B and at B / N against numpy; equal samples, equal steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the study says of one window, against torch's own layers, the law of total variance and formulas by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

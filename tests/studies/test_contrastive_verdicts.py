@@ -1,7 +1,5 @@
 """The methods for in-batch negatives, judged as any loop is."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import Precision

@@ -1,7 +1,5 @@
 """Branches of a training: the smallest batch's is the training itself, and the others are not."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Training that goes on from a trained model, beside the loop everyone writes."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig

@@ -1,7 +1,5 @@
 """Curves at equal samples against numpy, the samples that are set aside, and small batches at their rates."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

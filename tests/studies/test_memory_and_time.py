@@ -1,7 +1,5 @@
 """What a window of B samples takes over N: activations follow the micro-batch, gradients do not."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import TrialConfig

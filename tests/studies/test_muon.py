@@ -1,7 +1,5 @@
 """Muon's update under accumulation against numpy: what is the full batch's and what is not."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a study needs of a setting is refused by the name of the setting; its own tiny trial is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights in the state against powers of beta."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig

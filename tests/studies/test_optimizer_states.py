@@ -1,7 +1,5 @@
 """Optimizer states: against numpy's momentum and Adam, and what has to differ."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

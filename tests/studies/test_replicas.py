@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from accumulation_harness.analysis import load, report

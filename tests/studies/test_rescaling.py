@@ -1,7 +1,5 @@
 """What is rescaled is the same in samples, by independent float64 loops; and the study's arms are what they say."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Noise from per-sample gradients, and second moments of windows and of micro-batches, against numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

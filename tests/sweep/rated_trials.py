@@ -1,7 +1,5 @@
 """Trials that take no time, and whose losses a formula tells: one learning rate is the best of each arm."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Real processes and real signals; the trials are those of tiny_trials.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """A sweep that chooses its learning rates first, against the same sweep run in full."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

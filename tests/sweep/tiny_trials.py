@@ -3,8 +3,6 @@
 `TINY_KINDS` names the behaviour of each seed; `TINY_DIR` is where trials leave marks: `journal` has one line per start.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

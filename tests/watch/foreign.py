@@ -1,7 +1,5 @@
 """Any training function under `watch`: every optimizer that it makes is watched, with the model that its parameters belong to."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import contextmanager
 

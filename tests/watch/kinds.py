@@ -1,7 +1,5 @@
 """Runs that are easily taken for others: each beside one that differs from it by what it is to be told by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small training loop in stages, to be watched: right as it stands, wrong where a stage is exchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

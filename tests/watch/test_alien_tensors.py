@@ -1,7 +1,5 @@
 """Runs in whose process there are tensors that the watch does not know: a compiler's, subclasses, and such without numbers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

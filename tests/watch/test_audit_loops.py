@@ -1,7 +1,5 @@
 """The wrong loops of the audit's own tests that are equivalent under `watch`: what it says that it cannot see of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import golden

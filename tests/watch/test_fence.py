@@ -1,7 +1,5 @@
 """Whatever of a watch fails, the run goes on bit for bit, everything is put back, and the report says what failed."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

@@ -1,7 +1,5 @@
 """A watched run that is killed inside a window and resumed, as processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

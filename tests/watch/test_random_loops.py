@@ -1,7 +1,5 @@
 """Loops drawn at random, watched: no right one is called different, and a replay adds no second name to a planted fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 

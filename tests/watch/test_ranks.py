@@ -1,7 +1,5 @@
 """Two gloo ranks: replicas and shards, synchronised rightly and wrongly."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

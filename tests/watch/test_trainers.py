@@ -1,7 +1,5 @@
 """Trainers of other packages, where they are installed: watched right and wrong, and bit by bit beside unwatched ones."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every model with every normalisation: trains in every precision, and couples samples under BatchNorm only."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

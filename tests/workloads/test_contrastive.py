@@ -1,7 +1,5 @@
 """Losses with in-batch negatives, against the oracle that is checked against loops in numpy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

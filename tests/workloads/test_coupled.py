@@ -1,7 +1,5 @@
 """Losses that take something from the other samples: in-batch negatives and normalised advantages, against numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

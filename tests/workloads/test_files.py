@@ -1,7 +1,5 @@
 """MNIST and CIFAR-10: files in the true formats are read back exactly; damaged, endless and malicious ones are named."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import os

@@ -1,7 +1,5 @@
 """Parts of the image models: biases and pooling."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

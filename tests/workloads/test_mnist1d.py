@@ -1,7 +1,5 @@
 """mnist1d against its published recipe, written once more as slow steps on one sample."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks of bytes from whole files: none in two files, none in both halves, and sources that are what they were."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Text: lines of unequal length, and their losses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The transformer on text: padding changes nothing, and no position sees a later one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

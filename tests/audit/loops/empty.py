@@ -1,7 +1,5 @@
 """Loops in which nothing is compared: two of their runs agree for no good reason."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -3,8 +3,6 @@
 A loop of this folder exchanges a stage, or is written out in full where the order of its calls is the point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Habits of released trainers, each in a few lines, right and wrong: what they do beside the loop must not mislead the audit."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two layers with losses of their own, in one process or each on a rank: no rank speaks to another."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Loops written without a look at the audit, right and wrong, beside each other: those that it had judged or named wrongly."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

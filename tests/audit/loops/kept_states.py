@@ -1,7 +1,5 @@
 """What a loop keeps beside its optimizer's weights, and what it does with these after the last step: right and wrong."""
 
-from __future__ import annotations
-
 import copy
 import random
 from itertools import count

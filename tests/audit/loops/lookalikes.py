@@ -1,7 +1,5 @@
 """Pairs of loops that look alike, of which one is right: rare faults, and what must not be taken for them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

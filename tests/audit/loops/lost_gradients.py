@@ -1,7 +1,5 @@
 """Pairs of loops: target networks, gradients cleared before they are used, checkpoints inside a window."""
 
-from __future__ import annotations
-
 import copy
 import io
 from functools import partial

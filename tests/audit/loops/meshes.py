@@ -3,8 +3,6 @@
 Under a launcher this file records several of its functions in one start: `meshes.py FOLDER NAME NAME`.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Loops, right and wrong, with losses of several terms, and with averages that earlier runs left."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

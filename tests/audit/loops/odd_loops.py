@@ -1,7 +1,5 @@
 """Loops that an attack on the audit tried: right ones that look wrong, and wrong ones that look right or like something else."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Loops whose `order_seed` changes more than the order of rows: their permuted run is no measure of rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

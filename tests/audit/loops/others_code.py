@@ -1,7 +1,5 @@
 """Loops in the manner of other people's code, right and wrong, that an attack found misjudged: two faults at once, mostly."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Loops that weigh their micro-batches in unusual ways, or change what the backwards have given; most of them wrong."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """DistributedDataParallel and FSDP on two ranks: right and wrong boundaries of synchronisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

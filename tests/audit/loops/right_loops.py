@@ -1,7 +1,5 @@
 """Correct loops in the styles people use. The audit must find each of them equivalent."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Loops of less common kinds, right and wrong: closures, transforms, several optimizers, caches, resumed runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loops with one fault each that real projects have shipped. The audit must name its cause."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Whatever of the audit's observer fails, the observed function goes on bit for bit, and the run says what failed, as ours."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dropout, attention and batch normalisation: counted, and disabled where the intervention says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Which elements of a large model are kept, what is seen of all the others, and where they are stored whole."""
 
-from __future__ import annotations
-
 import gc
 import math
 

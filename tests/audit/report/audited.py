@@ -1,7 +1,5 @@
 """A file with a training function, right or wrong, and what the command says of it."""
 
-from __future__ import annotations
-
 from accumulation_harness.audit.command import judge, parser
 
 SIZES = ("--batch-size", "8", "--accumulation-steps", "2,4")

@@ -1,7 +1,5 @@
 """Every format says the same of a right and of a wrong loop, and of what could not be judged, and others can read it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The issue names the versions, and its script runs without this tool and prints the distance of the table."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Bars of how often each micro-batch counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
