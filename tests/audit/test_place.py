@@ -190,11 +190,11 @@ class Twice(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+        self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        self.calls += 1
-        return torch.tanh(self.linear(x) * (1 if len(x) == B or self.calls % 2 else 1.3))
+        again = torch._C._current_graph_task_id() >= 0
+        return torch.tanh(self.linear(x) * (1.3 if again and len(x) < B else 1))
 
 
 class OwnGradient(torch.autograd.Function):

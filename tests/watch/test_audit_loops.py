@@ -15,7 +15,7 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
         "squared_gradients_so_far", "target_for_later_by_micro_batches",
     ),
     "act on each other": ("drawn_rows", "standardised_over_the_micro_batch", "normalised_between_modules"),
-    "random draws": ("dropout", "noise_in_the_model"),
+    "random draws": ("dropout", "drawn_by_an_own_generator", "noise_in_the_model"),
 }  # fmt: skip
 
 

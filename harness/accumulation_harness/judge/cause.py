@@ -282,10 +282,11 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.unexplained: Meaning(
         fault="",
         sentence="the computations differ, and no known cause reproduces how",
-        remedy="The evidence shows that the computations differ and no known cause reproduces how. Narrow it down: "
-        "pass `dtype` and `order_seed` through, compare with an independent `reference`, try SGD without "
-        "clipping, and switch layers off one by one. Where to start: the residual in the evidence. At the "
-        "floor, the micro-batches are weighted wrongly; above it, their computations differ.",
+        remedy="The evidence shows that the computations differ and no known cause reproduces how. Where a module and a "
+        "line are told, the first difference is there: look at what they keep between calls, and at what they take "
+        "from the number of rows. Otherwise pass `dtype` and `order_seed` through, compare with an independent "
+        "`reference`, try SGD without clipping, and switch layers off one by one. Where to start: the residual in the "
+        "evidence. At the floor, the micro-batches are weighted wrongly; above it, their computations differ.",
     ),
 }
 
