@@ -62,9 +62,26 @@ CLIPPED = TrialConfig(
 )
 
 
+# Where a penalty outgrows the loss, what couples rows shows in small tensors alone.
+COUPLED = TrialConfig(
+    workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=6, depth=1, penalty=1.0),
+    data=DataConfig(last_window=LastWindow.keep),
+    norm=Norm.none,
+    optimizer=OptimizerConfig(name=OptimizerName.nesterov, lr=1.0, momentum=0.9, weight_decay=1.0),
+    ema_decay=0.9626699601826701,
+    effective_batch=31,
+    accumulation_steps=(11,),
+    split=Split.ragged,
+    steps=1,
+    probe_every=8,
+    seed=271,
+)
+
+
 @pytest.mark.slow
 @fixed(40)
 @example(CLIPPED)
+@example(COUPLED)
 @given(right_trials())
 def test_no_right_arm_is_blamed(config):
     for arm in run_trial(config, lambda step, rows: None).arms:

@@ -144,9 +144,10 @@ class Probe:
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         whole = partial(self.referee.loss_and_gradient, window=window)
         if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, whole)) > ALGEBRA_GATE:
-            # no cause is told by the gradient as a whole
+            # no fault is told by the gradient as a whole
+            known = self._small_within(seen) if stepped_once and window.holds(samples) else {}
             return dataclasses.replace(
-                found, gradient_error=off, wrong_windows=({},), worst_window=self._wrong_window(seen, exact)
+                found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
             )
         if error <= ALGEBRA_GATE:
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
@@ -188,6 +189,20 @@ class Probe:
             error = float(gaps[k] / lengths[k])
             worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
         return worst_error
+
+    def _small_within(self, seen: ConsumedWindow) -> Errors:
+        """What is computed within micro-batches, where that gives small tensors as they are; nothing where it does not."""
+        taken = dataclasses.replace(seen, window=seen.window.in_order(torch.cat(seen.arm.seen)))
+        for causes, inside in self.contexts.items() if len(taken.sizes) > 1 else ():
+
+            def compute(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
+                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+
+            with self.lock.randomness(seen.step):
+                own = clipped(compute(taken.state)[1], seen.arm.clip_norm)
+            if self._worst_tensor(taken, own, compute) <= ALGEBRA_GATE:
+                return {causes: 0.0}
+        return {}
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
         """Three states with weights moved by a few units in the last place, each with the window's draws while it is used."""
