@@ -83,7 +83,7 @@ def _is_marginal(compared: Sequence[Facts], roundoff: float) -> bool:
 
     One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
     """
-    off = [step for item in compared for step in item.steps if not step.gradients_agree]
+    off = _off(compared)
     distances = [max(step.consumed.distance, step.raw.distance) / step.gate for step in off if step.gate > AMPLIFIED * roundoff]
     return bool(off) and len(distances) == len(off) and max(distances) <= FURTHER
 
@@ -115,8 +115,10 @@ class ExtraRuns:
             judged = self._frozen(judged)
         layered = self._without_layers(judged)
         found = layered or judged.found
+        if not any(f.kind == "gradient" for f in found):
+            return judged.compared, found
         place = self._place(judged, _layers_of(judged.run) if layered else frozenset())
-        if place is not None and any(f.kind == "gradient" for f in found):
+        if place is not None:
             found = layered or judged.learning(lambda probe: replace(probe, place=place)).found
             chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
             found = [_with_place(f, place) if f is chosen else f for f in found]
@@ -150,7 +152,7 @@ class ExtraRuns:
 
     def _draws_count(self, compared: Sequence[Facts]) -> bool:
         """Whether other random numbers give another gradient at N=1; true where none are drawn, or they choose the rows."""
-        off = [step for item in compared for step in item.steps if not step.gradients_agree]
+        off = _off(compared)
         if self._draws is None and any(step.drawn_inside or step.drawn_between for step in off):
             run = self.runs.baseline(self.family.options, replace(_following(self.family.reference, frozenset()), redraw=1))
             tracks = zip(run.tracks, self.family.reference.tracks, strict=False)
@@ -209,14 +211,14 @@ class ExtraRuns:
             return step.but(probe=probe)
 
         learned = replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
-        first = next((step for step in _off(learned) if step.backwards > 1), None)
-        if first is None or held.open or not _off(held):
+        first = next((step for step in _off(learned.compared) if step.backwards > 1), None)
+        if first is None or held.open or not _off(held.compared):
             return learned, []
         return learned, first_of_each([*moved_state_beside(first), *held.found])
 
     def _carried(self, judged: Judged) -> dict[str, bool]:
         """What a micro-batch of the first window that differs leaves to the next: as another value in its place shows."""
-        window = min((s.step for s in _off(judged) if s.backwards > 1), default=None)
+        window = min((s.step for s in _off(judged.compared) if s.backwards > 1), default=None)
         if window is None:
             return {}
         looking = replace(_following(self.family.reference, frozenset()), starts=window)
@@ -258,8 +260,7 @@ class ExtraRuns:
 
     def _place(self, judged: Judged, disable: frozenset[Layer]) -> Place | None:
         """The module in which a difference begins that no weights of the micro-batches explain; None where there is none."""
-        steps = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
-        open_to = [step for step in steps if step.parts.residual > step.gate and step.sums > step.gate]
+        open_to = [step for step in _off(judged.compared) if step.parts.residual > step.gate and step.sums > step.gate]
         if judged.run.ranks > 1 or not any(not weights_of_rows(step) for step in open_to):
             return None
         place = self._look(_furthest(judged), disable, None)
@@ -348,7 +349,7 @@ def _layers_of(run: Run) -> frozenset[Layer]:
 
 def _furthest(judged: Judged) -> StepFacts:
     """Of the full windows that differ the one that differs most."""
-    off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
+    off = _off(judged.compared)
     most = max(step.backwards for step in off)
     full = [step for step in off if step.backwards == most]
     return max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step))
@@ -366,9 +367,9 @@ def _not_kept(judged: Judged) -> frozenset[int]:
     return frozenset(late[:KEPT]) if judged.open else frozenset()
 
 
-def _off(judged: Judged) -> list[StepFacts]:
+def _off(compared: Sequence[Facts]) -> list[StepFacts]:
     """The steps whose gradients differ."""
-    return [step for item in judged.compared for step in item.steps if not step.gradients_agree]
+    return [step for item in compared for step in item.steps if not step.gradients_agree]
 
 
 def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:

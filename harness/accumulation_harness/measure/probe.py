@@ -194,15 +194,20 @@ class Probe:
         """What is computed within micro-batches, where that gives small tensors as they are; nothing where it does not."""
         taken = dataclasses.replace(seen, window=seen.window.in_order(torch.cat(seen.arm.seen)))
         for causes, inside in self.contexts.items() if len(taken.sizes) > 1 else ():
-
-            def compute(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
-                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
-
+            compute = self._within(taken, inside)
             with self.lock.randomness(seen.step):
                 own = clipped(compute(taken.state)[1], seen.arm.clip_norm)
             if self._worst_tensor(taken, own, compute) <= ALGEBRA_GATE:
                 return {causes: 0.0}
         return {}
+
+    def _within(self, taken: ConsumedWindow, inside: Inside) -> Computed:
+        """The window's objective and gradient with what `inside` says computed within its micro-batches."""
+
+        def compute(state: State) -> tuple[Loss, Tensor]:
+            return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+
+        return compute
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
         """Three states with weights moved by a few units in the last place, each with the window's draws while it is used."""
@@ -298,10 +303,7 @@ class Probe:
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
             own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, running_statistics(after))
             del gradient, after  # each as large as the model
-
-            def within(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
-                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
-
+            within = self._within(taken, inside)
             smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
             if smallest[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]

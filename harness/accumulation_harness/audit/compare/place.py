@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ CLEAR = 30.0  # times what moving the weights by a rounding makes of the same nu
 LEAST = 100.0  # roundings of the arithmetic: sums over other numbers of rows round otherwise
 Numbers = npt.NDArray[np.float64]
 Arrays = Sequence[Array]
+Part = Literal["given", "gave"]
 
 
 class Where(StrEnum):
@@ -135,23 +136,19 @@ class Called:
         pairs = [pair for one in self.own for pair in zip(one.weights, self.other.weights, strict=False)]
         return any(abs(own - other) > self.least * max(own, other) for own, other in pairs)
 
-    def given(self) -> Beside | None:
-        """The first tensor that it is handed otherwise; None where none is known to be."""
-        return _first_off(self.beside([one.given.numbers for one in self.own], self.other.given.numbers, self.null.given.numbers))
+    def off(self, part: Part) -> Beside | None:
+        """The first tensor, of those that it was `given` or `gave`, that is another one; None where none is known to be."""
+        own, other, null = ([getattr(one, part).numbers for one in calls] for calls in self._sides)
+        return _first_off(self.beside(own, other[0], null[0]))
 
-    def gave(self) -> Beside | None:
-        """The first that it gives otherwise."""
-        return _first_off(self.beside([one.gave.numbers for one in self.own], self.other.gave.numbers, self.null.gave.numbers))
+    def slopes(self, part: Part) -> list[Beside]:
+        """The slopes by what it `gave`, which its backward was handed, or by what it was `given`, which it made of them."""
+        own, other, null = ([getattr(one, part).slopes for one in calls] for calls in self._sides)
+        return list(self.beside(own, other[0], null[0], slopes=True))
 
-    def slopes_of_given(self) -> list[Beside]:
-        """The slopes that its backward gives."""
-        mine = [one.given.slopes for one in self.own]
-        return list(self.beside(mine, self.other.given.slopes, self.null.given.slopes, slopes=True))
-
-    def slopes_of_gave(self) -> list[Beside]:
-        """The slopes that its backward is handed."""
-        mine = [one.gave.slopes for one in self.own]
-        return list(self.beside(mine, self.other.gave.slopes, self.null.gave.slopes, slopes=True))
+    @property
+    def _sides(self) -> tuple[Sequence[ModuleCall], ...]:
+        return self.own, (self.other,), (self.null,)
 
 
 def _first_off(pairs: Iterable[Beside]) -> Beside | None:
@@ -231,11 +228,11 @@ def _joined(own: Arrays, other: Array, order: Sequence[int], floor: float) -> Be
 def _forward(calls: Sequence[Called]) -> Place | None:
     """The innermost call that gives something else: the one that ends first, or the one around it that was handed the same."""
     for called in sorted(calls, key=lambda one: one.other.ended):
-        off, around = called.gave(), called
+        off, around = called.off("gave"), called
         while off is not None:
-            given = around.given()
+            given = around.off("given")
             if given is None:
-                return _at(Where.weights if around.has_moved else Where.forward, around.gave() or off, around)
+                return _at(Where.weights if around.has_moved else Where.forward, around.off("gave") or off, around)
             if around.around is None:
                 return _at(Where.rows, given)
             around = around.around
@@ -260,7 +257,7 @@ def _apart_again(call: ModuleCall) -> float:
 def _backward(calls: Sequence[Called], only: Sequence[str]) -> Place | None:
     """The loss, where its slopes are not the reference's times a factor of the micro-batch; then from the last call on."""
     outermost = [called for called in calls if called.around is None]
-    slopes = [one for called in outermost for one in called.slopes_of_gave()]
+    slopes = [one for called in outermost for one in called.slopes("gave")]
     if not slopes:
         return None
     factors = []
@@ -269,10 +266,10 @@ def _backward(calls: Sequence[Called], only: Sequence[str]) -> Place | None:
         factors.append(proportion(own, other)[0])
     for called in calls:
         called.factors = factors
-    if (off := _first_off(one for called in outermost for one in called.slopes_of_gave())) is not None:
+    if (off := _first_off(one for called in outermost for one in called.slopes("gave"))) is not None:
         return _at(Where.loss, off)
     for called in reversed(calls):
-        handed, off = called.slopes_of_gave(), _first_off(called.slopes_of_given())
+        handed, off = called.slopes("gave"), _first_off(called.slopes("given"))
         if off is not None and handed and _first_off(handed) is None:
             return _at(Where.backward, off, called)
     owners = {name.rpartition(".")[0] for name in only}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,16 +145,14 @@ class Modules:
 
     def _watch_nodes(self, one: Open, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         """The nodes of the backward between what a call gave and what it was given, nearest first."""
-        ends = {id(each.grad_fn) for each in given}
-        nodes = [each.grad_fn for each in outputs if each.grad_fn is not None]
-        for node in nodes:
-            known = set(map(id, nodes))
-            nodes += [
-                after
-                for after, _ in node.next_functions
-                if after is not None and id(after) not in known and id(after) not in ends
-            ]
-        for node in nodes:
+        met = {id(each.grad_fn) for each in given}
+        waiting = deque(each.grad_fn for each in outputs)
+        while waiting:
+            node = waiting.popleft()
+            if node is None or id(node) in met:
+                continue
+            met.add(id(node))
+            waiting.extend(after for after, _ in node.next_functions)
             if node.name().endswith("AccumulateGrad"):
                 continue
             place = len(one.nodes)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.compare.linear import WeightedSum
 
 COLUMNS = 32  # of the longest bar
 MOST = 16  # micro-batches that are drawn
-UNEQUAL = 1e-2  # relative; a weight that is nearer to the right one needs no figure
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Weights:
 
 def weights_of(conclusion: Conclusion) -> list[Weights]:
     """One per arm and optimizer whose weights are known and wrong."""
-    found = []
+    found: dict[str, Weights] = {}
     for line in conclusion.lines:
         step = line.first
         if step is None or step.agrees or not line.arm.findings or not (_known(step, step.taken) and _known(step, step.parts)):
@@ -50,8 +50,9 @@ def weights_of(conclusion: Conclusion) -> list[Weights]:
         right = step.parts.weights
         counts = tuple(own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, right, strict=True))
         if max(map(abs, counts)) < math.inf and any(abs(count - 1) > UNEQUAL for count in counts):
-            found.append(Weights(line.arm.accumulation_steps, step.step, counts))
-    return [one for k, one in enumerate(found) if one.title not in {other.title for other in found[:k]}]
+            known = Weights(line.arm.accumulation_steps, step.step, counts)
+            found.setdefault(known.title, known)
+    return list(found.values())
 
 
 def _known(step: StepFacts, parts: WeightedSum) -> bool:
