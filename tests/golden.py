@@ -156,7 +156,7 @@ def audit_groups():
         measure = lambda: {case: row for steps in runs for case, row in _audited(train, *steps).items()}  # noqa: E731
         return Group("audit", name or train.__name__, measure, quick)
 
-    sample = [*{tuple(causes): train for train, causes in reversed(WRONG.items())}.values(), *RIGHT[::12]]
+    sample = [*{frozenset(causes): train for train, causes in reversed(WRONG.items())}.values(), *RIGHT[::12]]
     return [
         *(group(train, (4,), name=f"{train.__name__} / N=4", quick=True) for train in sample),
         *(group(train, (4,), (2, 8, 16)) for train in (*RIGHT, *WRONG)),
