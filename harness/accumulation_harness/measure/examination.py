@@ -18,9 +18,10 @@ from accumulation_harness.recipes.determinism import fixed_randomness
 from accumulation_harness.recipes.recipe import make_optimizer
 from accumulation_harness.recipes.remedies import freeze
 from accumulation_harness.referee.oracle import State, mark_carried, restore, snapshot
+from accumulation_harness.system import nest
 from accumulation_harness.system.state import moved
 from accumulation_harness.system.state import snapshot as everything
-from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
 from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.layers import copied, has_batch_norm, in_format, without_dropout

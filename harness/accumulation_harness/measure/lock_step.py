@@ -53,8 +53,9 @@ from accumulation_harness.referee.gradients import (
     relative_distance,
 )
 from accumulation_harness.referee.oracle import Referee
+from accumulation_harness.system import nest
 from accumulation_harness.system.state import Snapshot, in_place, snapshot, transforming
-from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.calm import has_draws
 from accumulation_harness.workloads.custom import CustomWorkload

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.system import accelerator
-from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.system import accelerator, nest
+from accumulation_harness.workloads import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

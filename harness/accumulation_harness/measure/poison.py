@@ -29,9 +29,10 @@ from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.system import nest
 from accumulation_harness.system.state import Snapshot, copied, in_place, moved
 from accumulation_harness.system.state import snapshot as snapshot_of
-from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads import Batch, Workload
 
 DEPENDS_ON = (
     "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",

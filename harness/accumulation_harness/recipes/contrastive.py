@@ -20,7 +20,8 @@ from accumulation_harness.config import ConfigError
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import random_state, set_random_state
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window, run
-from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.system import nest
+from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.contrastive import Representations
 
 Transform = Callable[[Recipe], Recipe]

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from accumulation_harness.config import Precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.system import nest
 from accumulation_harness.system.state import transforming
-from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.widening import SINGLE, kept_narrow, widened
 
 Loop = Callable[[Arm, Batch], Tensor]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.referee.gradients import flatten
-from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.system import nest
+from accumulation_harness.workloads import Batch, Workload
 
 CARRIED = "attributes_that_forwards_move"
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64

@@ -21,6 +21,7 @@ from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
+from accumulation_harness.system import nest
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
@@ -185,6 +186,7 @@ class Replay:
     def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
         """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
         num = len(track.window.micro_batches)
+        window = [nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch) for batch in window]
         if len(window) != num:
             replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
             return None
@@ -213,7 +215,7 @@ class Replay:
         if isinstance(probe, tuple):
             halves = [half for batch in window for half in _halves(batch)]
             return f"{len(halves)} halves of micro-batches", halves
-        return f"one batch of {sum(map(num_rows, window))} rows", [_joined(window)]
+        return f"one batch of {sum(map(_num_rows, window))} rows", [_joined(window)]
 
     def _gradient(self, track: Track, pieces: Sequence[Any]) -> tuple[Sketch, float]:
         """The gradient's sketch, of a sum over so many terms; 0 terms: of a mean."""
@@ -443,61 +445,28 @@ def _cast(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterator[N
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def num_rows(batch: Any) -> int:
+def _num_rows(batch: Any) -> int:
     """The first dimension of a batch's first tensor."""
-    for tensor in _tensors(batch):
-        return int(tensor.shape[0])
+    for tensor in nest.tensors(batch):
+        if tensor.dim():
+            return len(tensor)
     raise Unequal("the batches hold no tensor with rows")
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor) and batch.dim():
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from _tensors(value)
-
-
-def _mapped(change: Callable[..., Any], *batches: Any) -> Any:
-    """`change` of all tensors that have rows, in the nest of the first batch."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return change(*batches) if first.dim() else first
-    if isinstance(first, Mapping):
-        made = {key: _mapped(change, *(b[key] for b in batches)) for key in first}
-        return made
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_mapped(change, *values) for values in zip(*batches, strict=True)))
-    if isinstance(first, (tuple, list)):
-        return type(first)(_mapped(change, *values) for values in zip(*batches, strict=True))
-    return first
-
-
 def _joined(window: Sequence[Any]) -> Any:
-    def join(*tensors: Tensor) -> Tensor:
+    for tensors in zip(*map(nest.tensors, window), strict=True):
         if len({t.shape[1:] for t in tensors}) > 1:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
             raise Unequal(f"batches of unequal shapes ({shapes}) make no single batch: let `loss` return its sum and its terms")
-        return torch.cat([t.detach() for t in tensors])
-
-    return _mapped(join, *window)
+    return nest.joined(window)
 
 
 def _halves(batch: Any) -> list[Any]:
-    rows = num_rows(batch)
-    if rows < 2:
-        return [batch]
-    middle = rows // 2
-
-    def cut(t: Tensor, part: slice) -> Tensor:
-        return t.detach()[part] if t.shape[0] == rows else t
-
-    return [_mapped(lambda t, part=part: cut(t, part), batch) for part in (slice(None, middle), slice(middle, None))]
+    rows = _num_rows(batch)
+    parts = (slice(None, rows // 2), slice(rows // 2, None))
+    return [batch] if rows < 2 else [nest.rows(batch, part, of=rows) for part in parts]
 
 
 def _reversed(batch: Any) -> Any:
-    rows = num_rows(batch)
-    return _mapped(lambda t: t.detach().flip(0) if t.shape[0] == rows else t, batch)
+    rows = _num_rows(batch)
+    return nest.rows(batch, torch.arange(rows).flip(0), of=rows)

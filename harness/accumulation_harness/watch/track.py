@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence
@@ -386,37 +387,17 @@ def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
 
 def on_host(nest: Any) -> Any:
     """The same nest of lists, tuples and mappings with vectors in place of its tensors, one copy for each device and format."""
-    tensors: list[Tensor] = []
-    _gather(nest, tensors)
-    vectors: list[Any] = [None] * len(tensors)
-    for kind in {(t.device, t.dtype) for t in tensors}:
-        own = [i for i, t in enumerate(tensors) if (t.device, t.dtype) == kind]
-        whole = torch.cat([tensors[i].detach().reshape(-1) for i in own]).double().cpu().numpy()
-        end = 0
-        for i in own:
-            start, end = end, end + tensors[i].numel()
-            vectors[i] = whole[start:end]
-    return _filled(nest, iter(vectors))
-
-
-def _gather(nest: Any, tensors: list[Tensor]) -> None:
-    if isinstance(nest, Tensor):
-        tensors.append(nest)
-    elif isinstance(nest, (list, tuple, dict)):
-        for one in nest.values() if isinstance(nest, dict) else nest:
-            if one is not None:
-                _gather(one, tensors)
-
-
-def _filled(nest: Any, vectors: Iterator[Any]) -> Any:
-    if isinstance(nest, Tensor):
-        return next(vectors)
-    if isinstance(nest, dict):
-        return {key: _filled(one, vectors) for key, one in nest.items()}
-    if not isinstance(nest, (list, tuple)):
-        return nest
-    found: list[Any] = [None if one is None else _filled(one, vectors) for one in nest]
-    return type(nest)(*found) if hasattr(nest, "_fields") else type(nest)(found)
+    leaves, structure = tree_flatten(nest)
+    places: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            places.setdefault((leaf.device, leaf.dtype), []).append(place)
+    for own in places.values():
+        whole = torch.cat([leaves[place].detach().reshape(-1) for place in own]).double().cpu().numpy()
+        ends = np.cumsum([leaves[place].numel() for place in own])
+        for place, vector in zip(own, np.split(whole, ends[:-1]), strict=True):
+            leaves[place] = vector
+    return tree_unflatten(leaves, structure)
 
 
 def _sketch(found: Sequence[Sketch | None] | None, of: Any) -> Any:

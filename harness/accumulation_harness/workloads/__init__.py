@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.workloads import nest
+from accumulation_harness.system import nest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from accumulation_harness.config import ConfigError, Norm, WorkloadConfig, targets
-from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.system import nest
+from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.calm import Calm, is_calm
 from accumulation_harness.workloads.layers import in_format, replace_layers, with_real_parameters
 from accumulation_harness.workloads.widening import widened
