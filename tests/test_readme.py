@@ -35,7 +35,7 @@ def programs(page):
 
 CONSOLES = [
     (page, text)
-    for page in ("README.md", "docs/index.md", "docs/ci.md")
+    for page in ("README.md", "docs/index.md", "docs/audit.md", "docs/watch.md", "docs/sweep.md", "docs/ci.md")
     for language, _, text in blocks(page)
     if language == "console"
 ]
