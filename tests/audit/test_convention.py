@@ -11,38 +11,40 @@ X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.ara
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"
 
 
+def linear():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer, parts, divisor):
+    for part in parts:
+        (cross_entropy(model(X[part]), Y[part]) / divisor).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def whole_batch(divide=True, steps_per_epoch=None):
     def train(batch_size, accumulation_steps):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(5, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        micro_batch = batch_size // accumulation_steps
-        if not micro_batch:
+        made = linear()
+        if batch_size < accumulation_steps:
             raise ValueError(f"batch_size={batch_size} is less than accumulation_steps={accumulation_steps}")
         for rows in torch.arange(96).split(batch_size)[:steps_per_epoch]:
-            for part in rows.split(micro_batch):
-                (cross_entropy(model(X[part]), Y[part]) / (accumulation_steps if divide else 1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(*made, rows.split(batch_size // accumulation_steps), accumulation_steps if divide else 1)
 
     return train
 
 
 def evaluating(divide=True, uses_eval=True):
     def train(batch_size, accumulation_steps):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(5, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = linear()
         for _ in range(3):
             model.train(not uses_eval)
             with torch.no_grad():
                 model(X[torch.randint(96, (batch_size,))])
             model.train()
-            for _ in range(accumulation_steps):
-                part = torch.randint(96, (batch_size,))
-                (cross_entropy(model(X[part]), Y[part]) / (accumulation_steps if divide else 1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            parts = (torch.randint(96, (batch_size,)) for _ in range(accumulation_steps))
+            step(model, optimizer, parts, accumulation_steps if divide else 1)
 
     return train
 
@@ -99,7 +101,7 @@ def padded(filler, time_first, divisor):
     return train
 
 
-@pytest.mark.parametrize(("filler", "time_first"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("filler", "time_first"), [pytest.param(0, False, marks=pytest.mark.slow), (1, False), (1, True)])
 @pytest.mark.parametrize(("divisor", "causes"), [("window", set()), ("micro-batch", {"mean_of_means"})])
 def test_a_sequence_is_known_however_far_it_is_padded(filler, time_first, divisor, causes):
     report = audit(padded(filler, time_first, divisor), batch_size=16, accumulation_steps=(4,))
@@ -124,9 +126,7 @@ def test_losses_that_are_added_up_without_a_module_accumulate(divide, causes):
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_misplaced_window_hides_no_schedule_of_before():
     def train(batch_size, accumulation_steps):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(5, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = linear()
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
         parts = [part for _ in range(3) for part in torch.randperm(72).split(batch_size)]
         for count, part in enumerate(parts, start=1):

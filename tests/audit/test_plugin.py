@@ -14,22 +14,23 @@ from accumulation_harness.audit.request import causes_of
 from accumulation_harness.config import ConfigError, TrialConfig
 from accumulation_harness.measure.trial import judge_loop
 from tests.audit.loops import wrong_loops
+from tests.audit.report.audited import FILE, RIGHT, WRONG
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "accumulation_harness.audit.pytest_plugin", "-p", "no:cacheprovider")
 USES_IT = """
 import pytest
-from tests.audit.loops import right_loops, wrong_loops
+import right, wrong
 
-@pytest.mark.accumulation(batch_size=16, accumulation_steps=(4,))
+@pytest.mark.accumulation(batch_size=8, accumulation_steps=(4,))
 def test_right(audit_accumulation):
-    report = audit_accumulation(right_loops.tokens_weighted, accumulation_steps=(2,), reference=right_loops.tokens_weighted)
+    report = audit_accumulation(right.train, accumulation_steps=(2,), reference=right.train)
     assert {result.accumulation_steps for result in report.results} == {1, 2}
 
-@pytest.mark.accumulation(batch_size=16, accumulation_steps=(4,), allow={"stochastic_layers"})
+@pytest.mark.accumulation(batch_size=8, accumulation_steps=(4,), allow={"stochastic_layers"})
 def test_wrong(audit_accumulation):
-    audit_accumulation(wrong_loops.mean_of_means)
+    audit_accumulation(wrong.train)
 
 def test_of_something_else():
     raise RuntimeError("not selected")
@@ -48,10 +49,10 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path):
 
 def test_marker_and_json(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makepyfile(test_it=USES_IT)
+    pytester.makepyfile(test_it=USES_IT, right=FILE.format(divisor=RIGHT), wrong=FILE.format(divisor=WRONG))
     result = pytester.runpytest(*PLUGIN, "-m", "accumulation", "--strict-markers", "--audit-json=found")
     result.assert_outcomes(passed=1, failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*AccumulationChanged*", "*mean_of_means*"])
+    result.stdout.fnmatch_lines(["*AccumulationChanged*", "*loss_not_divided*"])
     found = {path.name: json.loads(path.read_text())["status"] for path in (pytester.path / "found").iterdir()}
     assert found == {"test_it.py_test_right.json": "equivalent", "test_it.py_test_wrong.json": "different"}
 

@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
 HF = "--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"
 CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
-TO_WANDB = ("--output_dir", "out", "--use_cpu", "--report_to", "wandb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,40 @@ class Case:
     is_fast: bool = False
     framework: str = ""  # whose advice for the cause is what the right script does
 
+    @property
+    def name(self):
+        return self.file or self.target.partition(":")[0]
+
+    @property
+    def source(self):
+        return next(path for folder in (SCRIPTS, SCRIPTS / "nano") if (path := folder / self.name).is_file()).read_text()
+
     def plant(self, folder):
-        file = folder / (self.file or self.target.partition(":")[0])
+        file = folder / self.name
         assert file.read_text().count(self.old) == 1
         file.write_text(file.read_text().replace(self.old, self.new))
+
+
+TRAINER = {
+    "words": ["--set", f"{HF} --max_steps 4", "--", "--output_dir", "out", "--use_cpu", "--report_to", "wandb"],
+    "needs": ["transformers", "accelerate"],
+    "framework": "transformers",
+}
+ACCELERATE = {"target": "by_accelerate.py", "words": ["--set", HF], "needs": ["accelerate"], "framework": "accelerate"}
+LIGHTNING = {
+    "target": "by_lightning.py",
+    "words": [
+        "--set=--data.batch_size {batch_size} --trainer.accumulate_grad_batches {accumulation_steps}",
+        *("--", "fit", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
+    ],
+    "needs": ["lightning", "jsonargparse"],
+    "framework": "lightning",
+}
+
+
+def in_file(file, batch, accumulate):
+    """That two values in a file are the numbers."""
+    return [f"--set-file={file}:{batch}={{batch_size}}", f"--set-file={file}:{accumulate}={{accumulation_steps}}"]
 
 
 CASES = {
@@ -86,10 +115,7 @@ CASES = {
     ),
     "a YAML file that it reads": Case(
         target="by_file.py",
-        words=[
-            "--set-file=conf/train.yaml:trainer.batch_size={batch_size}",
-            "--set-file=conf/train.yaml:trainer.accumulate_grad_batches={accumulation_steps}",
-        ],
+        words=in_file("conf/train.yaml", "trainer.batch_size", "trainer.accumulate_grad_batches"),
         old=f"        if (start // batch + 1) % accumulate == 0:\n    {CLIP}",
         new=f"{CLIP}        if (start // batch + 1) % accumulate == 0:\n",
         cause="clip_per_micro_batch",
@@ -104,10 +130,7 @@ CASES = {
     ),
     "constants, and a method": Case(
         target="by_constants.py:Trainer.fit",
-        words=[
-            "--set-file=by_constants.py:Config.BATCH={batch_size}",
-            "--set-file=by_constants.py:Config.ACCUMULATE={accumulation_steps}",
-        ],
+        words=in_file("by_constants.py", "Config.BATCH", "Config.ACCUMULATE"),
         old="if k % Config.ACCUMULATE == 0:",
         new="if True:",
         cause="step_every_micro_batch",
@@ -141,48 +164,35 @@ CASES = {
         framework="torch",
     ),
     "accelerate": Case(
-        target="by_accelerate.py",
-        words=["--set", HF],
+        **ACCELERATE,
         old="accelerator.backward(loss)",
         new="accelerator.backward(loss / args.gradient_accumulation_steps)",
         cause="loss_divided_twice",
-        needs=["accelerate"],
-        framework="accelerate",
     ),
     "transformers' Trainer": Case(
         target="by_trainer.py",
-        words=[
-            "--set",
-            f"{HF} --max_steps 4",
-            "--",
-            *["--output_dir", "out", "--use_cpu", "--report_to", "wandb", "--save_strategy", "no"],
-        ],
+        **TRAINER | {"framework": ""},
         old="    trainer.train()",
         new="    trainer.model_accepts_loss_kwargs = False\n    trainer.train()",
         cause="mean_of_means",
-        needs=["transformers", "accelerate"],
     ),
     "a model that ignores the token count": Case(
         target="by_classifier.py",
-        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB],
+        **TRAINER,
         old="    trainer.model_accepts_loss_kwargs = False\n",
         new="",
         cause="loss_not_divided",
-        needs=["transformers", "accelerate"],
-        framework="transformers",
     ),
     "compute_loss of one's own": Case(
         target="by_own_loss.py",
-        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB],
+        **TRAINER,
         old="loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch",
         new="loss = cross_entropy(logits, labels)",
         cause="mean_of_means+loss_not_divided",
-        needs=["transformers", "accelerate"],
-        framework="transformers",
     ),
     "TRL": Case(
         target="by_trl.py",
-        words=["--set", f"{HF} --max_steps 4", "--", *TO_WANDB, *("--bf16", "false", "--gradient_checkpointing", "false")],
+        words=[*TRAINER["words"], "--bf16", "false", "--gradient_checkpointing", "false"],
         old=", reduction='sum') / num_items_in_batch  # fmt: skip",
         new=")",
         cause="mean_of_means+loss_not_divided",
@@ -192,8 +202,7 @@ CASES = {
     "DeepSpeed": Case(
         target="by_deepspeed.py",
         words=[
-            "--set-file=ds_config.json:train_micro_batch_size_per_gpu={batch_size}",
-            "--set-file=ds_config.json:gradient_accumulation_steps={accumulation_steps}",
+            *in_file("ds_config.json", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
             "--set-env=RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29561",
             *("--", "--deepspeed", "--deepspeed_config", "ds_config.json"),
         ],
@@ -213,53 +222,32 @@ CASES = {
         framework="keras",
     ),
     "accelerate, clipped": Case(
-        target="by_accelerate.py",
-        words=["--set", HF],
+        **ACCELERATE,
         old="if accelerator.sync_gradients:",
         new="if True:",
         cause="clip_per_micro_batch",
-        needs=["accelerate"],
-        framework="accelerate",
     ),
     "accelerate, with a schedule": Case(
-        target="by_accelerate.py",
-        words=["--set", HF],
+        **ACCELERATE,
         old="loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)",
         new="loader = accelerator.prepare(model, optimizer, loader)",
         cause="schedule_per_micro_batch",
-        needs=["accelerate"],
-        framework="accelerate",
     ),
     "LightningCLI": Case(
-        target="by_lightning.py",
-        words=[
-            "--set=--data.batch_size {batch_size} --trainer.accumulate_grad_batches {accumulation_steps}",
-            *["--", "fit", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"],
-        ],
+        **LIGHTNING,
         old="        return loss\n",
         new="        return loss * self.trainer.accumulate_grad_batches\n",
         cause="loss_not_divided",
-        needs=["lightning", "jsonargparse"],
-        framework="lightning",
     ),
     "LightningCLI, divided": Case(
-        target="by_lightning.py",
-        words=[
-            "--set=--data.batch_size {batch_size} --trainer.accumulate_grad_batches {accumulation_steps}",
-            *("--", "fit", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"),
-        ],
+        **LIGHTNING,
         old="        return loss\n",
         new="        return loss / self.trainer.accumulate_grad_batches\n",
         cause="loss_divided_twice",
-        needs=["lightning", "jsonargparse"],
-        framework="lightning",
     ),
     "a notebook": Case(
         target="notebook.ipynb",
-        words=[
-            "--set-file=notebook.ipynb:Config.BATCH={batch_size}",
-            "--set-file=notebook.ipynb:Config.ACCUMULATE={accumulation_steps}",
-        ],
+        words=in_file("notebook.ipynb", "Config.BATCH", "Config.ACCUMULATE"),
         old="loss.backward()",
         new="(loss * Config.ACCUMULATE).backward()",
         cause="loss_not_divided",

@@ -34,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code, said, error = answer(given)
     except Ended as end:
-        subject = subject_of(options) if options.merge is None else None
-        code, said, error = refused(options, subject, f"audit could not run: {end}")
+        code, said, error = refused(options, subject_of(options), f"audit could not run: {end}")
     print(said, end="", flush=True)
     print(error, end="", file=sys.stderr)
     return code

@@ -14,12 +14,12 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, MAX_STEPS_OF_SCRIPT, Format, causes_of, format_of
 from accumulation_harness.system import dynamo
@@ -145,14 +145,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         given.train, *rest = rest
     given.rest = tuple(rest)
     if given.evidence is not None:
-        asked = {
-            "--processes": given.processes > 1,
-            "--format": given.format != "text",
-            "--save": bool(given.save),
-            "--report": given.report is not None,
-            "--allow": bool(given.allow),
-        }
-        if off := [name for name, is_asked in asked.items() if is_asked]:
+        options = ("processes", "format", "save", "report", "allow")
+        if off := [f"--{name}" for name in options if getattr(given, name) != made.get_default(name)]:
             made.error(f"expected no {' and no '.join(off)} with --evidence: a rank judges nothing, `{MERGE}` does")
     elif given.merge is None and given.replicas is not None:
         made.error("expected --replicas with --evidence alone")
@@ -172,53 +166,65 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, words[end + 1 :]
 
 
+T = TypeVar("T")
+
+
+def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """What reads an argument, so that argparse says what its ValueError says."""
+
+    def of(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return of
+
+
+@_argument
 def _folder(text: str) -> Path:
     path = Path(text).absolute()
     if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, got {text}, which is a file")
+        raise ValueError(f"expected a folder, got {text}, which is a file")
     return path
 
 
+@_argument
 def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, as 4,16, got {text}") from None
+    parts = text.split(",")
+    if not all(part.strip().removeprefix("-").isdecimal() for part in parts):
+        raise ValueError(f"expected numbers separated by commas, as 4,16, got {text}")
+    return tuple(map(int, parts))
 
 
+@_argument
 def _causes(text: str) -> frozenset[str]:
-    try:
-        return causes_of(text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return causes_of(text.split(","))
 
 
+@_argument
 def _page(text: str) -> Path:
-    try:
-        format_of(Path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    format_of(Path(text))
     return _target(text)
 
 
+@_argument
 def _issue(text: str) -> Path:
     if Path(text).suffix != ".md":
-        raise argparse.ArgumentTypeError(f"expected a path ending in .md, got {text}")
+        raise ValueError(f"expected a path ending in .md, got {text}")
     return _target(text)
 
 
 def _target(text: str) -> Path:
-    """Where a file can be written, also after the audited code has changed the working folder."""
+    """Where a file can be written, also after the audited code has changed the working folder.
+
+    Never a device, a pipe or a link, which would be gone once a file is moved there.
+    """
     path = Path(text).absolute()
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file in a folder that is there, got {text}")
-    return _regular(path)
-
-
-def _regular(path: Path) -> Path:
-    """A path that a file may be moved to: never over a device, a pipe or a link, which would be gone then."""
+        raise ValueError(f"expected a file in a folder that is there, got {text}")
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise argparse.ArgumentTypeError(f"expected a regular file or a new one, got {path}")
+        raise ValueError(f"expected a regular file or a new one, got {path}")
     return path
 
 
@@ -227,15 +233,15 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     if given.evidence is not None:
         return _evidence(given)
     begun, said, remarks = time.monotonic(), "", ""
-    subject = subject_of(given) if given.merge is None else None
+    subject = subject_of(given)
     try:
-        from accumulation_harness.audit.report import github, issue
+        from accumulation_harness.audit.report import github
 
-        report = _merged(given) if given.merge is not None else replace(_audited(given), subject=subject)
-        seconds = time.monotonic() - begun
-        said = issue.told(report, seconds) if given.format == "issue" else report.told(given.format)
+        report = _merged(given) if subject is None else replace(_audited(given), subject=subject)
+        report = replace(report, seconds=time.monotonic() - begun)
+        said = report.told(given.format)
         remarks = github.tell(report)
-        remarks += _written(given, report, seconds)
+        remarks += _written(given, report)
     except BaseException as error:  # reading the file can raise anything
         what = _told(error)
         if not said:
@@ -305,10 +311,12 @@ def _tell(line: str) -> None:
         print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
-def subject_of(given: argparse.Namespace) -> Subject:
-    """What the command line asks for, before the audited code can change the working folder."""
+def subject_of(given: argparse.Namespace) -> Subject | None:
+    """What the command line asks for, before the audited code can change the working folder; None where it is to merge."""
     from accumulation_harness.audit.report.subject import Place, Subject
 
+    if given.merge is not None:
+        return None
     return Subject(
         train=Place.of(given.train),
         reference=Place.of(given.reference) if given.reference else None,
@@ -328,13 +336,11 @@ def _settings(given: argparse.Namespace) -> tuple[str, ...]:
     return (*words, *(["--", *given.rest] if given.rest else []))
 
 
-def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) -> str:
-    """A line per page and issue, once it is written; `seconds`: how long the audit took."""
-    from accumulation_harness.audit.report import issue
-
+def _written(given: argparse.Namespace, report: Report) -> str:
+    """A line per page and issue, once it is written."""
     paths = [report.save(path) for path in given.save]
     if given.report is not None and report.subject is not None:
-        paths.append(issue.write(given.report, report, seconds))
+        paths.append(report.save(given.report, "issue"))
     return "".join(f"saved {path}\n" for path in paths)
 
 

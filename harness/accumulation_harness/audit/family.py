@@ -14,6 +14,13 @@ from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.pooling import pooled
 from accumulation_harness.audit.observe.runs import Job
 
+SPECIAL = {  # attribute of an intervention -> what a run with it does
+    "perturb": "weights moved by a rounding",
+    "rounded_once": "operations in double precision",
+    "follow": "on the weights of N=1",
+    "shake": "other values in buffers",
+    "freeze_weights": "weights put back after every step",
+}
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
 
 
@@ -82,11 +89,7 @@ def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
     """What is special about a run, in words; empty for one that is only watched."""
     said = [str(options["dtype"]).removeprefix("torch.")] if "dtype" in options else []
     said += ["rows in another order"] if options.get("order_seed") else []
-    said += ["weights moved by a rounding"] if intervention.perturb else []
-    said += ["operations in double precision"] if intervention.rounded_once else []
-    said += ["on the weights of N=1"] if intervention.follow else []
-    said += ["other values in buffers"] if intervention.shake else []
-    said += ["weights put back after every step"] if intervention.freeze_weights else []
+    said += [words for name, words in SPECIAL.items() if getattr(intervention, name)]
     look = "operation by operation" if intervention.inside else "module by module"
     said += [look] if intervention.place is not None else []
     said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []

@@ -67,7 +67,7 @@ def test_the_script_prints_the_distance_of_the_table(folder, tmp_path):
 
 
 def test_where_no_script_shows_it_the_issue_says_so():
-    issue = text(Report(batch_size=16, results=(ARM,), problems=(), hidden=(), subject=SUBJECT), None)
+    issue = text(Report(batch_size=16, results=(ARM,), problems=(), hidden=(), subject=SUBJECT))
     assert "There is no script without this tool" in issue and "They are not. With N=4, 4 \\| 1." in issue
     assert SUBJECT.command in issue and "--reference tests/audit/loops/right_loops.py:sgd_divided_by_n" in issue
     assert LOOPS.joinpath("wrong_loops.py").read_text().count("\n") > MOST_LINES

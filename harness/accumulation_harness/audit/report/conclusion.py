@@ -119,6 +119,7 @@ class Conclusion:
     hidden: tuple[str, ...]  # what this run could not have shown, and what to change
     subject: Subject | None = None  # None: a function that was handed over in Python
     notes: tuple[str, ...] = ()  # how the function was called, and what it did besides training
+    seconds: float = 0.0  # that the audit took
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.frameworks import change
@@ -14,39 +13,32 @@ from accumulation_harness.audit.report.reproduction import NAME, Reproduction, i
 from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
-from accumulation_harness.system.files import write_atomically
 
 SCRIPT_SECONDS = 60.0
 MOST_LINES = 300  # of a source file that is put into the issue
 
 
-def write(path: Path, conclusion: Conclusion, seconds: float) -> Path:
-    """Write what `told` says, whole or not at all."""
-    write_atomically(path, told(conclusion, seconds).encode(errors="backslashreplace"))
-    return path
+def text(conclusion: Conclusion) -> str:
+    """Title, summary, versions, script, table, causes with remedies, limits, source of the function.
 
-
-def told(conclusion: Conclusion, seconds: float = 0.0) -> str:
-    """The issue; its script is run, for at most a minute beside the `seconds` that the audit took."""
-    return text(conclusion, reproduction(conclusion, SCRIPT_SECONDS + seconds))
-
-
-def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
-    """Title, summary, versions, script, table, causes with remedies, limits, source of the function."""
-    if conclusion.subject is None:
+    The script is run, for at most a minute beside the seconds that the audit took.
+    """
+    subject = conclusion.subject
+    if subject is None:
         raise ValueError("expected a function in a file, which an issue is about")
+    reproduced = reproduction(conclusion, SCRIPT_SECONDS + conclusion.seconds)
     parts = [
-        f"# {_title(conclusion, conclusion.subject)}",
-        *_summary(conclusion, reproduced),
+        f"# {_title(conclusion, subject)}",
+        *_summary(conclusion, subject, reproduced),
         "## Versions",
-        listed(f"{name} {escaped(version)}" for name, version in conclusion.subject.versions.items()),
+        listed(f"{name} {escaped(version)}" for name, version in subject.versions.items()),
         "## To reproduce",
-        *_to_reproduce(conclusion, conclusion.subject, reproduced),
+        *_to_reproduce(conclusion, subject, reproduced),
         *(["## What was measured", table(conclusion.lines), LEGEND] if conclusion.results else []),
         *_weights(conclusion),
         *_causes(conclusion),
         *_limits(conclusion),
-        *_source(conclusion.subject),
+        *_source(subject),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -61,10 +53,8 @@ def _title(conclusion: Conclusion, subject: Subject) -> str:
     return f"It could not be judged whether gradient accumulation changes what {function} computes"
 
 
-def _summary(conclusion: Conclusion, reproduced: Reproduction | None) -> Iterator[str]:
+def _summary(conclusion: Conclusion, subject: Subject, reproduced: Reproduction | None) -> Iterator[str]:
     """What was compared, and the answer in one sentence."""
-    subject = conclusion.subject
-    assert subject is not None
     baseline = f"one batch of {subject.batch_size}"
     if subject.reference is not None:
         baseline += f" by {code(subject.shown(subject.reference))}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion, Problem
+from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.remedies import remedy
 
@@ -49,18 +49,14 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
             details = "\n".join(_told(conclusion, finding) for finding in arm.findings)
             _add(case, "failure", causes, arm.findings[0].message, details)
         elif problems := conclusion.problems_of(arm.accumulation_steps):
-            _add(case, "error", "inconclusive", problems[0], "\n".join(problems))
+            _inconclusive(case, problems)
         SubElement(case, "system-out").text = _xml(_numbers(conclusion, arm))
         yield case
     ran = {arm.accumulation_steps for arm in conclusion.results}
-    asked = () if conclusion.subject is None else sorted({*conclusion.subject.accumulation_steps} - {1})
-    missing = [n for n in asked if n not in ran]
-    for n in missing:
-        problems = conclusion.problems_of(n) or (Problem("there is no result"),)
-        yield _add(_case(conclusion, f"N={n}, as trained"), "error", "inconclusive", problems[0], "\n".join(problems))
-    if not ran and not missing:
-        problems = conclusion.problems or (Problem("there is no result"),)
-        yield _add(_case(conclusion, "audit"), "error", "inconclusive", problems[0], "\n".join(problems))
+    asked = set() if conclusion.subject is None else {*conclusion.subject.accumulation_steps} - {1} - ran
+    unjudged = {f"N={n}, as trained": conclusion.problems_of(n) for n in sorted(asked)}
+    for name, problems in (unjudged or ({} if ran else {"audit": conclusion.problems})).items():
+        yield _inconclusive(_case(conclusion, name), problems or ("there is no result",))
 
 
 def _told(conclusion: Conclusion, finding: Finding) -> str:
@@ -74,6 +70,10 @@ def _case(conclusion: Conclusion, name: str) -> Element:
 def _add(case: Element, kind: str, type_: str, message: str, details: str) -> Element:
     SubElement(case, kind, {"type": type_, "message": _xml(" ".join(message.split()))}).text = _xml(details)
     return case
+
+
+def _inconclusive(case: Element, problems: Sequence[str]) -> Element:
+    return _add(case, "error", "inconclusive", problems[0], "\n".join(problems))
 
 
 def _numbers(conclusion: Conclusion, arm: ArmResult) -> str:

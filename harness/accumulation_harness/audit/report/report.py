@@ -18,7 +18,7 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
     "markdown": markdown.text,
     "junit": junit.text,
     "sarif": sarif.text,
-    "issue": issue.told,
+    "issue": issue.text,
 }
 
 
@@ -37,10 +37,10 @@ class Report(Conclusion):
         """Strict JSON: a non-finite number is written as null."""
         return self.told("json")
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write in the format of the path's ending, whole or not at all. Raises ValueError for another ending."""
+    def save(self, path: str | os.PathLike[str], format: Format | None = None) -> Path:
+        """Write in a format, or in that of the path's ending, whole or not at all. Raises ValueError for another ending."""
         target = Path(path)
-        write_atomically(target, self.told(format_of(target)).encode(errors="backslashreplace"))
+        write_atomically(target, self.told(format or format_of(target)).encode(errors="backslashreplace"))
         return target
 
     def __str__(self) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +74,9 @@ class Difference:
     step: int | None  # None: their number differs
     what: str  # plural, lower case
     taken: str  # expression of the tensors
-    preparation: str = ""  # lines before the function that watches
-    expected: float = math.nan  # distance that the audit saw
-    gate: float = 0.0  # the largest that rounding explains
+    preparation: str  # lines before the function that watches
+    expected: float  # distance that the audit saw
+    gate: float  # the largest that rounding explains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,33 +121,35 @@ def is_tried(subject: Subject) -> bool:
 
 
 def _differences(conclusion: Conclusion) -> Iterator[Difference]:
-    """Of every arm with findings and each of its optimizers."""
+    """Of every arm with findings and each of its optimizers, the first step at which a quantity differs."""
     for arm in conclusion.results:
-        for place, item in enumerate(arm.facts):
-            if arm.findings:
-                yield from _of(arm, place, item)
+        for place, item in enumerate(arm.facts if arm.findings else ()):
+            for what, taken, preparation, seen in _quantities(item):
+                if first := next((one for one in seen if not one[1] <= one[2]), None):
+                    step, expected, gate = first
+                    yield Difference(
+                        arm=arm,
+                        place=place,
+                        step=step,
+                        what=what,
+                        taken=taken,
+                        preparation=preparation,
+                        expected=expected,
+                        gate=gate,
+                    )
 
 
-def _of(arm: ArmResult, place: int, item: Facts) -> Iterator[Difference]:
-    """Gradients as taken, then before clipping, number of steps, learning rates, movements of the weights: where they differ."""
+def _quantities(item: Facts) -> Iterator[tuple[str, str, str, list[tuple[int | None, float, float]]]]:
+    """What is compared, how a script takes it, what it prepares, and the step, distance and gate of each comparison."""
     mine, reference = item.run.mine, item.run.reference
-    common = partial(Difference, arm=arm, place=place)
-    if step := next((s for s in item.steps if not s.consumed.distance <= s.gate), None):
-        yield common(step=step.step, what="gradients", taken=GRADIENTS, expected=step.consumed.distance, gate=step.gate)
-    if step := next((s for s in item.steps if not s.raw.distance <= s.gate and s.clipped), None):
-        what = "gradients without clipping"
-        watch = partial(common, taken=GRADIENTS, preparation=NO_CLIPPING)
-        yield watch(step=step.step, what=what, expected=step.raw.distance, gate=step.gate)
-    if mine.steps != reference.steps:
-        yield common(step=None, what="numbers of optimizer steps", taken=GRADIENTS)
-    apart = [distance(np.array(a), np.array(b)) for a, b in zip(mine.lrs, reference.lrs, strict=False)]
-    if max(apart, default=0.0) > SAME_RATE:
-        step_apart = max(range(len(apart)), key=apart.__getitem__)
-        yield common(step=step_apart, what="learning rates", taken=RATES, expected=apart[step_apart], gate=SAME_RATE)
-    if step := next((s for s in item.steps if not s.update.distance <= s.update.gate), None):
-        what = "movements of the weights"
-        watch = partial(common, taken=MOVEMENTS, preparation=BEFORE)
-        yield watch(step=step.step, what=what, expected=step.update.distance, gate=step.update.gate)
+    yield "gradients", GRADIENTS, "", [(s.step, s.consumed.distance, s.gate) for s in item.steps]
+    unclipped = [(s.step, s.raw.distance, s.gate) for s in item.steps if s.clipped]
+    yield "gradients without clipping", GRADIENTS, NO_CLIPPING, unclipped
+    yield "numbers of optimizer steps", GRADIENTS, "", [(None, math.nan, 0.0)] if mine.steps != reference.steps else []
+    rates = [distance(np.array(a), np.array(b)) for a, b in zip(mine.lrs, reference.lrs, strict=False)]
+    farthest = max(range(len(rates)), key=rates.__getitem__, default=None)
+    yield "learning rates", RATES, "", [] if farthest is None else [(farthest, rates[farthest], SAME_RATE)]
+    yield "movements of the weights", MOVEMENTS, BEFORE, [(s.step, s.update.distance, s.update.gate) for s in item.steps]
 
 
 def _script(subject: Subject, difference: Difference) -> str:
@@ -161,8 +162,7 @@ def _script(subject: Subject, difference: Difference) -> str:
     dtype = "" if difference.arm.arithmetic == "as trained" else f", dtype=torch.{difference.arm.arithmetic}"
     by_name = all({"batch_size", "accumulation_steps"} <= place.parameters for place in places)
     call = "batch_size=batch_size, accumulation_steps=accumulation_steps" if by_name else "batch_size, accumulation_steps"
-    text = SCRIPT + ("" if difference.step is None else COMPARE)
-    filled = text.format(
+    return (SCRIPT + ("" if difference.step is None else COMPARE)).format(
         what=difference.what,
         batch_size=subject.batch_size,
         n=n,
@@ -177,7 +177,6 @@ def _script(subject: Subject, difference: Difference) -> str:
         baseline="train" if subject.reference is None else "reference",
         step=difference.step,
     )
-    return filled
 
 
 def _import(place: Place, name: str) -> str:

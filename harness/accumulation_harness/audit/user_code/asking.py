@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from accumulation_harness.audit.user_code.settings import places, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
@@ -94,17 +92,7 @@ def _settings(path: Path) -> list[Path]:
 
 def _keys(file: Path, text: str) -> Iterator[str]:
     """Whose value is a whole number."""
-    if file.suffix == ".json":
-        yield from _in_json(json.loads(text))
-    else:
-        yield from (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit() and int(text[begin:end]))
-
-
-def _in_json(value: Any) -> Iterator[str]:
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        if type(item) is int:
-            yield key
-        yield from (f"{key}.{inner}" for inner in _in_json(item))
+    return (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit() and int(text[begin:end]))
 
 
 def _with_numbers(source: Path, missing: list[str]) -> str:

@@ -45,19 +45,17 @@ class UserCode:
     """
 
     def __init__(self, target: Target, settings: Settings, *, in_place: bool = False) -> None:
-        """Imports nothing yet. Raises ValueError for what is not there."""
+        """Raises ValueError for what is not there, or cannot be imported or be told the numbers."""
         self.target, self.settings = target, settings
         source = target.file()
         self.root, self.dotted = module_of(source)
-        self.is_installed = any(part in str(source) for part in INSTALLED)
         self.folder = Path.cwd()
-        originals = [self.folder] if self.is_installed else [self.folder, self.root]
+        originals = [self.folder] if any(part in str(source) for part in INSTALLED) else [self.folder, self.root]
         if in_place and (settings.edits or source.suffix == NOTEBOOK):
             raise ValueError("expected no --in-place with --set-file or a notebook: they need files of their own")
         self.scratch = None if in_place else Scratch(originals)
         self.source = source
         self.file = self._here(source).with_suffix(".py")  # where it runs
-        self.function = target.name  # as the module or the class has it; empty for a script
         self.__name__ = target.name or source.stem
         self.is_rank = False
         self.trackers: dict[str, None] = {}  # calls that were kept from starting something
@@ -66,8 +64,9 @@ class UserCode:
         self.has_run = False
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self.__signature__ = SCRIPT
+        self._find()
 
-    def find(self) -> None:
+    def _find(self) -> None:
         """Ask a function for its parameters. Raises ValueError where it is not there, or the two numbers have no way in."""
         for edit in self.settings.edits:
             edited(edit.file, source_of(edit.file), edit.key, edit.text)
@@ -178,7 +177,8 @@ class UserCode:
                 stack.enter_context(scratch.watched())
             stack.callback(self._forget, before)
             stack.enter_context(of_its_own(self._is_own))
-            stack.enter_context(self._output())
+            self.last_words.clear()
+            sys.stdout, sys.stderr = _Told(self, None), _Told(self, self.last_words)
             stack.enter_context(trackers_off(lambda said: self.trackers.update({said: None})))
             environment = {name: named(filled(text, numbers)) for name, text in self.settings.environment if numbers}
             os.environ |= {**OFF, "HYDRA_FULL_ERROR": "1", **environment}
@@ -215,17 +215,6 @@ class UserCode:
             yield
         finally:
             self.written |= dict.fromkeys(scratch.written())
-
-    @contextmanager
-    def _output(self) -> Iterator[None]:
-        """What it prints goes to standard error, once: later runs print the same."""
-        streams = sys.stdout, sys.stderr
-        self.last_words.clear()
-        sys.stdout, sys.stderr = _Told(self, None), _Told(self, self.last_words)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = streams
 
     def _forget(self, before: set[str]) -> None:
         """Modules of the user's own, and of libraries that keep what a run has told them, are imported anew by the next run."""
@@ -264,13 +253,11 @@ class UserCode:
 
 def load(text: str, settings: Settings | None = None, *, in_place: bool = False) -> UserCode:
     """The code that a text names. Raises ValueError, in a line, where it cannot be found or imported."""
-    code = UserCode(Target.of(text), settings or Settings(), in_place=in_place)
-    code.find()
-    return code
+    return UserCode(Target.of(text), settings or Settings(), in_place=in_place)
 
 
 class _Told:
-    """A text stream whose lines are kept, and handed to standard error unless the code is quiet."""
+    """A text stream whose lines are kept, and handed to standard error unless the code is quiet: later runs print the same."""
 
     def __init__(self, code: UserCode, kept: deque[str] | None) -> None:
         self.code, self.kept, self.stream = code, kept, sys.__stderr__

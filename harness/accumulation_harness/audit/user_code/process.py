@@ -16,13 +16,17 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from types import ModuleType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 
 from accumulation_harness.audit.user_code.imports import Wrap, replaced
 from accumulation_harness.observe.patches import group_stays
 
-OF_TORCH: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # what is set for all of torch: how it is read and set
+VALUES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # that a run may set by a call: how they are read and set
+    (os.getcwd, os.chdir),
+    (random.getstate, random.setstate),
+    (lambda: logging.root.level, logging.root.setLevel),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
@@ -31,10 +35,17 @@ OF_TORCH: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # what
 )
 
 
+_CONTEXT = multiprocessing.context._default_context
+ATTRIBUTES: tuple[tuple[Any, str], ...] = (  # that a run may set: of what
+    *((sys, name) for name in ("argv", "stdin", "stdout", "stderr", "dont_write_bytecode")),
+    (_CONTEXT, "_actual_context"),  # the start method
+)
+
+
 @contextmanager
 def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
     """All of it is put back; what modules of one's own want done at the end of the process is done, and nobody is to be asked."""
-    with _state_of_python(), _state_of_torch(), _ends(is_own) as at_end:
+    with _state_of_python(), _ends(is_own) as at_end:
         changes: dict[str, dict[str, Wrap]] = {
             "atexit": {"register": at_end},
             "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter.__init__": _one_worker},
@@ -46,26 +57,23 @@ def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
 
 @contextmanager
 def _state_of_python() -> Iterator[None]:
-    """Command line, folder, environment, paths, main module, input, logging, warnings, random numbers, signals, start method."""
-    root = logging.getLogger()
-    argv, path, folder, main = sys.argv, list(sys.path), os.getcwd(), sys.modules["__main__"]
-    environment, state, level, handlers = dict(os.environ), random.getstate(), root.level, list(root.handlers)
-    bytecode, stdin, context = sys.dont_write_bytecode, sys.stdin, multiprocessing.context._default_context
-    method, is_main = context._actual_context, threading.current_thread() is threading.main_thread()  # type: ignore[attr-defined]
+    """What a run may set of this process, from its command line to torch's defaults; nobody answers what it asks."""
+    attributes = [(owner, name, getattr(owner, name)) for owner, name in ATTRIBUTES]
+    values = [(put, get()) for get, put in VALUES]
+    path, main, handlers = [*sys.path], sys.modules["__main__"], [*logging.root.handlers]
+    is_main = threading.current_thread() is threading.main_thread()
     signals = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
     sys.stdin = _Nobody()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.dict(os.environ):
             yield
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"], sys.dont_write_bytecode = argv, path, main, bytecode
-        sys.stdin, context._actual_context = stdin, method  # type: ignore[attr-defined]
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        random.setstate(state)
-        root.setLevel(level)
-        root.handlers[:] = handlers
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
+        for put, value in values:
+            put(value)
+        torch.set_default_device(None)
+        sys.path[:], sys.modules["__main__"], logging.root.handlers[:] = path, main, handlers
         if is_main and hasattr(signal, "alarm"):
             signal.alarm(0)
         for number, handler in signals.items():
@@ -80,18 +88,6 @@ class _Nobody(io.StringIO):
         raise EOFError("the code asks for input, and during an audit nobody answers: leave the question out where it is asked")
 
     read = __next__ = readline
-
-
-@contextmanager
-def _state_of_torch() -> Iterator[None]:
-    """What is set for all of torch."""
-    before = [(put, get()) for get, put in OF_TORCH]
-    try:
-        yield
-    finally:
-        for put, value in before:
-            put(value)
-        torch.set_default_device(None)
 
 
 @contextmanager

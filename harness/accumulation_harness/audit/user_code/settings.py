@@ -93,32 +93,25 @@ def edited(path: Path, source: str, key: str, value: str) -> str:
     >>> edited(Path("a.yaml"), "train:\n  batch: 8  # rows\n", "train.batch", "4")
     'train:\n  batch: 4  # rows\n'
     """
-    if path.suffix == ".json":
-        return _edited_json(path, source, key, value)
     span = next((span for name, span in places(path, source) if name == key and span[0] < span[1]), None)
     if span is None:
         raise ValueError(f"expected {key} with its value on a line of {path.name}, found none")
+    if path.suffix == ".json" and not _is_json(value):
+        value = json.dumps(value)
     return source[: span[0]] + value + source[span[1] :]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def source_of(path: Path, name: str = "") -> str:
     """The text of a file; of a notebook, that of its cells as Python."""
     return python_of(path.read_text(), name) if path.suffix == NOTEBOOK else path.read_text()
-
-
-def _edited_json(path: Path, source: str, key: str, value: str) -> str:
-    whole = json.loads(source)
-    *outer, last = key.split(".")
-    inner = whole
-    for part in outer:
-        inner = inner.get(part) if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or last not in inner:
-        raise ValueError(f"expected {key} in {path.name}, found none")
-    try:
-        inner[last] = json.loads(value)
-    except ValueError:
-        inner[last] = value
-    return json.dumps(whole, indent=2)
 
 
 def values_in_python(source: str) -> Iterator[tuple[str, ast.expr]]:
@@ -168,13 +161,14 @@ def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def places(path: Path, source: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Dotted keys, each with where its value begins and ends: what Python assigns or hands on, YAML, TOML and INI."""
-    if path.suffix not in (".py", NOTEBOOK):
+    """Dotted keys, each with where its value begins and ends: what Python assigns or hands on, JSON, YAML, TOML and INI."""
+    if path.suffix not in (".py", ".json", NOTEBOOK):
         yield from _in_lines(path, source)
         return
+    is_json = path.suffix == ".json"  # which Python reads as an expression
     lines = source.splitlines(keepends=True)
     starts = [0, *accumulate(map(len, lines))]
-    for name, value in values_in_python(source):
+    for name, value in _items(ast.parse(source, mode="eval").body) if is_json else values_in_python(source):
         ends = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
         begin, end = (starts[row - 1] + len(lines[row - 1].encode()[:column].decode()) for row, column in ends)
         yield name, (begin, end)
