@@ -52,8 +52,9 @@ def evaluating(divide=True, uses_eval=True):
 @pytest.mark.parametrize(
     ("train", "steps", "causes", "said"),
     [
-        (whole_batch(), (2, 4), set(), WHOLE),
-        (whole_batch(divide=False), (2, 4), {"loss_not_divided"}, WHOLE),
+        pytest.param(whole_batch(), (2, 4), set(), WHOLE, marks=pytest.mark.slow),
+        (whole_batch(divide=False), (4,), {"loss_not_divided"}, WHOLE),
+        pytest.param(whole_batch(divide=False), (2, 4), {"loss_not_divided"}, WHOLE, marks=pytest.mark.slow),
         (whole_batch(), (16,), set(), WHOLE),
         (whole_batch(steps_per_epoch=1), (4,), set(), WHOLE),
         (evaluating(), (4,), set(), EVALUATION),
@@ -101,7 +102,10 @@ def padded(filler, time_first, divisor):
     return train
 
 
-@pytest.mark.parametrize(("filler", "time_first"), [pytest.param(0, False, marks=pytest.mark.slow), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("filler", "time_first"),
+    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow), (1, True)],
+)
 @pytest.mark.parametrize(("divisor", "causes"), [("window", set()), ("micro-batch", {"mean_of_means"})])
 def test_a_sequence_is_known_however_far_it_is_padded(filler, time_first, divisor, causes):
     report = audit(padded(filler, time_first, divisor), batch_size=16, accumulation_steps=(4,))

@@ -1,17 +1,19 @@
-"""Optimizers that are not torch's: one with the interface of fastai's, under the name by which the audit looks for it."""
+"""Optimizers that are not torch's: with the interfaces of fastai's and Keras', under the names by which the audit finds them."""
 
 import sys
 from collections import defaultdict
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from accumulation_harness.audit import audit
+from accumulation_harness.audit.observe.adapters import KERAS, KERAS_BASE
 from scoreboard import data
+from tests.audit.loops import frame
+from tests.audit.loops.frame import TOKENS, full_windows
 
 
 class Optimizer:
@@ -35,7 +37,7 @@ class Optimizer:
             p.grad = None
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fastai(monkeypatch):
     module = ModuleType("fastai.optimizer")
     module.Optimizer = Optimizer  # type: ignore[attr-defined]
@@ -45,32 +47,83 @@ def fastai(monkeypatch):
     assert Optimizer.step is step
 
 
-def _train(batch_size, accumulation_steps, factor):
-    x, y = data.images()
-    model = data.model()
-    optimizer = Optimizer(model.parameters(), 0.1)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (functional.cross_entropy(model(x[ids]), y[ids], reduction="sum") / len(window) * factor).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+@frame.loop(optimizer=lambda model: Optimizer(model.parameters(), 0.1))
+def right(at):
+    return {}
 
 
-def right(batch_size, accumulation_steps):
-    _train(batch_size, accumulation_steps, 1.0)
+@frame.loop("loss_not_divided", optimizer=lambda model: Optimizer(model.parameters(), 0.1))
+def not_divided(at):
+    return {"loss": frame.divided(frame.mean_over_window, 1 / at.n)}
 
 
-def not_divided(batch_size, accumulation_steps):
-    _train(batch_size, accumulation_steps, accumulation_steps)
-
-
+@pytest.mark.usefixtures("fastai")
 def test_an_optimizer_of_fastai_is_seen():
     report = audit(right, batch_size=16, accumulation_steps=(4,))
     assert report.equivalent and not report.problems, str(report)
     (facts,) = report.results[0].facts
     assert facts.run.mine.steps == 6 and facts.run.mine.lrs[0] == (0.1,) and facts.run.mine.backwards[0] == 4
-
-
-def test_its_gradients_tell_a_fault():
     report = audit(not_divided, batch_size=16, accumulation_steps=(4,))
     assert [f.cause for f in report.findings] == ["loss_not_divided"], str(report)
+
+
+class BaseOptimizer:
+    """As `keras.optimizers.Optimizer`: built with its variables, then given gradients; it accumulates N of them by itself."""
+
+    def __init__(self, accumulation_steps):
+        self.accumulation_steps, self.built, self.seen = accumulation_steps, False, 0
+        ALIVE.append(self)
+
+    def build(self, variables):
+        self.built, self._trainable_variables = True, variables
+        self.sums = [torch.zeros_like(variable.value) for variable in variables]
+
+    def apply(self, gradients):
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total += gradient / self.accumulation_steps
+        self.seen += 1
+        if self.seen % self.accumulation_steps == 0:
+            self._backend_update_step([total.clone() for total in self.sums], self._trainable_variables, 0.1)  # type: ignore[attr-defined]
+            for total in self.sums:
+                total.zero_()
+
+
+class TorchParallelOptimizer(BaseOptimizer):
+    @torch.no_grad()
+    def _backend_update_step(self, gradients, variables, learning_rate):
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.value -= learning_rate * gradient
+
+
+ALIVE: list[BaseOptimizer] = []  # as a framework's global state: what a run has made stays
+
+
+@pytest.fixture
+def keras(monkeypatch):
+    for name, kind in ((KERAS, TorchParallelOptimizer), (KERAS_BASE, BaseOptimizer)):
+        module = ModuleType(name)
+        setattr(module, kind.__name__, kind)
+        monkeypatch.setitem(sys.modules, name, module)
+    ALIVE.clear()
+
+
+def means_of_means(batch_size, accumulation_steps):
+    """The optimizer is built in the first step, as Keras' are."""
+    model = data.language_model()
+    optimizer = TorchParallelOptimizer(accumulation_steps)
+    for window in full_windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            model.zero_grad()
+            loss = data.token_loss(model(TOKENS[ids]), TOKENS[ids], "mean")
+            if not optimizer.built:
+                optimizer.build([SimpleNamespace(value=p) for p in model.parameters()])
+            loss.backward()
+            optimizer.apply([p.grad for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.usefixtures("keras")
+def test_what_an_earlier_audit_has_left_behind_changes_no_finding():
+    first, second = [audit(means_of_means, batch_size=16, accumulation_steps=(4,)) for _ in range(2)]
+    assert len(ALIVE) > 8
+    assert first.to_json() == second.to_json()
+    assert [(f.cause, f.optimizer_step) for f in second.findings] == [("mean_of_means", 0)], str(second)

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import pytest
 from accumulation_harness.audit import merge
 from accumulation_harness.audit.__main__ import main
 from accumulation_harness.audit.command import judge, parsed
-from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.launch import _make, _runs
 from accumulation_harness.audit.observe.launched import Launched, Rank, setting_of
 from accumulation_harness.audit.observe.pooling import holders
@@ -90,8 +90,7 @@ def test_replicas_are_compared_with_each_other(tmp_path):
 
 
 def test_what_no_rank_has_looked_into_is_said(tmp_path, evidence):
-    for rank in range(2):
-        (tmp_path / name_of(rank, 2)).write_bytes((evidence / name_of(rank, 2)).read_bytes())
+    shutil.copytree(evidence, tmp_path, dirs_exist_ok=True)
     _change_gradients(tmp_path / name_of(1, 2), np.cos)
     report = merge(tmp_path)
     assert {f.cause for f in report.findings} == {"unexplained"}
@@ -99,12 +98,10 @@ def test_what_no_rank_has_looked_into_is_said(tmp_path, evidence):
     assert "rows and terms of the loss" in said and "operations in double precision" in said
 
 
-def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(tmp_path):
+def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(evidence):
     def run(rank):
-        found: Run = Evidence.read(tmp_path / name_of(rank, 2)).runs[0][1]
-        return found
+        return Evidence.read(evidence / name_of(rank, 2)).runs[0][1]
 
-    recorded(tmp_path, halves.first_rank, halves.second_rank)
     assert holders([run(0), run(1)]) == [[0], [1]]
     assert holders([run(0), run(0), run(1)]) == [[0, 1], [2]]
     moved, first = run(0), run(0).tracks[0].steps[0]
@@ -154,8 +151,7 @@ DEEDS: dict[Callable[[Path], object], str] = {
 
 @pytest.mark.parametrize(("deed", "words"), DEEDS.items(), ids=range(len(DEEDS)))
 def test_files_that_are_not_the_evidence_of_one_audit_are_refused(tmp_path, evidence, deed, words):
-    for path in evidence.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(evidence, tmp_path, dirs_exist_ok=True)
     deed(tmp_path / name_of(1, 2))
     with pytest.raises(ValueError, match=re.escape(words)) as refused:
         merge(tmp_path)

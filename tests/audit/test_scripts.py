@@ -35,7 +35,6 @@ class Case:
     cause: str
     file: str = ""  # of the fault, if it is not the target
     needs: Sequence[str] = ()
-    is_fast: bool = False
     framework: str = ""  # whose advice for the cause is what the right script does
 
     @property
@@ -84,7 +83,6 @@ CASES = {
         old="loss = loss / gradient_accumulation_steps",
         new="pass",
         cause="loss_not_divided",
-        is_fast=True,
         framework="torch",
     ),
     "argparse": Case(
@@ -262,6 +260,9 @@ CASES = {
 }
 
 
+FAST = "module-level code, globals and a configurator"  # its right half is like the README's
+
+
 @pytest.fixture
 def home(tmp_path, request):
     """The user's folder, with data, and a checkpoint and logs of earlier runs."""
@@ -299,8 +300,19 @@ def everything(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if case.is_fast else pytest.mark.slow) for k, case in CASES.items()])
+@pytest.mark.parametrize(
+    ("kind", "planted"),
+    [
+        pytest.param(
+            kind,
+            planted,
+            id=f"{kind}-{'wrong' if planted else 'right'}",
+            marks=[pytest.mark.slow] * (kind != FAST or not planted),
+        )
+        for kind in CASES
+        for planted in (False, True)
+    ],
+)
 def test_a_script_as_it_is(kind, planted, home):
     case = CASES[kind]
     if missing := [name for name in case.needs if find_spec(name) is None]:

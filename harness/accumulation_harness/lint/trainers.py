@@ -1,4 +1,7 @@
-"""Subclasses of transformers' Trainer whose own loss the trainer takes for one that is divided already."""
+"""Classes of transformers that a Trainer does not divide for: its subclasses with an own loss, and heads whose loss is a mean.
+
+A head is a model's forward that takes `**kwargs` and labels.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,30 @@ from collections.abc import Iterator
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
+from accumulation_harness.lint.scope import Scope
 from accumulation_harness.lint.source import Source
 
 BASES = {"Trainer", "Seq2SeqTrainer", "HfTrainer", "HFTrainer", "SFTTrainer"}
-FLAGS = {"model_accepts_loss_kwargs", "loss_is_scaled_for_ga"}
+FLAGS = {"model_accepts_loss_kwargs", "loss_is_scaled_for_ga"}  # of a trainer
+FLAG = "accepts_loss_kwargs"  # of a head
 COUNT = "num_items_in_batch"
 
 
 def hits(source: Source) -> Iterator[Hit]:
-    """Yield each `compute_loss` that returns a mean over the micro-batch and does not say so."""
-    if "compute_loss" not in source.text:
-        return
-    classes = {node.name: node for node in words.inside(source.tree, ast.ClassDef)}
+    """Yield each such `compute_loss`, and the first loss of each such forward."""
+    is_read = "compute_loss" in source.text or "labels" in source.text
+    classes = {node.name: node for node in words.inside(source.tree, ast.ClassDef)} if is_read else {}
     for node in classes.values():
-        if is_trainer(node, classes):
-            flagged = any(_sets_flag(one) or _has_own_step(one) for one in with_bases(node, classes))
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "compute_loss" and _is_own_mean(method) and not flagged:
-                    yield _hit(method)
+        family = list(_with_bases(node, classes))
+        bases = [base for one in family for base in one.bases]
+        foreign = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base) not in classes} - {""}
+        methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+        loss, forward = methods.get("compute_loss"), methods.get("forward")
+        if loss is not None and _is_trainer(foreign) and _is_own_mean(loss) and not any(map(_divides_itself, family)):
+            yield _hit(loss)
+        is_model = any(words.last(base).endswith("pretrainedmodel") for base in bases)
+        if forward is not None and is_model and not any(FLAG in words.names(one) for one in family):
+            yield from _of_head(source, forward)
 
 
 def _hit(method: ast.FunctionDef) -> Hit:
@@ -36,20 +45,18 @@ def _hit(method: ast.FunctionDef) -> Hit:
     return Hit(method.lineno, method.col_offset + 1, Cause.loss_not_divided, sentence, method.body[0].lineno)
 
 
-def with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
+def _with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
     """Yield a class and those of its bases that are in the same file."""
     yield node
     for base in node.bases:
         other = classes.get(words.dotted(base))
         if other is not None and other is not node:
-            yield from with_bases(other, classes)
+            yield from _with_bases(other, classes)
 
 
-def is_trainer(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
-    """Whether a class is a subclass of one of transformers' trainers that leave the flags alone."""
-    bases = [base for one in with_bases(node, classes) for base in one.bases if words.dotted(base) not in classes]
-    names = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base)}
-    return bool(names & BASES) and not any(name.endswith("Trainer") and name not in BASES for name in names)
+def _is_trainer(foreign: set[str]) -> bool:
+    """Whether, by bases that are in other files, a class is one of transformers' trainers that leave the flags alone."""
+    return bool(foreign & BASES) and not any(name.endswith("Trainer") for name in foreign - BASES)
 
 
 def _is_own_mean(method: ast.FunctionDef) -> bool:
@@ -75,11 +82,41 @@ def _is_of_language_model(body: ast.Module) -> bool:
     return own or (logits and labels)
 
 
-def _has_own_step(node: ast.ClassDef) -> bool:
-    """Whether a class divides, or not, in a step of its own."""
-    return any(isinstance(one, ast.FunctionDef) and one.name == "training_step" for one in node.body)
+def _divides_itself(node: ast.ClassDef) -> bool:
+    """Whether a class sets a flag, or divides, or not, in a step of its own."""
+    named = words.inside(node, (ast.Name, ast.Attribute))
+    flagged = any(isinstance(one.ctx, ast.Store) and words.last(one) in FLAGS for one in named)
+    return flagged or any(isinstance(one, ast.FunctionDef) and one.name == "training_step" for one in node.body)
 
 
-def _sets_flag(node: ast.ClassDef) -> bool:
-    named = (one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
-    return any(isinstance(one.ctx, ast.Store) and words.last(one) in FLAGS for one in named)
+def _of_head(source: Source, method: ast.FunctionDef) -> Iterator[Hit]:
+    labels = next((one for one in (*method.args.args, *method.args.kwonlyargs) if one.arg == "labels"), None)
+    if labels is None or method.args.kwarg is None or COUNT in _names_in(method):
+        return
+    if labels.annotation is not None and "list" in ast.unparse(labels.annotation).lower():
+        return  # no tensor: a Trainer counts nothing, and divides
+    rest = method.args.kwarg.arg
+    losses = [call for call in Scope(method).calls() if _is_loss(source, call) and "labels" in _names_in(call)]
+    if losses and not any(_is_given(call, rest) for call in losses):
+        sentence = f"`{method.name}` takes **{rest} and its loss is a mean without `{COUNT}`: a Trainer does not divide it either"
+        yield Hit.at(losses[0], Cause.loss_not_divided, sentence)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """Return the names and strings inside a node."""
+    return words.names(node) | {one.value for one in words.inside(node, ast.Constant) if isinstance(one.value, str)}
+
+
+def _is_loss(source: Source, call: ast.Call) -> bool:
+    """Whether a call computes a mean loss: one of torch's, or the function that transformers' models inherit."""
+    name = words.last(call.func)
+    made = [call.func] if isinstance(call.func, ast.Call) else source.made.get(name, [])
+    torch_loss = [one for one in made if words.last(one.func).endswith("loss") and words.last(one.func) != "loss"]
+    if name in words.MEAN_LOSSES or torch_loss:
+        return not any(keyword.arg == "reduction" for one in (call, *torch_loss) for keyword in one.keywords)
+    return name == "loss_function"
+
+
+def _is_given(call: ast.Call, rest: str) -> bool:
+    """Whether a call is handed all that the forward was given besides."""
+    return any(keyword.arg is None and rest in _names_in(keyword.value) for keyword in call.keywords)

@@ -39,49 +39,24 @@ def _train(
             optimizer.zero_grad()
 
 
-def dropout_right(batch_size, accumulation_steps, order_seed=0):
-    """One layer of dropout, whose draws come in the order of the rows, gives the same masks at every N."""
-    _train(batch_size, accumulation_steps, order_seed, dropout=0.3)
+_KINDS = {"dropout": {"dropout": 0.3}, "mixup": {"mixup": True}, "shuffled": {"shuffled": True}}
 
 
-def mixup_right(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, mixup=True)
+def _loops(fault, **options):
+    """A loop of each kind: one layer of dropout, whose draws come in the order of the rows; mixed rows; shuffled ones."""
+    made = []
+    for kind, own in _KINDS.items():
+
+        def trained(batch_size, accumulation_steps, order_seed=0, own=own):
+            _train(batch_size, accumulation_steps, order_seed, **own, **options)
+
+        trained.__name__ = trained.__qualname__ = f"{kind}_{fault}"
+        made.append(trained)
+    return tuple(made)
 
 
-def shuffled_right(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, shuffled=True)
-
-
-def dropout_not_divided(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, dropout=0.3)
-
-
-def mixup_not_divided(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, mixup=True)
-
-
-def shuffled_not_divided(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, loss=_own_mean, shuffled=True)
-
-
-def dropout_cleared(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, dropout=0.3, cleared=True)
-
-
-def mixup_cleared(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, mixup=True, cleared=True)
-
-
-def shuffled_cleared(batch_size, accumulation_steps, order_seed=0):
-    _train(batch_size, accumulation_steps, order_seed, shuffled=True, cleared=True)
-
-
+RIGHT: tuple[Loop, ...] = _loops("right")
 WRONG: dict[Loop, set[str]] = {
-    dropout_not_divided: {"loss_not_divided"},
-    mixup_not_divided: {"loss_not_divided"},
-    shuffled_not_divided: {"loss_not_divided"},
-    dropout_cleared: {"gradients_cleared_in_window"},
-    mixup_cleared: {"gradients_cleared_in_window"},
-    shuffled_cleared: {"gradients_cleared_in_window"},
+    **{train: {"loss_not_divided"} for train in _loops("not_divided", loss=_own_mean)},
+    **{train: {"gradients_cleared_in_window"} for train in _loops("cleared", cleared=True)},
 }
-RIGHT: tuple[Loop, ...] = (dropout_right, mixup_right, shuffled_right)

@@ -1,8 +1,17 @@
-"""Every format says the same of a right and of a wrong loop, and of what could not be judged, and others can read it."""
+"""Every format says the same of a right and of a wrong loop, and of what could not be judged, and others can read it.
+
+The issue names the versions, and its script runs without this tool and prints the distance of the table.
+"""
 
 import ast
+import gc
 import json
+import math
 import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,8 +21,9 @@ import pytest
 from accumulation_harness.audit import Report
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report import COLUMNS, ArmResult, Problem, github
+from accumulation_harness.audit.report import reproduction as scripts
+from accumulation_harness.audit.report.issue import MOST_LINES
 from accumulation_harness.audit.report.subject import Place, Subject
-from accumulation_harness.audit.request import Format
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.lint.hit import Hit
 from tests.audit.report.audited import LINE, RIGHT, WRONG, said, write
@@ -32,6 +42,27 @@ def lacks(value, required=REQUIRED):
         return [name for item in value for name in lacks(item, required[None])]
     absent = [name for name in required if name not in value]
     return absent + [name for key, inner in required.items() if key in value for name in lacks(value[key], inner)]
+
+
+@pytest.fixture(scope="module", params=[RIGHT, WRONG])
+def folder(request, tmp_path_factory):
+    """Where a right or a wrong loop was audited in a job of GitHub, with all that was written; its name is the divisor."""
+    made = tmp_path_factory.mktemp("job") / str(request.param)
+    made.mkdir()
+    gc.freeze()  # what the tests hold need not be looked through in every run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        for name, value in {"ACTIONS": "true", "STEP_SUMMARY": str(made / "summary"), "WORKSPACE": str(made.parent)}.items():
+            patch.setenv(f"GITHUB_{name}", value)
+        saves = [word for name in ("a.sarif", "a.xml", "a.md", "a.json") for word in ("--save", name)] + ["--report", "issue.md"]
+        code, out, err = said(write(made, made.name), *saves)
+    (made / "answer").write_text(json.dumps([code, out, err]))
+    return made
+
+
+@pytest.fixture
+def wrong(folder):
+    return folder.name == WRONG
 
 
 def test_annotations_and_summary_of_a_job(folder, wrong):
@@ -135,16 +166,11 @@ def test_what_could_not_be_judged_is_no_success_in_any_format():
 @pytest.mark.parametrize("site", ["", "https://docs.example/acc"])
 def test_every_format_of_a_script_and_the_lint_cite_one_address(site, monkeypatch):
     monkeypatch.setenv("ACCUMULATION_HARNESS_DOCS", site)
-    finding = Finding(4, 0, Cause.loss_not_divided, {}, "4 times too large", "gradient")
-    arm = ArmResult(4, "as trained", (), (finding,), {})
-    place = Place(Path(__file__), "")
-    subject = Subject(train=place, reference=None, batch_size=16, accumulation_steps=(4,), folder=place.file.parent)
-    report = Report(batch_size=16, results=(arm,), problems=(), hidden=(), subject=subject)
+    report = found("4 times too large", Place(Path(__file__), ""))
     page = f"{site}/causes/loss_not_divided.html" if site else "accumulation_harness/remedies.md#loss_not_divided"
-    formats: tuple[Format, ...] = ("text", "json", "junit", "issue")
-    assert all(page in report.told(format) for format in formats)
+    assert all(page in report.told(format) for format in ("text", "json", "junit", "issue"))
     assert page in Hit.at(ast.parse("x").body[0], Cause.loss_not_divided, "").told()
-    assert "`test_formats.py`" in report.told("issue").partition("\n")[0] and 'classname="test_formats"' in report.told("junit")
+    assert "`test_formats.py`" in report.told("issue").partition("\n")[0] and 'report.test_formats"' in report.told("junit")
     (run,) = json.loads(report.told("sarif"))["runs"]
     driver = run["tool"]["driver"]
     assert "logicalLocations" not in run["results"][0]["locations"][0]
@@ -165,14 +191,6 @@ def test_annotations_cannot_be_cut_short_by_what_they_quote(monkeypatch, tmp_pat
     assert github.tell(UNJUDGED).splitlines()[-1].startswith("::warning title=no summary::")
 
 
-def test_an_issue_goes_to_stdout(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = said(write(tmp_path, RIGHT), "--format", "issue")
-    assert code == 0 and out.startswith("# No fault found") and "## What was audited" in out
-    code, out, err = said("none.py:train", "--format", "issue")
-    assert code == 2 and out.startswith("# It could not be judged") and "audit could not run" in err
-
-
 def test_a_refusal_is_a_document_of_the_format(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
@@ -182,3 +200,103 @@ def test_a_refusal_is_a_document_of_the_format(monkeypatch, tmp_path):
     assert (tmp_path / "issue.md").read_text().startswith("# It could not be judged")
     assert code == 2 and "audit could not run" in out and err.splitlines()[-1].startswith("audit could not run: ValueError")
     assert err.startswith("::error file=none.py,line=1,") and ElementTree.fromstring(out).get("errors") == "2"
+    code, out, err = said("none.py:train", "--format", "issue")
+    assert code == 2 and out.startswith("# It could not be judged") and "audit could not run" in err
+
+
+MOST_SCRIPT_LINES = 25
+LOOPS = Path(__file__).parents[1] / "loops"
+
+
+def fenced(issue, after):
+    return issue.partition(after)[2].partition("```")[2].partition("\n")[2].partition("\n```")[0]
+
+
+def rows(issue):
+    """Those of the table."""
+    head, _, *lines = [line.strip("| ").split(" | ") for line in issue.splitlines() if line.startswith("|")]
+    return [dict(zip(head, line, strict=True)) for line in lines]
+
+
+def test_the_issue_of_a_loop(folder, wrong):
+    issue = (folder / "issue.md").read_text()
+    assert f"- torch {version('torch')}" in issue and "- Python 3" in issue and "- platform " in issue
+    assert (folder / "loop.py").read_text().rstrip() in issue
+    assert (MEANINGS[Cause.loss_not_divided].remedy in issue) == ("reproduce.py" in issue) == wrong
+    begins = "# Gradient accumulation changes what `train` computes: `loss_not_divided`\n" if wrong else "# No fault found"
+    assert issue.startswith(begins)
+    for row in rows(issue):
+        assert row["verdict"] == ("loss_not_divided" if wrong else "equivalent") and float(row["gate"]) < 1e-4
+        assert (float(row["distance"]) > float(row["gate"])) == wrong
+
+
+@pytest.mark.parametrize("folder", [WRONG], indirect=True)
+def test_the_script_prints_the_distance_of_the_table(folder, tmp_path):
+    issue = (folder / "issue.md").read_text()
+    script = fenced(issue, "## To reproduce")
+    assert len(script.splitlines()) <= MOST_SCRIPT_LINES and "harness" not in script
+    (tmp_path / "reproduce.py").write_text(script)
+    shutil.copy(folder / "loop.py", tmp_path)
+    done = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == fenced(issue, "and printed"), "what the issue says that it printed"
+    printed = re.search(r"gradients: \|\|a - g\|\| / \|\|g\|\| = (\S+) at optimizer step 0", done.stdout)
+    first = rows(issue)[0]
+    assert printed is not None and first["N"] == "2" and first["distance"] == printed[1] == "1"
+
+
+def found(message, place, reference=None):
+    """The report of one finding, without what was compared."""
+    arm = ArmResult(4, "as trained", (), (Finding(4, 0, Cause.loss_not_divided, {}, message, "gradient"),), {})
+    subject = Subject(train=place, reference=reference, batch_size=16, accumulation_steps=(4,), folder=LOOPS.parents[2])
+    return Report(batch_size=16, results=(arm,), problems=(), hidden=(), subject=subject)
+
+
+def test_where_no_script_shows_it_the_issue_says_so():
+    report = found("4 | 1", Place(LOOPS / "wrong_loops.py", "not_divided"), Place(LOOPS / "right_loops.py", "sgd_divided_by_n"))
+    issue = report.told("issue")
+    assert "There is no script without this tool" in issue and "They are not. With N=4, 4 \\| 1." in issue
+    assert report.subject.command in issue and "--reference tests/audit/loops/right_loops.py:sgd_divided_by_n" in issue
+    assert LOOPS.joinpath("wrong_loops.py").read_text().count("\n") > MOST_LINES
+    assert "def not_divided(" in issue and "def divided_twice(" not in issue, "of a long file the function"
+
+
+def test_a_script_is_run_where_it_changes_nothing(tmp_path):
+    (tmp_path / "ckpt.pt").write_text("precious")
+    printed = "print('optimizer steps: 1 of one batch, 2 of micro-batches')"
+    script = f"import torch\nassert open('ckpt.pt').read() == 'precious'\ntorch.save(1, 'ckpt.pt')\nopen('new', 'w')\n{printed}"
+    assert scripts._output(script, tmp_path, 60.0).startswith("optimizer steps: 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"] and (tmp_path / "ckpt.pt").read_text() == "precious"
+
+
+def test_a_script_that_does_not_end_is_given_up(tmp_path):
+    endless = "import subprocess, time\nprint('optimizer steps: 1 of one batch, 2 of micro-batches', flush=True)\n"
+    output = scripts._output(endless + "subprocess.Popen(['sleep', '20'])\ntime.sleep(900)", tmp_path, 2.0)
+    assert output.startswith("optimizer steps: 1"), "what it has printed by then counts"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # at N=4 the schedule is the first to step
+@pytest.mark.parametrize(
+    ("loop", "what", "same"),
+    [
+        ("not_divided_adam_clipped", "gradients without clipping", True),
+        ("clip_undivided", "gradients", True),
+        ("tail_dropped", "gradients", True),
+        ("schedule_inside", "learning rates", True),
+        ("bias_correction_inside", "movements of the weights", True),
+        ("state_inside", "movements of the weights", False),
+        ("ema_inside", None, False),
+    ],
+)
+def test_scripts_of_other_faults(loop, what, same, tmp_path, monkeypatch):
+    monkeypatch.chdir(LOOPS.parents[2])
+    issue = tmp_path / "issue.md"
+    sizes = ("--batch-size", "16", "--accumulation-steps", "4")
+    assert said(f"{LOOPS / 'wrong_loops.py'}:{loop}", *sizes, "--report", str(issue))[0] == 1
+    told = issue.read_text()
+    assert ("There is no script" in told) == (what is None)
+    if what is not None:
+        shown = re.search(rf"^{what}: .* = (\S+) at optimizer step", fenced(told, "and printed"), re.MULTILINE)
+        assert shown is not None and math.isfinite(float(shown[1])) and ("The audit saw" in told) == (not same)
+        script = fenced(told, "## To reproduce")
+        assert len(script.splitlines()) <= MOST_SCRIPT_LINES and max(map(len, script.splitlines())) <= 130
