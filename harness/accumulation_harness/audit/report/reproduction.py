@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +139,7 @@ def _differences(conclusion: Conclusion) -> Iterator[Difference]:
                     )
 
 
-def _quantities(item: Facts) -> Iterator[tuple[str, str, str, list[tuple[int | None, float, float]]]]:
+def _quantities(item: Facts) -> Iterator[tuple[str, str, str, Sequence[tuple[int | None, float, float]]]]:
     """What is compared, how a script takes it, what it prepares, and the step, distance and gate of each comparison."""
     mine, reference = item.run.mine, item.run.reference
     yield "gradients", GRADIENTS, "", [(s.step, s.consumed.distance, s.gate) for s in item.steps]
