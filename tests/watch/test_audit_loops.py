@@ -11,7 +11,7 @@ UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that s
     "by hand": (
         "schedule_by_hand", "report_wrong", "overflow_at_one_split", "cache_not_refreshed", "copy_renewed_too_late",
         "average_in_one_vector_inside", "average_made_anew_inside", "warm_up_before_a_cosine_of_micro_batches",
-        "milestones_in_micro_batches", "probe_by_hand_undivided", "shrunk_at_the_end_by_micro_batches",
+        "probe_by_hand_undivided", "shrunk_at_the_end_by_micro_batches",
         "squared_gradients_so_far", "target_for_later_by_micro_batches",
     ),
     "act on each other": ("drawn_rows", "standardised_over_the_micro_batch", "normalised_between_modules"),

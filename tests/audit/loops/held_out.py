@@ -127,34 +127,6 @@ def one_layer_never_cleared(at):
     return _cleared_by_hand(at, whole=False)
 
 
-def _clipped_to_norm(gradients, limit):
-    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-    return [gradient * (limit / (norm + 1e-6)).clamp(max=1) for gradient in gradients]
-
-
-def _mean_by_hand(at, *, each):
-    parameters = list(at.model.parameters())
-    for window, parts in at.windows():
-        total = [torch.zeros_like(p) for p in parameters]
-        for ids in parts:
-            mean = list(torch.autograd.grad(frame.own_mean(at.model, ids, window), parameters))
-            mean = _clipped_to_norm(mean, 0.1) if each else mean
-            total = [a + b * len(ids) / len(window) for a, b in zip(total, mean, strict=True)]
-        frame.assign(at.model, total if each else _clipped_to_norm(total, 0.1))
-
-
-@loop(optimizer=partial(sgd, lr=0.2))
-def mean_clipped_by_hand(at):
-    """A mean of the micro-batches' mean gradients is clipped by hand."""
-    _mean_by_hand(at, each=False)
-
-
-@loop("clip_per_micro_batch", optimizer=partial(sgd, lr=0.2))
-def each_clipped_by_hand(at):
-    """Each of them is, before the mean is taken."""
-    _mean_by_hand(at, each=True)
-
-
 def _copy_in_use(at, *, renewed_at):
     """A copy of the first layer's weight is used outside of any module, and passes its gradient on."""
     first, copy = at.model[0], at.model[0].weight.detach().clone()
@@ -319,18 +291,6 @@ def warm_up_before_a_cosine(at):
 def warm_up_before_a_cosine_of_micro_batches(at):
     """It is laid out for as many micro-batches."""
     return _warmed_up(at, 12 * at.n)
-
-
-@loop()
-def milestones(at):
-    """Rates fall at the second and at the fourth optimizer step."""
-    return {"after_step": torch.optim.lr_scheduler.MultiStepLR(at.optimizer, [2, 4], 0.5).step}
-
-
-@loop("schedule_per_micro_batch")
-def milestones_in_micro_batches(at):
-    """They fall after as many micro-batches, counted by steps."""
-    return {"after_step": torch.optim.lr_scheduler.MultiStepLR(at.optimizer, [2 * at.n, 4 * at.n], 0.5).step}
 
 
 class _Counting(nn.Sequential):

@@ -141,14 +141,8 @@ def _interrupted(at, make=_ADAM, *, fresh, gradients=False, restart=False):
 
 
 @loop(optimizer=nothing)
-def reloaded_with_gradients(at):
-    """A new model and optimizer are loaded, and the gradients so far."""
-    _interrupted(at, fresh=True, gradients=True)
-
-
-@loop(optimizer=nothing)
 def reloaded_in_place_with_gradients(at):
-    """The model and optimizer at hand are loaded, and the gradients so far."""
+    """The model and Adam at hand are loaded, and the gradients so far."""
     _interrupted(at, fresh=False, gradients=True)
 
 
@@ -162,12 +156,6 @@ def window_begun_again(at):
 def window_begun_again_in_place(at):
     """The same with the model and optimizer at hand."""
     _interrupted(at, fresh=False, restart=True)
-
-
-@loop("resume_in_window", optimizer=nothing)
-def reloaded_without_gradients(at):
-    """A new model and optimizer are loaded; the gradients so far are lost."""
-    _interrupted(at, fresh=True)
 
 
 @loop("resume_in_window", optimizer=nothing)

@@ -38,17 +38,6 @@ def second_counts_nothing(at):
     _by_part(at, lambda place, seen: (place != 1) / at.n)
 
 
-@loop("gradients_cleared_in_window")
-def cleared_before_looking(at):
-    """Gradients are cleared before every micro-batch, looked at for a log, and then given."""
-    for window, parts in at.windows(full_windows):
-        for ids in parts:
-            at.optimizer.zero_grad()
-            loss = own_mean(at.model, ids, window) / at.n
-            torch.autograd.grad(loss, list(at.model.parameters()), retain_graph=True)
-            loss.backward()
-
-
 @loop("unexplained")
 def running_total(at):
     """The losses so far are added, and their sum is differentiated each time."""

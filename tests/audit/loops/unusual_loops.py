@@ -323,12 +323,6 @@ def buffer_never_emptied(at):
     return stages if at.n == 1 else stages | {"after_step": nothing}
 
 
-@loop("auxiliary_loss_scale")
-def one_layer_decayed(at):
-    """A penalty on one layer is added in full to every micro-batch."""
-    return {"loss": lambda *of: mean_over_window(*of) + 1e-2 * at.model[0].weight.square().sum()}
-
-
 @frame.wrong("foreign_gradients", "unexplained")
 def discriminator_catches_more(batch_size, accumulation_steps):
     """The generator's backward leaves gradients in the discriminator while its window is open.
