@@ -33,6 +33,7 @@ class Fence:
         """`ended` is called when something has failed; `name`: what has ended then. `own_thread`: as `Patches` has it."""
         self.patches, self._ended, self.name = Patches(own_thread=own_thread), ended, name
         self.is_open = False
+        self.paused = False  # what the observer itself makes the run's code do is not to be seen
         self.reason = ""
         self.windows = 0  # that have ended
         self.hooks_under_way = 0
@@ -74,8 +75,8 @@ class Fence:
 
     @property
     def is_deaf(self) -> bool:
-        """Whether nothing is to be seen now: it has ended, or a compiler traces the run alone."""
-        return not self.is_open or torch.compiler.is_compiling()
+        """Whether nothing is to be seen now: it has ended, is not to look, or a compiler traces the run alone."""
+        return not self.is_open or self.paused or torch.compiler.is_compiling()
 
     def replace(self, sees: Mapping[Place, See], namespaces: Iterable[dict[str, Any]] = ()) -> None:
         """See the calls of these functions and methods, before and after."""
@@ -143,9 +144,7 @@ class Hook:
             return
         fence.hooks_under_way += 1
         try:
-            self.call(*args)
-        except Exception as error:
-            fence.fail(error)
+            fence.run(self.call, *args)
         finally:
             fence.hooks_under_way -= 1
 

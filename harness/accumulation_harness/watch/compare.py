@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,11 @@ def shown(path: Path) -> str:
 
 def compared(a: Path, b: Path) -> str:
     """A table of both; what differs is marked."""
-    one, other = read(a), read(b)
-    rows = [("", a.name, b.name), *_rows(one, other)]
-    marks = ("" if x == y or not name or _close(x, y) else "<- differs" for name, x, y in rows)
-    return "\n".join(in_columns([(*row, mark) for row, mark in zip(rows, marks, strict=True)])) + "\n"
-
-
-def _rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for key in KEYS:
-        yield key, _shown(one.get(key)), _shown(other.get(key))
-    for name in sorted({*one["metrics"], *other["metrics"]}):
-        yield name, _shown(one["metrics"].get(name)), _shown(other["metrics"].get(name))
-    for name in sorted({*one["versions"], *other["versions"]}):
-        yield name, _shown(one["versions"].get(name)), _shown(other["versions"].get(name))
+    told = [{**found, **found["metrics"], **found["versions"]} for found in (read(a), read(b))]
+    parts = [name for part in ("metrics", "versions") for name in sorted({*told[0][part], *told[1][part]})]
+    rows = [(name, *(_shown(one.get(name)) for one in told)) for name in (*KEYS, *parts)]
+    marked = [(name, x, y, "" if x == y or _close(x, y) else "<- differs") for name, x, y in rows]
+    return "\n".join(in_columns([("", a.name, b.name, ""), *marked])) + "\n"
 
 
 def _shown(value: Any) -> str:

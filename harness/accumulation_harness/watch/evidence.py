@@ -127,12 +127,12 @@ class Window:
 
     index: int
     track: int  # which optimizer
-    micro_batches: list[MicroBatch]
-    gradient: Sketch  # `.grad` before the last clip, or as the step began
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    gradient: Sketch = field(default_factory=lambda: np.zeros(0))  # `.grad` before the last clip, or as the step began
     norm: float = float("nan")  # of the gradient
     whole: bool = True  # all tensors were looked at; of the others, sketches are zero
-    at_step: Sketch | None  # as the step began; None: not looked at
-    parameters: Sketch | None  # of the weights as the step began
+    at_step: Sketch | None = None  # as the step began; None: not looked at
+    parameters: Sketch | None = None  # of the weights as the step began
     first: Sketch | None = None  # and at the first backward
     clipped: Sketch | None = None  # `.grad` after the last clip
     narrow: bool = False  # a gradient is kept in 16 bits

@@ -51,7 +51,6 @@ class Heads:
     def __init__(self, fence: Fence) -> None:
         self.fence = fence
         self.detail = True
-        self.paused = False
         self._called = False  # a loss function is under way
         self._outputs: list[Head] = []
         self._losses: list[Head] = []
@@ -101,8 +100,6 @@ class Heads:
 
     def see(self, args: Any, kwargs: Any, output: Any) -> None:
         """A forward of the model in training mode."""
-        if self.paused:
-            return
         self._forwards += 1
         if not self._inside:
             self.autocast = _arithmetic()
@@ -115,8 +112,7 @@ class Heads:
 
     def inside(self) -> None:
         """A layer's forward begins: trainers put the arithmetic of autocast inside the model's own forward."""
-        if not self.paused:
-            self.autocast, self._inside = _arithmetic(), True
+        self.autocast, self._inside = _arithmetic(), True
 
     def functions(self) -> Mapping[Place, See]:
         """The loss functions, and who sees their calls."""
@@ -137,7 +133,7 @@ class Heads:
                 loss = yield
             finally:
                 self._called = inner
-            if not inner and not self.paused and _is_followed(loss):
+            if not inner and _is_followed(loss):
                 look(loss, signature.bind_partial(*args, **kwargs).arguments)
 
         return see
@@ -145,7 +141,7 @@ class Heads:
     def _hooked(self, tensor: Tensor, hook: Any = None) -> Seeing:
         """The run hooks a tensor on the way of gradients: what comes in and what its hooks make of it are compared."""
         node: Any = tensor.grad_fn if _is_followed(tensor) else None
-        if node is None or tensor.numel() < 2 or BENT in node.metadata or self.paused or not is_the_runs(hook):
+        if node is None or tensor.numel() < 2 or BENT in node.metadata or not is_the_runs(hook):
             return
         number = self._number = self._number + 1
         before: list[Tensor] = []
@@ -157,7 +153,7 @@ class Heads:
 
         def last(found: Sequence[Tensor | None]) -> None:
             after = found[place]
-            if before and after is not None and not self.paused:
+            if before and after is not None:
                 self._bends[number] = bent(before.pop(), after)
 
         tensor.register_hook(self.fence.hook(first))
@@ -224,7 +220,7 @@ class Heads:
 
         def look(found: Sequence[Tensor | None]) -> None:
             (u,) = found
-            if u is not None and not self.paused:
+            if u is not None:
                 self._unused.pop(number, None)
                 of = {kind: numbers(u, value, reduction)}
                 constants, bend = self._constants.get(number), marked(logits, BENT)
@@ -242,7 +238,7 @@ class Heads:
         logits, rows, z_node = z.detach(), z.shape[0] if z.dim() else 1, z.grad_fn
 
         def look(g: Tensor) -> None:
-            if not self.paused and not self._losses:
+            if not self._losses:
                 fits, dtype = measured(logits, g.detach()), _narrower(g.dtype, logits.dtype)
                 bend = marked(z_node, BENT)
                 self._outputs.append(Head(fits, rows, dtype, classes=logits.shape[-1] if logits.dim() > 1 else 1, bend=bend))
@@ -265,22 +261,18 @@ def _logits(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         if output.dim() and output.is_floating_point() and output.requires_grad:
             yield output
-    elif isinstance(output, Mapping):
-        if isinstance(output.get("logits"), Tensor):
-            yield from _logits(output["logits"])
-        else:
-            for name, value in output.items():
-                if name not in KEPT_OUT:
-                    yield from _logits(value)
+        return
+    named: Mapping[Any, Any] = {}
+    if isinstance(output, Mapping):
+        named = output
     elif isinstance(output, (tuple, list)):
-        for value in output[:MOST]:
-            if isinstance(value, Tensor):
-                yield from _logits(value)
+        named = dict(enumerate(output[:MOST]))
     elif dataclasses.is_dataclass(output):
-        for each in dataclasses.fields(output):
-            value = getattr(output, each.name)
-            if isinstance(value, Tensor) and each.name not in KEPT_OUT:
-                yield from _logits(value)
+        named = vars(output)
+    known = named.get("logits")
+    for name, value in {"logits": known}.items() if isinstance(known, Tensor) else named.items():
+        if isinstance(value, (Tensor, Mapping)) and name not in KEPT_OUT:
+            yield from _logits(value)
 
 
 def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from accumulation_harness.compare.linear import proportion, weighted_sum
+from accumulation_harness.compare.linear import WeightedSum, proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.system import nest
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
-from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
@@ -35,31 +34,20 @@ DEEP = 2  # levels of lists and mappings below a module's attribute that are put
 class Batches:
     """By reference; of a forward that was called with keywords alone, their mapping."""
 
-    def __init__(self, *, keep: bool) -> None:
-        self.keep, self.paused = keep, False
+    def __init__(self) -> None:
         self.window: list[Any] = []
-        self._handed: list[Any] = []
+        self.handed: list[Any] = []  # over, since the last backward
         self._seen: list[Any] = []
-
-    def hand_over(self, batch: Any) -> None:
-        """The loop hands the batch of the next backward over."""
-        if self.keep and not self.paused:
-            self._handed.append(batch)
 
     def see(self, args: Any, kwargs: Any) -> None:
         """The model was called so."""
-        if self.keep and not self.paused:
-            self._seen.append(dict(kwargs) if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args)
+        self._seen.append(dict(kwargs) if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args)
 
     def end(self, *, reached: bool) -> None:
         """A backward has ended; what was handed over comes before what was seen."""
         if reached:
-            self.window.extend(self._handed or self._seen)
-        self._handed, self._seen = [], []
-
-    def forget(self) -> None:
-        """The window has ended."""
-        self.window = []
+            self.window.extend(self.handed or self._seen)
+        self.handed, self._seen = [], []
 
 
 def properties(model: nn.Module, *, draws: bool = False) -> dict[Cause, str]:
@@ -85,6 +73,7 @@ def _drops(layer: nn.Module) -> bool:
 
 
 Loss = Callable[[nn.Module, Any], Any]
+Parts = Sequence[Sketch | None]  # of a gradient: what each micro-batch gave
 ROUNDING = 16.0  # floors that a distance may be
 LEAST = {torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the gate, in 16-bit arithmetic: whole batches round otherwise than parts
 LEAST_WIDE = 1e-5
@@ -99,11 +88,9 @@ class Replayed:
     """One window beside itself."""
 
     window: int
-    pieces: str = ""  # how it was taken
     error: float = float("nan")  # distance of the run's gradient, relative to the large batch's
     floor: float = float("nan")  # of the large batch with its rows reversed
     gate: float = float("nan")
-    factors: tuple[float, ...] = ()  # of each micro-batch: its weight in the run, over that in the large batch
     findings: list[Finding] = field(default_factory=list)
     refused: str = ""  # why nothing could be compared
 
@@ -115,19 +102,16 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A window that was taken again: its gradient, and that of its rows reversed."""
+    """A window that was taken again."""
 
-    whole: Sketch
-    again: Sketch
-    terms: float  # by which both are to be divided; 0: they are means
-
-    def of(self, gradient: Sketch) -> Sketch:
-        """One of both, as a mean over its terms."""
-        return gradient / self.terms if self.terms else gradient
+    whole: Sketch  # its gradient
+    again: Sketch  # and that of its rows reversed
+    terms: float  # of the loss, over which both are sums; 0: they are means
+    pieces: str  # how it was taken
 
 
-class Unequal(ValueError):
-    """Batches that cannot be put together, or cut; or a loss that is none."""
+class Refusal(ValueError):
+    """Why nothing can be compared."""
 
 
 class Replay:
@@ -140,73 +124,96 @@ class Replay:
         self,
         track: Track,
         gradients: Sketched,
-        batches: Batches,
-        heads: Heads,
+        window: Sequence[Any],
+        autocast: torch.dtype | None,
         told: Mapping[Cause, str],
         together: Together | None,
     ) -> Replayed:
-        """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
+        """Compare the gradient at the step, of these sketches, with that of the window's batches; leaves no trace in the run.
+
+        `told`: properties of the model.
+        """
         replayed = Replayed(window=track.num_windows)
-        if (hook := _own_hook(self.model)) is not None:
-            replayed.refused = (
-                f"a hook of the run's own ({hook}) would be called in a replay, and see passes that the run has not"
-            )
-            return replayed
-        if track.sharded:
-            replayed.refused = "windows of sharded parameters are not replayed"
-            return replayed
-        if in_a_group() and together is None:
-            replayed.refused = "over ranks, windows are replayed where all ranks of a model are watched"
-            return replayed
-        parts: Sequence[Sketch | None] = [_part(m.contribution, m.scale) for m in track.window.micro_batches]
-        found = self._taken_again(replayed, track, batches.window, heads.autocast)
-        if together is not None:
-            found, parts = _over_ranks(replayed, found, parts, together)
-        if found is not None and not replayed.refused:
-            whole, again = found.of(found.whole), found.of(found.again)
-            _compare(replayed, track, gradients, whole, again, parts, heads.autocast, told)
-            if (
-                replayed.findings
-                and not in_a_group()
-                and not self._is_the_runs(replayed, track, batches.window[0], parts[0], heads)
-            ):
-                replayed.findings.clear()
-                replayed.refused = "on one micro-batch, the loss handed over has another gradient than the run's: another loss"
+        try:
+            self._compare(replayed, track, _on_host(gradients), window, autocast, told, together)
+        except Refusal as why:
+            replayed.refused, replayed.findings = str(why), []
         return replayed
 
-    def _is_the_runs(self, replayed: Replayed, track: Track, batch: Any, part: Sketch | None, heads: Heads) -> bool:
-        """Whether the loss handed over is the run's, but for its weight and a penalty's: as the first micro-batch shows it."""
-        if part is None:
-            return True
-        with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(heads.autocast, track.parameters):
-            alone, _ = self._gradient(track, [batch])
-        made = weighted_sum(part, [alone, _on_host(track.weights())])
-        return not made.told_apart or made.residual <= replayed.gate
-
-    def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
-        """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
-        num = len(track.window.micro_batches)
+    def _compare(
+        self,
+        replayed: Replayed,
+        track: Track,
+        own: Sketch,
+        window: Sequence[Any],
+        autocast: torch.dtype | None,
+        told: Mapping[Cause, str],
+        together: Together | None,
+    ) -> None:
+        if (hook := _own_hook(self.model)) is not None:
+            raise Refusal(f"a hook of the run's own ({hook}) would be called in a replay, and see passes that the run has not")
+        if track.sharded:
+            raise Refusal("windows of sharded parameters are not replayed")
+        if in_a_group() and together is None:
+            raise Refusal("over ranks, windows are replayed where all ranks of a model are watched")
+        parts: Parts = [None if m.contribution is None else _part(m.contribution, m.scale) for m in track.window.micro_batches]
         window = [nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch) for batch in window]
+        found = self._taken_again(track, window, autocast)
+        if together is not None:
+            found, parts = _over_ranks(replayed.window, found, parts, together)
+        if isinstance(found, Refusal):
+            raise found
+        whole, again = found.whole / (found.terms or 1.0), found.again / (found.terms or 1.0)
+        size = float(np.linalg.norm(whole))
+        if not np.isfinite(own).all() or not size or not np.isfinite(size):
+            raise Refusal("the gradient is zero or not finite")
+        replayed.error, replayed.floor = (float(np.linalg.norm(other - whole)) / size for other in (own, again))
+        narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
+        gate = replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
+        if Cause.stochastic_layers in told:
+            raise Refusal(
+                "dropout, or other random draws: the replay does not draw what the run drew, so that they cannot be compared"
+            )
+        if replayed.floor > 0.1:
+            raise Refusal(
+                f"rows reversed give another gradient ({replayed.floor:.2g}): the loss depends on their order, or draws"
+            )
+        if replayed.error <= gate:
+            return
+        factors, weights = _factors(parts, whole, gate), _on_host(track.weights())
+        cause, message = _named(replayed, own, whole, factors, len(window), told, weights)
+        if not in_a_group() and parts[0] is not None:
+            with self._untouched(track, autocast):
+                alone, _ = self._gradient(track, window[:1])
+            made = weighted_sum(parts[0], [alone, weights])  # up to its weight, and a penalty's
+            if made.told_apart and made.residual > gate:
+                raise Refusal("on one micro-batch, the loss handed over has another gradient than the run's: another loss")
+        evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": gate, "replayed as": found.pieces}
+        if factors:
+            evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in factors[:16]]
+        replayed.findings.append(
+            Finding(cause=cause, message=message, window=replayed.window, rung=Rung.replay, evidence=evidence)
+        )
+
+    def _taken_again(self, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | Refusal:
+        """The window of this rank, as large pieces and reversed."""
+        num = len(track.window.micro_batches)
         if len(window) != num:
-            replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
-            return None
+            return Refusal(f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`")
         try:
-            with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(autocast, track.parameters):
-                replayed.pieces, pieces = self._pieces(window)
+            with self._untouched(track, autocast):
+                how, pieces = self._pieces(window)
                 whole, terms = self._gradient(track, pieces)
                 again, _ = self._gradient(track, [_reversed(piece) for piece in reversed(pieces)])
-            return Taken(whole=whole, again=again, terms=terms)
-        except Unequal as error:
-            replayed.refused = str(error)
+            return Taken(whole=whole, again=again, terms=terms, pieces=how)
+        except Refusal as why:
+            return why
         except torch.OutOfMemoryError:
-            replayed.refused = (
-                "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
-            )
+            return Refusal("the window does not fit into memory as one batch: let `loss` return its sum and its number of terms")
         except Exception as error:
             if is_ours(error):
                 raise
-            replayed.refused = f"the loss handed over failed: {told(error)}"
-        return None
+            return Refusal(f"the loss handed over failed: {told(error)}")
 
     def _pieces(self, window: Sequence[Any]) -> tuple[str, list[Any]]:
         """Halves of the micro-batches where the loss gives its sum and its terms; else the whole window as one batch."""
@@ -229,75 +236,45 @@ class Replay:
                 terms += float(own)
                 loss.backward()
             except Exception as error:
-                raise Unequal(f"the loss handed over is no number that can be differentiated: {told(error)}") from error
+                raise Refusal(f"the loss handed over is no number that can be differentiated: {told(error)}") from error
         return _on_host(track.gradients()), terms
 
+    @contextmanager
+    def _untouched(self, track: Track, autocast: torch.dtype | None) -> Iterator[None]:
+        """The arithmetic of the run, on the device that the model is on, without dropout, and without a trace."""
+        cast = nullcontext() if autocast is None else torch.autocast(track.parameters[0].device.type, dtype=autocast)
+        with untouched(self.model, track.parameters), cast:
+            for layer in self.model.modules():
+                if isinstance(layer, nn.modules.dropout._DropoutNd):
+                    layer.training = False
+            yield
 
-def _over_ranks(
-    replayed: Replayed, own: Taken | None, parts: Sequence[Sketch | None], together: Together
-) -> tuple[Taken | None, Sequence[Sketch | None]]:
+
+def _over_ranks(window: int, own: Taken | Refusal, parts: Parts, together: Together) -> tuple[Taken | Refusal, Parts]:
     """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them."""
     world = len(together.members)
-    gathered = together.gathered(f"replay/{replayed.window}", (own, list(parts), replayed.refused)) or []
-    refused = [reason for _, _, reason in gathered if reason]
-    taken: list[Taken] = [one for one, _, _ in gathered if one is not None]
-    if refused or len(taken) < world:
-        replayed.refused = refused[0] if refused else "a rank has no window to replay"
-    elif not all(one.terms for one in taken):
-        replayed.refused = "over ranks, a window is replayed where `loss` returns its sum and its number of terms"
-    if replayed.refused:
-        return None, parts
+    gathered = together.gathered(f"replay/{window}", (own, list(parts))) or []
+    taken: list[Taken] = [one for one, _ in gathered if isinstance(one, Taken)]
+    if len(taken) < world:
+        refused = (one for one, _ in gathered if isinstance(one, Refusal))
+        return next(refused, Refusal("a rank has no window to replay")), parts
+    if not all(one.terms for one in taken):
+        return Refusal("over ranks, a window is replayed where `loss` returns its sum and its number of terms"), parts
     whole: Sketch = np.sum([one.whole for one in taken], axis=0)
     again: Sketch = np.sum([one.again for one in taken], axis=0)
-    shares = [None if part is None else part / world for _, ranked, _ in gathered for part in ranked]
-    return Taken(whole=whole, again=again, terms=sum(one.terms for one in taken)), shares
-
-
-def _compare(
-    replayed: Replayed,
-    track: Track,
-    gradients: Sketched,
-    whole: Sketch,
-    again: Sketch,
-    parts: Sequence[Sketch | None],
-    autocast: torch.dtype | None,
-    told: Mapping[Cause, str],
-) -> None:
-    size = float(np.linalg.norm(whole))
-    own = _on_host(gradients)
-    if not np.isfinite(own).all() or not size or not np.isfinite(size):
-        replayed.refused = "the gradient is zero or not finite"
-        return
-    replayed.error = float(np.linalg.norm(own - whole)) / size
-    replayed.floor = float(np.linalg.norm(again - whole)) / size
-    narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
-    replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
-    if Cause.stochastic_layers in told:
-        replayed.refused = (
-            "dropout, or other random draws: the replay does not draw what the run drew, so that they cannot be compared"
-        )
-        return
-    if replayed.floor > 0.1:
-        replayed.refused = (
-            f"rows reversed give another gradient ({replayed.floor:.2g}): the loss depends on their order, or draws"
-        )
-        return
-    if replayed.error <= replayed.gate:
-        return
-    replayed.factors = _factors(parts, whole, replayed.gate) if all(p is not None for p in parts) else ()
-    cause, message = _named(replayed, own, whole, len(track.window.micro_batches), told, track)
-    evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": replayed.gate, "replayed as": replayed.pieces}
-    if replayed.factors:
-        evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]
-    if cause is not None:
-        replayed.findings.append(
-            Finding(cause=cause, message=message, window=replayed.window, rung=Rung.replay, evidence=evidence)
-        )
+    shares = [None if part is None else part / world for _, ranked in gathered for part in ranked]
+    return Taken(whole=whole, again=again, terms=sum(one.terms for one in taken), pieces=taken[0].pieces), shares
 
 
 def _named(
-    replayed: Replayed, own: Sketch, whole: Sketch, num: int, told: Mapping[Cause, str], track: Track
-) -> tuple[Cause | None, str]:
+    replayed: Replayed,
+    own: Sketch,
+    whole: Sketch,
+    factors: Sequence[float],
+    num: int,
+    told: Mapping[Cause, str],
+    weights: Sketch,
+) -> tuple[Cause, str]:
     """Which cause turns the large batch's gradient into the run's."""
     gate, far = replayed.gate, f"the gradient is {replayed.error:.2g} away from one large batch's (floor {replayed.floor:.1g})"
     factor, off = proportion(own, whole)
@@ -307,33 +284,21 @@ def _named(
             return Cause.loss_not_divided, f"the gradient is {factor:.4g} times one large batch's, with {num} micro-batches"
         if num > 1 and near(factor, 1 / num, tolerance):
             return Cause.loss_divided_twice, f"the gradient is {factor:.4g} of one large batch's, with {num} micro-batches"
-        replayed.refused = f"the gradient is {factor:.4g} times that of the loss handed over: another loss, or another divisor"
-        return None, ""
-    if replayed.factors and not alike(replayed.factors, tolerance):
+        raise Refusal(f"the gradient is {factor:.4g} times that of the loss handed over: another loss, or another divisor")
+    if factors and not alike(factors, tolerance):
         return Cause.mean_of_means, f"micro-batches are weighted wrongly: {far}"
     if num < 2:
-        replayed.refused = f"with one micro-batch, {far}: the loss handed over is another one"
-        return None, ""
+        raise Refusal(f"with one micro-batch, {far}: the loss handed over is another one")
     if Cause.batch_statistics in told:
         return Cause.batch_statistics, far
-    penalty = _penalty(own, whole, track)
-    if penalty is not None:
-        return (
-            Cause.auxiliary_loss_scale,
-            f"{far}, by {penalty:.3g} times the weights: a penalty on them counts once per micro-batch",
-        )
+    penalty, left = proportion(own - whole, weights)
+    if left <= 1e-2 and penalty > 0:
+        message = f"{far}, by {penalty:.3g} times the weights: a penalty on them counts once per micro-batch"
+        return Cause.auxiliary_loss_scale, message
     return Cause.unexplained, f"{far}, and no weighting of micro-batches makes up for it"
 
 
-def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
-    """The multiple of the weights that is the difference."""
-    factor, off = proportion(own - whole, _on_host(track.weights()))
-    return factor if off <= 1e-2 and factor > 0 else None
-
-
-def _part(contribution: Any, scale: Any) -> Sketch | None:
-    if contribution is None:
-        return None
+def _part(contribution: Any, scale: Any) -> Sketch:
     found = _on_host(contribution)
     return found if scale is None else found / float(scale)
 
@@ -342,9 +307,10 @@ def _on_host(sketched: Sketched) -> Sketch:
     return np.stack([np.zeros(WIDTH) if s is None else s.double().cpu().numpy() for s in sketched])
 
 
-def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tuple[float, ...]:
-    """Weights w with `whole` = sum_k w_k part_k; their inverses are what each part weighs of what it should."""
-    made = weighted_sum(whole, [cast(Sketch, part) for part in parts])
+def _factors(parts: Parts, whole: Sketch, gate: float) -> tuple[float, ...]:
+    """The weight of each micro-batch in the run, over that in the large batch: 1 / w with `whole` = sum_k w_k part_k."""
+    known = [part for part in parts if part is not None]
+    made = weighted_sum(whole, known) if len(known) == len(parts) else WeightedSum()
     if not made.told_apart or made.residual > gate or not min(made.weights) > 0:
         return ()
     return tuple(1 / weight for weight in made.weights)
@@ -423,25 +389,6 @@ def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=devices, device_type=next((device.type for device in devices), "cuda"))
 
 
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Layers that draw are in evaluation mode; `untouched` puts them back."""
-    for layer in model.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(layer, _BatchNorm):
-            layer.training = False
-    yield
-
-
-@contextmanager
-def _cast(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Autocast of the device that the model is on: a loop on the CPU of a machine with GPUs is cast on the CPU."""
-    if dtype is None:
-        yield
-        return
-    with torch.autocast(parameters[0].device.type, dtype=dtype):
-        yield
-
-
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -450,14 +397,14 @@ def _num_rows(batch: Any) -> int:
     for tensor in nest.tensors(batch):
         if tensor.dim():
             return len(tensor)
-    raise Unequal("the batches hold no tensor with rows")
+    raise Refusal("the batches hold no tensor with rows")
 
 
 def _joined(window: Sequence[Any]) -> Any:
     for tensors in zip(*map(nest.tensors, window), strict=True):
         if len({t.shape[1:] for t in tensors}) > 1:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-            raise Unequal(f"batches of unequal shapes ({shapes}) make no single batch: let `loss` return its sum and its terms")
+            raise Refusal(f"batches of unequal shapes ({shapes}) make no single batch: let `loss` return its sum and its terms")
     return nest.joined(window)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -11,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accumulation_harness.audit.report.conclusion import plain, short
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import Refused
@@ -80,7 +80,7 @@ class Report:
             times = f", {finding.count} times" if finding.count > 1 else ""
             yield f"{finding.cause} ({finding.rung}, window {finding.window + 1}{times}): {finding.message}"
             for key, value in finding.evidence.items():
-                yield f"    {key}: {_short(value)}"
+                yield f"    {key}: {short(value)}"
             yield f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})"
         for line in self.properties:
             yield f"told: {line}"
@@ -89,20 +89,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON holds it."""
-        return {
-            "format": FORMAT,
-            "verdict": self.verdict,
-            "causes": list(self.causes),
-            "windows": self.windows,
-            "micro_batches": {str(size): many for size, many in self.micro_batches.items()},
-            "findings": [_finite(asdict(finding)) for finding in self.findings],
-            "reasons": list(self.reasons),
-            "properties": list(self.properties),
-            "unseen": list(self.unseen),
-            "checked": self.checked,
-            "metrics": _finite(self.metrics),
-            "versions": versions(),
-        }
+        return {"format": FORMAT, **plain(asdict(self)), "causes": list(self.causes), "versions": versions()}
 
     def to_json(self) -> str:
         """The report as JSON text; numbers that are not finite are null."""
@@ -132,7 +119,7 @@ class Report:
             lines += [f"Seen first in window {finding.window + 1} ({finding.rung}), {finding.count} times in all.", ""]
             if finding.evidence:
                 lines += ["| evidence | value |", "|---|---|"]
-                lines += [f"| {key} | {_short(value)} |" for key, value in finding.evidence.items()] + [""]
+                lines += [f"| {key} | {short(value)} |" for key, value in finding.evidence.items()] + [""]
             lines += [f"**Remedy.** {MEANINGS[finding.cause].remedy} (`{remedy(finding.cause)}`)"]
         for heading, told in (("Properties of the model", self.properties), ("What could not be seen", self.reasons)):
             if told:
@@ -144,19 +131,3 @@ class Report:
 def versions() -> Mapping[str, str]:
     """Of what is installed."""
     return {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := version(name))}
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return "not finite" if not math.isfinite(value) else f"{value:.3g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_short(v) for v in value)
-    return str(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -52,79 +52,65 @@ class Writer(Protocol):
 Log = Callable[[Mapping[str, float]], Any] | Writer
 
 
-def watch(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Any],
-    *,
-    every: int = 500,
-    loss: Loss | None = None,
-    accumulation_steps: int | None = None,
-    log: Log | None = None,
-    tell: TextIO | EllipsisType | None = ...,
-    path: str | Path | None = None,
-) -> Watch:
-    """Watch the windows of a run, as a context manager or between `attach` and `detach`.
-
-    Args:
-        model: What is trained; where it is wrapped (DDP, `torch.compile`), either the wrapper or what is inside.
-        optimizer: One, or several.
-        every: Every how many windows one is replayed (the second of a run is, too); only with `loss`.
-        loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
-            micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
-        accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
-        log: Called after each window with `accumulation/*` metrics; one that takes `commit`, as `wandb.log` does, with
-            `commit=False`: they go with the loop's own next row. Or a TensorBoard writer, whose `add_scalar` is called with each
-            of them and the number of the window.
-        tell: Where a line goes as soon as something is wrong: `sys.stderr` unless given.
-        path: Where the report is kept while the run goes on, as JSON or, where it ends in `.md`, as a page for an issue: written
-            whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
-
-    Raises ValueError for arguments that cannot be watched. Whatever fails later ends the watch, and not the run.
-    """
-    if every < 1:
-        raise ValueError(f"every: expected at least 1, got {every}")
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    if path is not None and Path(path).suffix not in SUFFIXES:
-        raise ValueError(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
-    told = sys.stderr if isinstance(tell, EllipsisType) else tell
-    return Watch(model, _optimizers(optimizer), every, loss, accumulation_steps, log, told, None if path is None else Path(path))
-
-
 def _itself(seen: Watch) -> Watch:
     return seen
 
 
 class Watch(Loop[Track]):
-    """A run that is being watched."""
+    """Watches the windows of a run, as a context manager or between `attach` and `detach`."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        every: int,
-        loss: Loss | None,
-        accumulation_steps: int | None,
-        log: Log | None,
-        tell: TextIO | None,
-        path: Path | None,
+        optimizer: Optimizer | Iterable[Any],
+        *,
+        every: int = 500,
+        loss: Loss | None = None,
+        accumulation_steps: int | None = None,
+        log: Log | None = None,
+        tell: TextIO | EllipsisType | None = ...,
+        path: str | Path | None = None,
     ) -> None:
+        """Watch this model.
+
+        Args:
+            model: What is trained; where it is wrapped (DDP, `torch.compile`), either the wrapper or what is inside.
+            optimizer: One, or several.
+            every: Every how many windows one is replayed (the second of a run is, too); only with `loss`.
+            loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
+                micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
+            accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
+            log: Called after each window with `accumulation/*` metrics; one that takes `commit`, as `wandb.log` does, with
+                `commit=False`: they go with the loop's own next row. Or a TensorBoard writer, whose `add_scalar` is called with
+                each of them and the number of the window.
+            tell: Where a line goes as soon as something is wrong: `sys.stderr` unless given.
+            path: Where the report is kept while the run goes on, as JSON or, where it ends in `.md`, as a page for an issue:
+                written whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
+
+        Raises ValueError for arguments that cannot be watched. Whatever fails later ends the watch, and not the run.
+        """
+        if every < 1:
+            raise ValueError(f"every: expected at least 1, got {every}")
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        if path is not None and Path(path).suffix not in SUFFIXES:
+            raise ValueError(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
+        self.optimizers = _optimizers(optimizer)
         self.fence = Fence(self._ended, "the watch", own_thread=True)
-        self.model, self.optimizers, self.every, self.loss, self.log = model, optimizers, every, loss, log
-        self.path, self._tell = path, tell
+        self.model, self.every, self.loss, self.log, self.path = model, every, loss, log, path
+        self._tell = sys.stderr if isinstance(tell, EllipsisType) else tell
         self._begin(accumulation_steps)
 
     @entry(lambda *_: None)
     def _begin(self, accumulation_steps: int | None) -> None:
         self.tracks = [Track(i, optimizer, self.fence) for i, optimizer in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell)
-        self.heads, self.batches = Heads(self.fence), Batches(keep=self.loss is not None)
+        self.heads, self.batches = Heads(self.fence), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._buffers, self._buffers_written = list[Tensor](), 0
         self._depth = 0
         self._stepped: set[int] = set()  # tracks that stepped during the last backward
-        self._paused = False
         self._loss_scale: Tensor | None = None
         self._stepping: Track | None = None
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()  # that have begun before
@@ -200,7 +186,8 @@ class Watch(Loop[Track]):
     @entry(lambda _, batch: batch)
     def batch(self, batch: Any) -> Any:
         """Hand over the batch of the next micro-batch, for the replay; returns it."""
-        self.batches.hand_over(batch)
+        if self.replay is not None and not self.fence.paused:
+            self.batches.handed.append(batch)
         return batch
 
     @entry(lambda seen, *_: Report.ended(seen.fence.reason))
@@ -255,7 +242,7 @@ class Watch(Loop[Track]):
         if self._depth and inputs is not None:
             yield from self._aside()
             return
-        if self._depth or self._paused or (inputs is not None and not self.holding(inputs)):  # checkpointing runs one inside
+        if self._depth or (inputs is not None and not self.holding(inputs)):  # checkpointing runs one inside
             return
         self._depth += 1
         self.heads.before(root)
@@ -313,8 +300,7 @@ class Watch(Loop[Track]):
 
     def scaled(self, scaler: Any) -> None:
         """Kept on its device until the window ends."""
-        if not self._paused:
-            self._loss_scale = scaler._scale.detach().clone()
+        self._loss_scale = scaler._scale.detach().clone()
 
     def scale_updated(self) -> None:
         """It has its place after the step."""
@@ -345,7 +331,7 @@ class Watch(Loop[Track]):
 
     def _before_forward(self, model: nn.Module, args: Any) -> None:
         if _is_training(model) and not transforming():
-            self._state = draws() if self.heads.detail and not self._draws and not self._paused else None
+            self._state = draws() if self.heads.detail and not self._draws else None
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not _is_training(model):
@@ -353,13 +339,14 @@ class Watch(Loop[Track]):
         if self._state is not None:
             self._draws, self._state = self._state != draws(), None
         self.heads.see(args, kwargs, output)
-        self.batches.see(args, kwargs)
+        if self.replay is not None:
+            self.batches.see(args, kwargs)
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         track = self._track(optimizer)
-        if track is None or self._paused:
+        if track is None:
             return
         self._stepping = track
         self.fence.patches.follow()
@@ -390,7 +377,7 @@ class Watch(Loop[Track]):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         track = self._track(optimizer)
         self._stepping = None
-        if track is not None and not self._paused:
+        if track is not None:
             found_inf = getattr(optimizer, "found_inf", None)
             self._close(track, skipped=isinstance(found_inf, Tensor) and bool(found_inf))
 
@@ -409,7 +396,7 @@ class Watch(Loop[Track]):
         written, self._buffers_written = self._buffers_written, versions(self._buffers)
         track.window.buffers_moved = bool(track.num_windows) and written != self._buffers_written
         window = track.close(gradients, parameters, self._alone, self._together)
-        self.batches.forget()
+        self.batches.window = []
         if window is None:
             self.judge.closures += self._depth > 0
             return
@@ -451,13 +438,14 @@ class Watch(Loop[Track]):
     def _replay(self, track: Track, gradients: Sketched) -> None:
         if self.replay is None or not track.window.micro_batches or not self._is_replayed(track):
             return
-        self._paused = self.heads.paused = self.batches.paused = True
+        given = track.window.ends.get("unclipped", gradients)
+        told = properties(self.model, draws=self._draws)
+        self.fence.paused = True
         try:
-            given = track.window.ends.get("unclipped", gradients)
-            told = properties(self.model, draws=self._draws)
-            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told, self._together))
+            found = self.replay.run(track, given, self.batches.window, self.heads.autocast, told, self._together)
         finally:
-            self._paused = self.heads.paused = self.batches.paused = False
+            self.fence.paused = False
+        self.judge.replayed(found)
 
     def _track(self, optimizer: Any) -> Track | None:
         return next((track for track in self.tracks if track.optimizer is optimizer), None)
@@ -485,15 +473,12 @@ def _first_layer(model: nn.Module) -> nn.Module | None:
 
 def _optimizers(given: Any) -> list[Optimizer]:
     """Also out of wrappers that keep theirs in `.optimizer` (accelerate)."""
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    found = []
-    for one in listed:
-        inner = getattr(one, "optimizer", one)
-        if not isinstance(inner, Optimizer):
-            raise ValueError(f"optimizer: expected a torch.optim.Optimizer, or several, got {type(one).__name__}")
-        found.append(inner)
-    if not found:
-        raise ValueError("optimizer: expected at least one, got none")
+    listed = list(given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [given])
+    found = [getattr(one, "optimizer", one) for one in listed]
+    if not found or not all(isinstance(one, Optimizer) for one in found):
+        got = ", ".join(type(one).__name__ for one in listed) or "none"
+        raise ValueError(f"optimizer: expected a torch.optim.Optimizer, or several, got {got}")
     return found
+
+
+watch = Watch  # as it reads in a loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -88,9 +88,7 @@ class Track(Followed):
         self._marks: list[Mark] = []
 
     def _opened(self) -> Open:
-        return Open(
-            index=self.num_windows, track=self.index, micro_batches=[], gradient=np.zeros(0), at_step=None, parameters=None
-        )
+        return Open(index=self.num_windows, track=self.index)
 
     def attach(self) -> None:
         """Begin."""
@@ -354,7 +352,8 @@ class Track(Followed):
         window.calls, window.unused = tuple(window.waiting), tuple(map(_number, values))
         window.resumed = self.resumed and self.num_windows == 1
         window.ranks = None if window.skipped else window.ranks
-        return Window(**{each.name: getattr(window, each.name) for each in fields(Window)})
+        window.ends, window.norms, window.values, window.averages = {}, (), (), None  # nothing is held on the device any longer
+        return window
 
 
 def _hooks_of(p: Any) -> Mapping[int, Any]:
@@ -437,15 +436,16 @@ def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
             yield Constant(1 / number if divides else number, divides)
 
 
-def _state(optimizer: Optimizer) -> list[Tensor]:
+def _state(optimizer: Optimizer) -> list[Any]:
     kept = [values for values in optimizer.state.values() if isinstance(values, dict)]
-    return [t for values in kept for t in values.values() if isinstance(t, Tensor)]
+    return [one for values in kept for one in values.values() if isinstance(one, (Tensor, int, float))]
 
 
 def _marks(optimizer: Optimizer) -> State:
     """Tells whether the state was moved: by writing to its tensors, by others in their place, by its numbers."""
-    tensors, kept = _state(optimizer), [values for values in optimizer.state.values() if isinstance(values, dict)]
-    return [*map(id, tensors)], versions(tensors), [n for values in kept for n in values.values() if type(n) in (int, float)]
+    kept = _state(optimizer)
+    tensors = [one for one in kept if isinstance(one, Tensor)]
+    return [*map(id, tensors)], versions(tensors), [one for one in kept if not isinstance(one, Tensor)]
 
 
 def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
