@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.report.conclusion import plain, short
-from accumulation_harness.audit.report.remedies import Status, remedy
+from accumulation_harness.audit.report.remedies import Status, plain, remedy, short
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import Refused
 from accumulation_harness.system.files import write_atomically

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
-from accumulation_harness.audit.report.remedies import Status, remedy
+from accumulation_harness.audit.report.remedies import Status, remedy, short
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, is_tried, reproduction
 from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.audit.report.weights import weights_of

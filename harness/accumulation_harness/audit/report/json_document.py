@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from accumulation_harness.audit.report.conclusion import Conclusion, Line, plain
+from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.next_experiment import next_experiment
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report.remedies import plain, remedy
 
 MOST_BYTES = 64 * 1024  # of the text
 MOST_ITEMS = 16  # of a list, where the whole would be longer

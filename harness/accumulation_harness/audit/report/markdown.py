@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import Conclusion, Line, short
+from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.frameworks import change
+from accumulation_harness.audit.report.remedies import short
 from accumulation_harness.judge.cause import MEANINGS
 
 HEAD = (

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import Conclusion, plain
-from accumulation_harness.audit.report.remedies import Status, remedy
+from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.remedies import Status, plain, remedy
 from accumulation_harness.audit.report.subject import TOOL, Subject
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.system.address import documentation

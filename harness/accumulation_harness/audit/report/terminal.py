@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import advice
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report.remedies import remedy, short
 from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
 

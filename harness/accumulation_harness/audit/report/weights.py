@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accumulation_harness.audit.compare.step import StepFacts
-from accumulation_harness.audit.report.conclusion import Conclusion, short
+from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.remedies import short
 from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.compare.linear import WeightedSum
 
