@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from markupsafe import Markup
+from pandas import DataFrame
 
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
 from accumulation_harness.analysis.content import Picture, Section, Text, counted, plain
@@ -101,14 +101,14 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
     return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
 
 
-def _step_rows(results: Path, experiment: str, trials: Iterable[str]) -> pd.DataFrame:
+def _step_rows(results: Path, experiment: str, trials: Iterable[str]) -> DataFrame:
     rows, _ = load.steps(results, experiment, trials)
     if rows.empty:
         raise KeyError("step rows that can be read")
     return rows
 
 
-def drawn_steps(results: Path, experiment: str, arms: pd.DataFrame) -> tuple[pd.DataFrame, tuple[load.Missing, ...]]:
+def drawn_steps(results: Path, experiment: str, arms: DataFrame) -> tuple[DataFrame, tuple[load.Missing, ...]]:
     """The step rows of the trials that are drawn, with the names of their arms; and the trials whose rows cannot be read."""
     chosen = tables.drawn(arms)
     rows, damaged = load.steps(results, experiment, chosen["trial"])
@@ -150,7 +150,7 @@ def _answer(experiment: Experiment, own: load.Results) -> Answer:
 def _unregistered(name: str) -> Experiment:
     """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question."""
 
-    def count(arms: pd.DataFrame) -> Answer:
+    def count(arms: DataFrame) -> Answer:
         right, wrong = arms.query("not fault"), faults.judged(arms)
         runs, controls = (right.query("arm == @name") for name in ("accumulated", "permuted"))
         counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import Section, Text, number, section, table_by
@@ -56,7 +56,7 @@ NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm",
 HEAD = "normalisation | optimizer | precision | what was found | what to do"
 
 
-def rows(arms: pd.DataFrame) -> list[VerdictRow]:
+def rows(arms: DataFrame) -> list[VerdictRow]:
     """The verdict rows of arms."""
     columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
     return [VerdictRow(**dict(zip(VERDICT_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
@@ -92,7 +92,7 @@ def _whose(caveat: Caveat) -> str:
     return "; ".join(", ".join(NAMES.get(value, value) for value in values) for values in caveat.settings.values())
 
 
-def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
+def _found(arms: DataFrame, l4: DataFrame) -> str:
     """Verdicts, gradient difference, rounding, and the held-out loss over seeds."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(arms).items())
     told = [f"{counts}; gradient difference {spread(arms['algebra_error'])}"]
@@ -113,7 +113,7 @@ def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
     return "; ".join(told)
 
 
-def _advice(arms: pd.DataFrame) -> str:
+def _advice(arms: DataFrame) -> str:
     """What to do about what was found, in a few words: from verdicts and causes alone, whatever the settings are called."""
     told: dict[str, None] = {}
     for verdict, text in zip(arms["verdict"], arms["cause"], strict=True):
@@ -125,7 +125,7 @@ def _advice(arms: pd.DataFrame) -> str:
     return "; ".join(told) or AS_IT_IS
 
 
-def _clipping(arms: pd.DataFrame) -> str:
+def _clipping(arms: DataFrame) -> str:
     """Whether clipping was at work, without which nothing is known about it."""
     active = int((arms["clipped_share"] > 0).sum())
     return (
@@ -135,7 +135,7 @@ def _clipping(arms: pd.DataFrame) -> str:
     )
 
 
-def _momenta(arms: pd.DataFrame) -> str:
+def _momenta(arms: DataFrame) -> str:
     """The momentum with which BatchNorm's running statistics move as with the large batch: 1 - (1 - m)^(1/N)."""
     numbers = sorted(arms["accumulation_steps"].unique())
     momenta = ", ".join(f"{corrected(DEFAULT_MOMENTUM, num):.3g} at N = {num}" for num in numbers)
@@ -150,16 +150,16 @@ def corrected(momentum: float, num: int) -> float:
     return float(1 - (1 - momentum) ** (1 / num))
 
 
-def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
+def cells_table(arms: DataFrame) -> DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
     columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
                "gradient_error", "rounding_ratio"]  # fmt: skip
-    table = pd.DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm == 'accumulated'")))], columns=columns)
+    table = DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm == 'accumulated'")))], columns=columns)
     table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
     return table
 
 
-def to_latex(frame: pd.DataFrame) -> bytes:
+def to_latex(frame: DataFrame) -> bytes:
     """A table of LaTeX (booktabs), with numbers of two digits."""
     text = frame.rename(columns=lambda name: str(name).replace("_", " "))
     return text.to_latex(index=False, escape=True, na_rep="", float_format=lambda value: f"{value:.1e}").encode()

@@ -11,9 +11,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.resampling import Interval
@@ -58,7 +58,7 @@ def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: boo
 
 
 def table_by(
-    rows: pd.DataFrame, by: str, head: str, columns: Sequence[object], caption: str, *, folded: bool = False, **grouping: Any
+    rows: DataFrame, by: str, head: str, columns: Sequence[object], caption: str, *, folded: bool = False, **grouping: Any
 ) -> Table:
     """A table with a line for each group of `by` (names between blanks; none: for each row), in pandas' order.
 
@@ -69,7 +69,7 @@ def table_by(
     return table(head, ([_told(own, column) for column in columns] for _, own in groups), caption, folded=folded)
 
 
-def _told(own: pd.DataFrame, column: Any) -> object:
+def _told(own: DataFrame, column: Any) -> object:
     if isinstance(column, tuple):
         return column[1](_told(own, column[0]))
     if callable(column):
@@ -181,22 +181,22 @@ def share(part: int, whole: int) -> str:
     return f"{part} of {whole}"
 
 
-def counted(which: pd.Series[bool]) -> str:
+def counted(which: Series[bool]) -> str:
     """How many of these are true, in words."""
     return share(int(which.sum()), len(which))
 
 
-def span(values: pd.Series[float]) -> str:
+def span(values: Series[float]) -> str:
     """The smallest to the largest."""
     return f"{number(values.min())} to {number(values.max())}"
 
 
-def ends(row: pd.DataFrame) -> str:
+def ends(row: DataFrame) -> str:
     """From `low` to `high` of a table's row."""
     return f"{number(row['low'].iloc[0])} to {number(row['high'].iloc[0])}"
 
 
-def median_span(values: pd.Series[float]) -> str:
+def median_span(values: Series[float]) -> str:
     """The median, and of several values the smallest to the largest."""
     return number(values.median()) + (f" ({span(values)})" if len(values) > 1 else "")
 
@@ -216,7 +216,7 @@ def power(differences: Sequence[float]) -> str:
     return "" if math.isnan(least) else f"A difference of {number(least)} would have been seen with 80% power."
 
 
-def names(values: pd.Series[Any]) -> str:
+def names(values: Series[Any]) -> str:
     """Those that occur, between commas."""
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted({*values} - {""}))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import load
 from accumulation_harness.judge.cause import JOINT, Cause
@@ -37,12 +38,12 @@ Losses = NDArray[np.float64]
 _PAIR = ["experiment", "trial", "accumulation_steps"]
 
 
-def planted(arms: pd.DataFrame) -> pd.Series[bool]:
+def planted(arms: DataFrame) -> Series[bool]:
     """Which arms have an error of a chosen size planted (`scale@1e-6`), rather than a fault of the catalogue."""
     return arms["fault"] & arms["arm"].str.contains("@", regex=False)
 
 
-def judged(arms: pd.DataFrame) -> pd.DataFrame:
+def judged(arms: DataFrame) -> DataFrame:
     """The fault arms, each beside the correct arm of its trial and N.
 
     `detected`: judged `different` or `degraded`, and otherwise than the correct arm, in its verdict or in the set of its causes
@@ -56,20 +57,20 @@ def judged(arms: pd.DataFrame) -> pd.DataFrame:
     causes, own = (rows[name].map(causes_of) for name in ("cause", "cause_correct"))
     unknown = frozenset({Cause.unexplained})
     wrong = [c - cc - {fault} - unknown for fault, c, cc in zip(rows["arm"], causes, own, strict=True)]
-    told = pd.Series([fault in c for fault, c in zip(rows["arm"], causes, strict=True)], rows.index, dtype=bool)
-    sure = pd.Series([bool(w) and not c & unknown for c, w in zip(causes, wrong, strict=True)], rows.index, dtype=bool)
+    told = Series([fault in c for fault, c in zip(rows["arm"], causes, strict=True)], rows.index, dtype=bool)
+    sure = Series([bool(w) and not c & unknown for c, w in zip(causes, wrong, strict=True)], rows.index, dtype=bool)
     detected = rows["verdict"].isin(["different", "degraded"]) & ((rows["verdict"] != rows["verdict_correct"]) | (causes != own))
     return rows.assign(
         detected=detected,
         named=detected & told,
         confidently_wrong=detected & sure,
-        wrong=pd.Series(["+".join(sorted(w)) for w in wrong], rows.index, dtype=object),
+        wrong=Series(["+".join(sorted(w)) for w in wrong], rows.index, dtype=object),
         clipping=rows["clipped_share_correct"].map(clipping),
         lengths=[lengths(*pair) for pair in zip(rows["ragged"], rows["short_windows_correct"], strict=True)],
     )
 
 
-def catalogue(arms: pd.DataFrame) -> pd.DataFrame:
+def catalogue(arms: DataFrame) -> DataFrame:
     """`judged` of the catalogue's faults, without planted errors."""
     rows = judged(arms)
     return rows[~planted(rows)].reset_index(drop=True)
@@ -105,7 +106,7 @@ def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | L
     return float(starts[0]) if len(starts) else math.inf
 
 
-def visibility(steps: pd.DataFrame) -> pd.DataFrame:
+def visibility(steps: DataFrame) -> DataFrame:
     """`visible_at` of every accumulated arm, by trial, arm and N: `first_visible` beside the correct arm of the same N."""
     rows = []
     chosen = steps.query("replicate == 0").sort_values("step", kind="stable")
@@ -114,7 +115,7 @@ def visibility(steps: pd.DataFrame) -> pd.DataFrame:
         correct = curves.pop("accumulated", None)
         if correct is not None:
             rows += [(trial, arm, n, first_visible(losses, correct)) for arm, losses in curves.items()]
-    return pd.DataFrame(rows, columns=["trial", "arm", "accumulation_steps", "visible_at"])
+    return DataFrame(rows, columns=["trial", "arm", "accumulation_steps", "visible_at"])
 
 
 def with_visibility(results: Path, loaded: load.Results) -> load.Results:
@@ -124,7 +125,7 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
     """
     arms = loaded.arms
     asked = arms[arms["fault"] & ~planted(arms)]
-    frames: list[pd.DataFrame] = []
+    frames: list[DataFrame] = []
     torn = {(one.experiment, one.trial): one for one in loaded.torn}
     for experiment, trial in asked[["experiment", "trial"]].drop_duplicates().itertuples(index=False):
         if (experiment, trial) in torn:
@@ -145,12 +146,12 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
     return replace(loaded, arms=arms, torn=tuple(torn.values()))
 
 
-def shown(arms: pd.DataFrame) -> pd.Series[bool]:
+def shown(arms: DataFrame) -> Series[bool]:
     """Of the arms whose loss curve is known, whether it shows the fault."""
     return arms["visible_at"].dropna() < math.inf
 
 
-def to_table(arms: pd.DataFrame) -> pd.DataFrame:
+def to_table(arms: DataFrame) -> DataFrame:
     """`faults.csv`: a row per fault of the catalogue, N and trial whose computation it changes, sorted by its columns."""
     rows = catalogue(arms)
     rows = rows[rows["changes"]]
@@ -163,9 +164,9 @@ def _steps(visible_at: float) -> str:
     return "unknown" if math.isnan(visible_at) else "" if math.isinf(visible_at) else f"{visible_at:.0f}"
 
 
-def by_check(arms: pd.DataFrame) -> pd.DataFrame:
+def by_check(arms: DataFrame) -> DataFrame:
     """Which checks reject each of these arms: a column of truth values per check."""
-    return pd.DataFrame(
+    return DataFrame(
         {
             "gradient": arms["gradient_error"] > ALGEBRA_GATE,
             "state": arms["state_error"] > ALGEBRA_GATE,
@@ -177,7 +178,7 @@ def by_check(arms: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
+def rounding_fails(arms: DataFrame) -> Series[bool]:
     """Whether L1 rejects each of these arms."""
     columns = ("precision", "rounding_ratio", "rounding_high", "full_error", "rank_p")
     rows = zip(*(arms[name] for name in columns), arms["scale"] * arms["cosine"], strict=True)
@@ -189,4 +190,4 @@ def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
         )
         for precision, ratio, high, error, rank_p, factor in rows
     ]
-    return pd.Series(rejected, index=arms.index, dtype=bool)
+    return Series(rejected, index=arms.index, dtype=bool)

@@ -11,10 +11,21 @@ from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis.content import number
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
+from accumulation_harness.analysis.question import (
+    Answer,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Ruling,
+    TooFew,
+    made_of,
+    registered,
+    undecided,
+)
 from accumulation_harness.config.questions import FOLDER, questions
 
 COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
@@ -26,12 +37,12 @@ DECIDED = (
 )
 
 
-def claims() -> pd.DataFrame:
+def claims() -> DataFrame:
     """Every claim, in the order of the ledger: `id`, `source`, `claim`."""
     tables = [
         pd.read_csv(str(path), dtype=str) for name in questions() if (path := files(f"{FOLDER}.{name}") / "claims.csv").is_file()
     ]
-    found: pd.DataFrame = pd.concat(tables).sort_values("id", key=lambda ids: ids.map(_place), ignore_index=True)
+    found: DataFrame = pd.concat(tables).sort_values("id", key=lambda ids: ids.map(_place), ignore_index=True)
     return found
 
 
@@ -51,14 +62,21 @@ def _decide(claim: Claim, own: Results) -> ClaimResult:
         return ClaimResult(
             verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="None of its trials is finished."
         )
+
+    def decided() -> ClaimResult:
+        try:
+            return claim.decide(own)
+        except TooFew as few:
+            return undecided(*few.args)
+
     return made_of(
-        lambda: claim.decide(own),
+        decided,
         f"the finding on claim {claim.id}",
         lambda reason: undecided(f"The results that are there do not suffice ({reason}).", len(own.trials)),
     )
 
 
-def table(results: Results) -> pd.DataFrame:
+def table(results: Results) -> DataFrame:
     """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
     deciding = [experiment for _, experiment in sorted(registered().items())]
     found = [(experiment, findings(experiment, results.of(experiment.name))) for experiment in deciding]
@@ -69,10 +87,10 @@ def table(results: Results) -> pd.DataFrame:
         one = _together(list(own.values()))
         said = {"verdict": str(one.verdict), "experiment": ", ".join(own), "rule": " ".join(rules)}
         rows.append(row | dataclasses.asdict(one) | said)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).assign(**{RECORDED: ""})
+    return DataFrame(rows, columns=list(COLUMNS)).assign(**{RECORDED: ""})
 
 
-def with_recorded(claims: pd.DataFrame) -> pd.DataFrame:
+def with_recorded(claims: DataFrame) -> DataFrame:
     """The table in which a claim that these results leave open has the row of the full grids, marked with its date and commit.
 
     The recorded rows are those that today's rules give of the trials kept in docs/findings; a test decides them again.
@@ -145,7 +163,7 @@ class Ledger:
     head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment")
 
 
-def ledger(claims: pd.DataFrame) -> Ledger:
+def ledger(claims: DataFrame) -> Ledger:
     """From the table to the page."""
     verdicts = claims["verdict"]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.value_counts().items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.config.arm_name import ArmName
@@ -46,7 +47,13 @@ _stored = itemgetter(*STORED_COLUMNS)
 
 
 class Unmeasured(LookupError):
-    """No trial of a study is finished."""
+    """No trial of a study is finished, or none of the kind that is asked for."""
+
+
+def needed(*found: Sized) -> None:
+    """Raises Unmeasured where one of these is empty: what would be made of them is left out."""
+    if not all(map(len, found)):
+        raise Unmeasured
 
 
 @dataclass(frozen=True)
@@ -64,10 +71,10 @@ class Results:
     """Everything the small files of a store say."""
 
     arms: (
-        pd.DataFrame
-    )  # one row per trial and arm: the verdict columns, evidence, outcomes of the arm and (full_*) of the full batch
-    measurements: pd.DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
-    trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
+        DataFrame  # one row per trial and arm: the verdict columns, evidence, outcomes of the arm and (full_*) of the full batch
+    )
+    measurements: DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
+    trials: DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are missing or damaged
     counts: frozenset[str] = frozenset()  # columns of `measurements` of whole numbers, of which pandas makes floats beside a gap
@@ -86,7 +93,7 @@ class Results:
         """Names of the experiments that have at least one finished trial."""
         return sorted({*self.trials["experiment"]})
 
-    def study(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    def study(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
         """The measurements of one study, without the columns of others; `columns` are there also when they are empty.
 
         Raises Unmeasured where there are none.
@@ -136,12 +143,12 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
     )
 
 
-def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFrame:
+def from_store(results: Path | str, experiment: str | None = None) -> DataFrame:
     """One row per arm of every finished trial."""
     return read(results, experiment).arms
 
 
-def from_wandb(project: str, experiment: str | None = None) -> pd.DataFrame:
+def from_wandb(project: str, experiment: str | None = None) -> DataFrame:
     """One row per arm of every finished run of a W&B project, `entity/project`.
 
     It has the columns of `verdicts.csv`, the outcomes, `group` and `model`. What rests on the evidence of a verdict is in the
@@ -157,7 +164,7 @@ def from_wandb(project: str, experiment: str | None = None) -> pd.DataFrame:
     return rows.frame(VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
 
 
-def steps_from_wandb(project: str, experiment: str | None = None) -> pd.DataFrame:
+def steps_from_wandb(project: str, experiment: str | None = None) -> DataFrame:
     """Step rows of the runs of a W&B project, one per arm and step, with `experiment` and `trial`, as `steps` gives them."""
     rows = Columns()
     for run in _mirrored(project, experiment):
@@ -178,7 +185,7 @@ def _mirrored(project: str, experiment: str | None) -> Iterator[MirroredRun]:
     return (run for run in tracking.read_online(project, experiment) if run.job_type in ("", TRIAL))
 
 
-def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:
+def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[DataFrame, tuple[Missing, ...]]:
     """Step rows of the trials named, with a column `trial`; and the trials whose rows cannot be read."""
     store, frames, missing = Store(results), [], []
     for name in trials:
@@ -186,7 +193,7 @@ def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[
             frames.append(store.steps(read_trial(store.folder(experiment, name))).assign(trial=name))
         except (StoreError, FileNotFoundError) as error:
             missing.append(Missing(experiment, name, str(State.damaged), _one_line(error)))
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*STEP_COLUMNS, "trial"])
+    rows = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=[*STEP_COLUMNS, "trial"])
     return rows, tuple(missing)
 
 
@@ -213,13 +220,13 @@ class Columns:
             name for name, values in self._values.items() if {type(value) for value in values if value is not None} == {int}
         )
 
-    def frame(self, columns: Sequence[str], order: list[str]) -> pd.DataFrame:
+    def frame(self, columns: Sequence[str], order: list[str]) -> DataFrame:
         """Sorted; `columns` come first, and exist also when there are no rows."""
         return _frame(self._values, (*columns, *sorted(self._values.keys() - set(columns))), order)
 
 
-def _frame(values: Mapping[str, Sequence[Any]], names: Sequence[str], order: list[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(dict(values), columns=list(names))
+def _frame(values: Mapping[str, Sequence[Any]], names: Sequence[str], order: list[str]) -> DataFrame:
+    frame = DataFrame(dict(values), columns=list(names))
     if frame.empty:  # without values pandas cannot know that names are text and flags truth values
         frame = frame.astype({name: bool if name in FLAGS else object for name in names})
     return frame.sort_values(order, kind="stable", ignore_index=True)

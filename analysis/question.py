@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.content import Section
 from accumulation_harness.analysis.load import Results, Unmeasured
@@ -61,6 +61,16 @@ class ClaimResult:
 def undecided(reason: str, n: int = 0) -> ClaimResult:
     """The results are there and do not suffice: `reason` says what is missing."""
     return ClaimResult(verdict=Ruling.needs_full_grid, measured=math.nan, threshold="", n=n, explanation=reason)
+
+
+class TooFew(LookupError):
+    """The results that there are do not suffice for a claim: what it takes, and how many there are."""
+
+
+def takes(what: str, *frames: DataFrame | Series[Any], n: int | None = None) -> None:
+    """Raises TooFew, which says what it takes, where one of these frames is empty; `n`: how many there are, if not their rows."""
+    if any(frame.empty for frame in frames):
+        raise TooFew(what, sum(map(len, frames)) if n is None else n)
 
 
 def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
@@ -120,7 +130,7 @@ class Experiment:
     margin: float = 0.02  # of the equivalence test of L4, nats per loss term; NaN: from the spread between seeds
     margin_reason: str = "0.02 nats of loss is a change of perplexity of 2%"
     claims: tuple[Claim, ...] = ()  # of the ledger, that this experiment decides
-    answer: Callable[[pd.DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims
+    answer: Callable[[DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims
     predicted: Callable[[Results], bool | None] | None = None  # compares the printed prediction; for an answer from claims
     advice: Callable[[Results], Advice | None] | None = (
         None  # its row of the first screen, from all results; None: they say nothing
@@ -134,12 +144,16 @@ class Material:
 
     experiment: Experiment
     results: Results
-    steps: pd.DataFrame  # step rows of the drawn trials, with the columns of their arms
-    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # of these trials, with a column `trial`; KeyError: none is there
-    l4: pd.DataFrame  # tables.convergence
+    steps: DataFrame  # step rows of the drawn trials, with the columns of their arms
+    read_steps: Callable[[Iterable[str]], DataFrame]  # of these trials, with a column `trial`; KeyError: none is there
+    l4: DataFrame  # tables.convergence
+
+    def study(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
+        """`Results.study` of its results."""
+        return self.results.study(name, columns)
 
     @property
-    def arms(self) -> pd.DataFrame:
+    def arms(self) -> DataFrame:
         """The judged arms of the experiment."""
         return self.results.arms
 

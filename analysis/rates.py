@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 
-import pandas as pd
+from pandas import Series
 from scipy import special
 
 LEVEL = 0.95
@@ -47,7 +47,7 @@ class Rate:
         return f"{self.k} of {self.n} ({percent(self.share)}, 95% interval {self.interval})" if self.n else "0 of 0"
 
 
-def rate(flags: pd.Series[bool]) -> Rate:
+def rate(flags: Series[bool]) -> Rate:
     """The share of flags that are true."""
     return Rate(int(flags.sum()), len(flags))
 
@@ -59,6 +59,6 @@ def percent(value: float) -> str:
     return f"{100 * value:.3g}%"
 
 
-def of_trials(flags: pd.Series[bool], trials: pd.Series[str]) -> Rate:
+def of_trials(flags: Series[bool], trials: Series[str]) -> Rate:
     """The share of trials in which every flag is true: arms of a trial share its data and weights, and are no separate draws."""
     return rate(flags.astype(bool).groupby(trials).all())

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import (
@@ -24,6 +24,7 @@ from accumulation_harness.analysis.content import (
     table_by,
 )
 from accumulation_harness.analysis.figures import judged as figures
+from accumulation_harness.analysis.load import needed
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 
@@ -41,11 +42,10 @@ L4_HEAD = "workload | norm | optimizer | precision | arm | measure | n | mean | 
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
-def verdict_matrix(material: Material) -> Section | None:
+def verdict_matrix(material: Material) -> Section:
     """The matrix of verdicts."""
     cells = tables.matrix(material.arms)
-    if cells.empty:
-        return None
+    needed(cells)
     made = {tuple(row[name] for name in tables.CELL): _cell(row) for row in cells.to_dict("records")}
     columns = {name: own for name in tables.PRECISIONS if (own := sorted({key[4:] for key in made if key[3] == name}))}
     keys = [(name, *key) for name, own in columns.items() for key in own]
@@ -71,16 +71,15 @@ def _cell(row: Mapping[Hashable, Any]) -> Cell:
     return Cell(state, SYMBOLS[state], f"{agreeing}/{n}", words)
 
 
-def _batches(arms: pd.DataFrame) -> str:
+def _batches(arms: DataFrame) -> str:
     sizes = sorted(set(arms["effective_batch"]))
     return f"Effective batch B = {', '.join(map(str, sizes))}, micro-batches of b = B/N."
 
 
-def gradient_error(material: Material) -> Section | None:
+def gradient_error(material: Material) -> Section:
     """The gradient's error in the precision of the run over N, beside the full batch's own."""
     arms = material.arms[np.isfinite(material.arms["arm_error"])]
-    if arms.empty:
-        return None
+    needed(arms)
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent'")
     ratios = good["rounding_ratio"].dropna()
     summary = (
@@ -143,10 +142,9 @@ def losses(material: Material) -> Section | None:
     return section("Loss curves", *pictures) if pictures else None
 
 
-def distances(material: Material) -> Section | None:
+def distances(material: Material) -> Section:
     """The distance of the parameters to the full batch's over the optimizer steps."""
-    if material.steps.empty:
-        return None
+    needed(material.steps)
     arms = material.arms
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
     inside = (good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum()
@@ -166,12 +164,11 @@ def distances(material: Material) -> Section | None:
     return section("Distance of the parameters", text, picture)
 
 
-def batch_norm(material: Material) -> Section | None:
+def batch_norm(material: Material) -> Section:
     """What BatchNorm does to gradients and losses, and how much of it its oracle explains."""
     arms = material.arms[material.arms["norm"] == "batch"]
     accumulated = arms.query("arm == 'accumulated' and oracle_error.notna()")
-    if accumulated.empty:
-        return None
+    needed(accumulated)
     l4 = material.l4[(material.l4["norm"] == "batch") & (material.l4["measure"] == "held_out_loss")]
     means = l4.query("arm == 'accumulated'").groupby("accumulation_steps")["mean"].agg(span)
     columns = ("accumulation_steps", "micro_batch", "arm n", "gradient_error median", "oracle_error max",
@@ -199,12 +196,11 @@ def batch_norm(material: Material) -> Section | None:
     return section("BatchNorm", text, picture, table_by(accumulated, "accumulation_steps", head, columns, caption))
 
 
-def convergence(material: Material) -> Section | None:
+def convergence(material: Material) -> Section:
     """Losses over seeds, paired with the full batch: L4."""
     margin, l4 = material.experiment.margin, material.l4
     cells = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and n >= 2")
-    if cells.empty:
-        return None
+    needed(cells)
     columns = (
         "workload", "norm", "optimizer", "precision", _arm_name,
         ("measure", lambda name: name.removesuffix("_loss").replace("_", "-")), "n", "mean", ends, "tost_p", "apart", "apart_p",
@@ -225,7 +221,7 @@ def convergence(material: Material) -> Section | None:
     return section("Convergence over seeds", *_l4_text(cells, margin), picture, numbers)
 
 
-def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
+def _l4_text(cells: DataFrame, margin: float) -> tuple[str, str]:
     seeds = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
     inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["apart_holm"] < tables.LEVEL]
     scattered = ", ".join(f"{count} with norm {norm}" for norm, count in wide["norm"].value_counts().sort_index().items())
@@ -260,16 +256,15 @@ def unjudged(material: Material) -> Section:
     return section(title, table_by(listed, "", "trial | arm | verdict | reason", columns, caption))
 
 
-def _arm_name(row: pd.DataFrame) -> str:
+def _arm_name(row: DataFrame) -> str:
     arm, num = row[["arm", "accumulation_steps"]].iloc[0]
     return "permuted" if arm == "permuted" else f"{arm} N={num}"
 
 
-def vacuity(material: Material) -> Section | None:
+def vacuity(material: Material) -> Section:
     """How often the conditions occurred under which faults show."""
     found = tables.vacuity(material.arms)
-    if found.empty:
-        return None
+    needed(found)
     head = "model | trials | clipping active | short windows | unequal terms | float64 steps, at least | float64 floor"
     caption = (
         "In how many accumulated arms the float64 test met what reveals faults: a window that was clipped, a window shorter than "

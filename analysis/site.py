@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis import ledger, load, sections, tables
 from accumulation_harness.analysis.article import Article
@@ -22,7 +23,7 @@ MAX_LISTED = 50
 
 
 def pages(
-    loaded: load.Results, articles: Sequence[Article], claims: pd.DataFrame, notes: Sequence[str]
+    loaded: load.Results, articles: Sequence[Article], claims: DataFrame, notes: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Name and content of every file, the entry last: when it is there, all that it leads to is."""
     environment = jinja2.Environment(
@@ -88,7 +89,7 @@ def _facts(loaded: load.Results) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _environments(trials: pd.DataFrame) -> list[tuple[str, int]]:
+def _environments(trials: DataFrame) -> list[tuple[str, int]]:
     counts: dict[Any, int] = trials["environment"].value_counts().to_dict()
     return sorted(((str(name), count) for name, count in counts.items()), key=lambda pair: (-pair[1], pair[0]))[:10]
 

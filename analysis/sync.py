@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis import load, tables
 from accumulation_harness.analysis.article import drawn_steps
@@ -101,13 +101,13 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
         wandb.teardown()  # its own process, before ours ends
 
 
-def table(arms: pd.DataFrame) -> pd.DataFrame:
+def table(arms: DataFrame) -> DataFrame:
     """`verdicts.csv`, with first what one groups by."""
     verdicts = tables.verdicts(arms)
     return verdicts[[*FIRST, *(name for name in verdicts if name not in FIRST)]]
 
 
-def pictures(results: Path, experiment: str, arms: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+def pictures(results: Path, experiment: str, arms: DataFrame) -> Iterator[tuple[str, Figure]]:
     """The figures that there are of every sweep, as the report has them."""
     if arms["algebra_error"].notna().any():
         yield "algebra", figures.figure_algebra(arms)

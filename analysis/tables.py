@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas import DataFrame, Series
 
 from accumulation_harness import config
 from accumulation_harness.judge import statistics
@@ -34,17 +35,17 @@ def place_of(optimizer: object) -> int:
     return OPTIMIZERS.index(str(optimizer)) if optimizer in OPTIMIZERS else len(OPTIMIZERS)
 
 
-def optimizers_of(rows: pd.DataFrame) -> list[str]:
+def optimizers_of(rows: DataFrame) -> list[str]:
     """The optimizers of the rows, in their customary order."""
     return sorted(set(rows["optimizer"]), key=place_of)
 
 
-def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
+def verdicts(arms: DataFrame) -> DataFrame:
     """`verdicts.csv`: the arms with its columns, in its order."""
     return arms[list(VERDICT_COLUMNS)]
 
 
-def to_csv(frame: pd.DataFrame) -> bytes:
+def to_csv(frame: DataFrame) -> bytes:
     """CSV that reads back exactly: a double is written as its shortest repr, NaN as `nan`, truth as `True` or `False`.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, and a carriage return, which would begin a
@@ -63,25 +64,25 @@ def _inert(cells: list[Any]) -> list[Any]:
     return [inert.get(cell, cell) for cell in cells] if texts else cells
 
 
-def verdict_counts(arms: pd.DataFrame) -> pd.Series[int]:
+def verdict_counts(arms: DataFrame) -> Series[int]:
     """How many arms have each verdict, worst first; verdicts that do not occur are left out."""
     counts = arms["verdict"].value_counts()
     return counts.reindex([verdict for verdict in WORST_FIRST if verdict in counts])
 
 
-def in_order(frame: pd.DataFrame) -> pd.DataFrame:
+def in_order(frame: DataFrame) -> DataFrame:
     """Rows by workload, norm, optimizer, precision and N, each in its customary order."""
     customary = {"norm": NORMS, "optimizer": OPTIMIZERS, "precision": PRECISIONS}
     by = [name for name in CELL if name in frame]
 
-    def rank(column: pd.Series[Any]) -> pd.Series[Any]:
+    def rank(column: Series[Any]) -> Series[Any]:
         known = customary.get(str(column.name))
         return column if known is None else column.map({value: place for place, value in enumerate(known)}).fillna(len(known))
 
     return frame.sort_values(by, key=rank, kind="stable", ignore_index=True)
 
 
-def matrix(arms: pd.DataFrame) -> pd.DataFrame:
+def matrix(arms: DataFrame) -> DataFrame:
     """One row per cell of the verdict matrix: its worst verdict, how many arms have it (`agreeing`), how many there are (`n`)."""
     chosen = arms.query("arm in ['accumulated', 'permuted']")
     chosen = chosen.assign(rank=chosen["verdict"].map(WORST_FIRST.index))
@@ -96,13 +97,13 @@ def matrix(arms: pd.DataFrame) -> pd.DataFrame:
     return in_order(cells.merge(groups.size().rename("n").reset_index(), on=CELL))
 
 
-def facets(frame: pd.DataFrame) -> list[str]:
+def facets(frame: DataFrame) -> list[str]:
     """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure."""
     settings = frame[["model", *(name for name in CELL if name in frame)]].drop_duplicates()
     return list(dict.fromkeys(in_order(settings)["model"]))[:MAX_FACETS]
 
 
-def drawn(arms: pd.DataFrame) -> pd.DataFrame:
+def drawn(arms: DataFrame) -> DataFrame:
     """The trials whose step rows are drawn: one per model and precision, with the B and the optimizer that most models share."""
     trials = arms[arms["model"].isin(facets(arms))].drop_duplicates("trial")
     rank = trials.assign(
@@ -113,13 +114,13 @@ def drawn(arms: pd.DataFrame) -> pd.DataFrame:
     return in_order(best.drop_duplicates(["model", "precision"])).drop(columns=["of_size", "of_optimizer"])
 
 
-def half_spread(arms: pd.DataFrame) -> float:
+def half_spread(arms: DataFrame) -> float:
     """Half the standard deviation of the full batch's held-out loss between seeds, the median over configurations."""
     trials = arms.drop_duplicates("trial").groupby("group")["full_held_out_loss"]
     return float(trials.std().median()) / 2
 
 
-def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
+def convergence(arms: DataFrame, margin: float) -> DataFrame:
     """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
 
     `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `detectable`: the smallest difference that a paired t
@@ -150,7 +151,7 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
                 }
             )
     labels = arms.loc[[own[0] for own in places.values()], CELL]
-    frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), pd.DataFrame(rows, columns=L4_COLUMNS)], axis=1)
+    frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), DataFrame(rows, columns=L4_COLUMNS)], axis=1)
     for _, cells in frame.query("apart_p.notna() and arm == 'accumulated'").groupby("measure"):
         frame.loc[cells.index, "apart_holm"] = statistics.holm(cells["apart_p"].tolist())
     return in_order(frame)
@@ -180,12 +181,12 @@ def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, 
     }
 
 
-def cells(rows: pd.DataFrame, keys: Sequence[str], of: Callable[[pd.DataFrame], Mapping[str, Any]]) -> pd.DataFrame:
+def cells(rows: DataFrame, keys: Sequence[str], of: Callable[[DataFrame], Mapping[str, Any]]) -> DataFrame:
     """One row per group of `keys`, in their order: the keys, and what `of` makes of the group's rows."""
-    return pd.DataFrame([{**dict(zip(keys, key, strict=True)), **of(own)} for key, own in rows.groupby([*keys])])
+    return DataFrame([{**dict(zip(keys, key, strict=True)), **of(own)} for key, own in rows.groupby([*keys])])
 
 
-def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
+def vacuity(arms: DataFrame) -> DataFrame:
     """How often what can reveal a fault occurred, per model: active clipping, short windows, unequal terms, float64 steps."""
     accumulated = arms.query("arm == 'accumulated'")
     table = accumulated.groupby(["workload", "norm"], as_index=False).agg(
@@ -200,8 +201,8 @@ def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
     return in_order(table)
 
 
-def seconds(trials: pd.DataFrame) -> pd.Series[float]:
+def seconds(trials: DataFrame) -> Series[float]:
     """Sum of trial seconds by phase, then in total."""
     phases = trials.filter(regex="^seconds_")
     sums = {str(name).removeprefix("seconds_"): math.fsum(own.dropna()) for name, own in phases.items()}
-    return pd.Series({**sums, "total": math.fsum(trials["seconds"])}, dtype=float)
+    return Series({**sums, "total": math.fsum(trials["seconds"])}, dtype=float)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.figures.style import DASHED, INK, log_axis, new_figure, steps_axis, style
 from accumulation_harness.analysis.tables import optimizers_of
@@ -19,7 +19,7 @@ WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
 EXACT = 1e-17  # where a difference of exactly zero is drawn
 
 
-def to_the_ends(cells: pd.DataFrame) -> list[pd.Series[float]]:
+def to_the_ends(cells: DataFrame) -> list[Series[float]]:
     """From the mean of each cell to both ends of its interval; 0 where a single seed has none."""
     return [(cells["mean"] - cells["low"]).fillna(0), (cells["high"] - cells["mean"]).fillna(0)]
 
@@ -35,12 +35,12 @@ class Curve:
     band: Any = None
 
 
-def mean_curve(cells: pd.DataFrame, x: str, **look: Any) -> Curve:
+def mean_curve(cells: DataFrame, x: str, **look: Any) -> Curve:
     """The means of cells with their intervals."""
     return Curve(cells[x], cells["mean"], look, to_the_ends(cells))
 
 
-def median_curve(rows: pd.DataFrame, x: str, y: str, **look: Any) -> Curve:
+def median_curve(rows: DataFrame, x: str, y: str, **look: Any) -> Curve:
     """Medians over trials, and the range; what is exactly zero is drawn at the bottom."""
     found = rows.groupby(x)[y].agg(["median", "min", "max"]).clip(lower=EXACT)
     return Curve(found.index, found["median"], look, band=(found["min"], found["max"]))
@@ -117,12 +117,12 @@ def panels(
     return figure
 
 
-def by_optimizer(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def by_optimizer(rows: DataFrame) -> dict[str, DataFrame]:
     """The rows of each optimizer, in the customary order."""
     return {name: rows.query("optimizer == @name") for name in optimizers_of(rows)}
 
 
-def rate_axis(axes: Axes, rows: pd.DataFrame) -> None:
+def rate_axis(axes: Axes, rows: DataFrame) -> None:
     """An axis of learning rates, labelled with every one."""
     axes.set_xscale("log", base=2)
     rates = sorted(set(rows["lr"]))

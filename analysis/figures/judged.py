@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.figures.forms import EXACT, WIDTH, Curve, curves, mean_curve, median_curve, panels, to_the_ends
 from accumulation_harness.analysis.figures.style import (
@@ -30,11 +30,11 @@ MAX_MARKS = 150  # of one strip: more cannot be told apart, and would make the p
 NULLS = ("null", "ulp")
 
 
-def figure_algebra(arms: pd.DataFrame) -> Figure:
+def figure_algebra(arms: DataFrame) -> Figure:
     """Float64 difference of every arm, one strip per normalisation, with the gate and the oracle of BatchNorm."""
     norms = [norm for norm in NORMS if norm in set(arms["norm"])]
 
-    def draw(axes: Axes, arms: pd.DataFrame) -> None:
+    def draw(axes: Axes, arms: DataFrame) -> None:
         log_axis(axes, "x", most=10)
         axes.axvspan(EXACT / 3, ALGEBRA_GATE, color=BLUE, alpha=0.06, linewidth=0)
         axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED)
@@ -58,7 +58,7 @@ def figure_algebra(arms: pd.DataFrame) -> Figure:
     return panels({"": arms}, draw, 1.2 + 0.55 * len(norms), x=x, ncols=4)
 
 
-def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark: str, label: str) -> None:
+def _strip(axes: Axes, errors: Series[float], place: float, colour: str, mark: str, label: str) -> None:
     """Marks along one line, slightly scattered; of many, evenly spaced ranks with both ends."""
     values = np.sort(errors.dropna().to_numpy())
     if len(values) > MAX_MARKS:
@@ -69,7 +69,7 @@ def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark
     axes.plot(at, place + scatter, mark, color=colour, markersize=size, markeredgewidth=edge, alpha=0.75, label=label)
 
 
-def figure_gradient_error(arms: pd.DataFrame) -> Figure:
+def figure_gradient_error(arms: DataFrame) -> Figure:
     """Error of the gradient in the target precision over N: rows are precisions, columns models; the floor is drawn as a band."""
     arms = arms[np.isfinite(arms["arm_error"])]
     models, shown = facets(arms), dict[str, list[Curve]]()
@@ -94,7 +94,7 @@ def figure_gradient_error(arms: pd.DataFrame) -> Figure:
     return curves(shown, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(models), sharey="row", size=(WIDTH, 2.8))
 
 
-def figure_losses(steps: pd.DataFrame) -> Figure:
+def figure_losses(steps: DataFrame) -> Figure:
     """Loss of every arm, and below it the distance to the full batch's, against the band of the null runs; columns are models."""
     models, above, below = facets(steps), dict[str, list[Curve]](), dict[str, list[Curve]]()
     colours = by_steps(steps.query("arm == 'accumulated'")["accumulation_steps"].tolist())
@@ -113,7 +113,7 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
     return figure
 
 
-def figure_distances(steps: pd.DataFrame) -> Figure:
+def figure_distances(steps: DataFrame) -> Figure:
     """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
     models, shown = facets(steps), dict[str, list[Curve]]()
     colours = by_steps(steps.query("arm == 'accumulated'")["accumulation_steps"].tolist())
@@ -125,11 +125,11 @@ def figure_distances(steps: pd.DataFrame) -> Figure:
     return curves(shown, "optimizer step", "distance d", axes=("linear", "log"), size=size, columns=len(models), sharey="row")
 
 
-def _precisions(rows: pd.DataFrame) -> list[str]:
+def _precisions(rows: DataFrame) -> list[str]:
     return [name for name in PRECISIONS if name in set(rows["precision"])]
 
 
-def _beside_null(table: pd.DataFrame, colours: dict[int, str]) -> list[Curve]:
+def _beside_null(table: DataFrame, colours: dict[int, str]) -> list[Curve]:
     """Curves by N over the shaded band of the null runs; what is exactly zero is a gap."""
     table = table.where(table > 0)
     accumulated = _accumulated(table)
@@ -141,12 +141,12 @@ def _beside_null(table: pd.DataFrame, colours: dict[int, str]) -> list[Curve]:
     ]
 
 
-def _accumulated(table: pd.DataFrame) -> list[tuple[int, pd.Series[float]]]:
+def _accumulated(table: DataFrame) -> list[tuple[int, Series[float]]]:
     """N and the column of each accumulated arm."""
     return [(int(key[1]), table[key]) for key in table.columns.to_flat_index() if key[0] == "accumulated"]
 
 
-def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
+def figure_batch_norm(arms: DataFrame, l4: DataFrame) -> Figure:
     """BatchNorm over N: the difference and what is left of it against the Ghost-BatchNorm oracle; held-out loss beside it."""
     accumulated, l4 = arms.query("arm == 'accumulated'"), l4.query("measure == 'held_out_loss'")
     gate = {"color": INK, "linestyle": DASHED, "label": f"gate {power_of_ten(ALGEBRA_GATE)}"}
@@ -171,7 +171,7 @@ def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
     return figure
 
 
-def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
+def figure_convergence(l4: DataFrame, margin: float) -> Figure:
     """L4 of the held-out loss, one row per configuration: mean difference and interval of every arm, with the margin."""
     l4 = l4.query("measure == 'held_out_loss'")
     l4 = l4.assign(row=l4[["workload", "norm", "optimizer"]].agg(" ".join, axis=1))
@@ -179,7 +179,7 @@ def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
     colours = {0: GREY, **by_steps(l4.query("arm == 'accumulated'")["accumulation_steps"].tolist())}
     l4 = l4.assign(num=l4["accumulation_steps"].where(l4["arm"] == "accumulated", 0))  # 0: the permuted full batch
 
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
+    def draw(axes: Axes, own: DataFrame) -> None:
         axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0, label="margin")
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, (n, colour) in enumerate(colours.items()):

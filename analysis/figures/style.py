@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -16,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 # Okabe and Ito's palette.
@@ -91,11 +91,7 @@ def inline(svg: bytes, prefix: str, alt: str) -> str:
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     head, _, body = text.partition(">")
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-    return f'{head} role="img" aria-label="{_escaped(alt)}">{body}'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'{head} role="img" aria-label="{escape(alt)}">{body}'
 
 
 def by_steps(values: Sequence[int]) -> dict[int, str]:
@@ -138,11 +134,6 @@ def power_of_two(value: float, _position: int | None = None) -> str:
 
 
 DASHED = (0, (4, 3))
-
-
-def key(label: str, colour: str = INK) -> Line2D:
-    """The entry of a legend for a dashed line."""
-    return Line2D([], [], color=colour, linestyle=DASHED, linewidth=1, label=label)
 
 
 def steps_axis(axes: Axes, values: Sequence[int]) -> None:

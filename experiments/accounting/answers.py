@@ -20,6 +20,7 @@ from accumulation_harness.analysis.answering import (
     section,
     span,
     table_by,
+    takes,
     undecided,
 )
 from accumulation_harness.experiments.shared.recorded import recorded
@@ -100,8 +101,7 @@ def adam_copies(results: Results) -> ClaimResult:
     """D11: compares the bytes of Adam's state with twice those of the parameters; S0's plural says how many in neither way."""
     rows = results.study("model_bytes")
     adam = rows.query("optimizer in @ADAM")
-    if adam.empty:
-        return undecided("It takes trials with Adam.")
+    takes("It takes trials with Adam.", adam, n=0)
     copies = adam["state_bytes"] / adam["parameter_bytes"]
     return ClaimResult(
         verdict=CONFIRMED if copies.eq(2).all() else REFUTED,
@@ -210,7 +210,7 @@ READ = (
 
 def byte_table(material: Material) -> Section:
     """Bytes per parameter that stay from one micro-batch to the next."""
-    rows = material.results.study("model_bytes")
+    rows = material.study("model_bytes")
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
     head = "optimizer | precision | weights kept in | N | parameters | gradients | optimizer state"
     columns = ("optimizer", "precision", "kept_in", "accumulation_steps",

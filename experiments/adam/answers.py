@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -36,6 +36,7 @@ from accumulation_harness.analysis.answering import (
     power_of_two,
     section,
     table_by,
+    takes,
     undecided,
 )
 from accumulation_harness.experiments.momentum import states as optimizers
@@ -75,8 +76,7 @@ def hides_missing_division(results: Results) -> ClaimResult:
     adam = free.query("optimizer in ['adam', 'adamw'] and (weight_decay == 0 or optimizer == 'adamw')")
     usual, large = adam.query("eps <= @SMALL_EPS"), adam.query("eps > @SMALL_EPS")
     sgd = free.query("optimizer == 'sgd' and weight_decay == 0")
-    if usual.empty or large.empty or sgd.empty:
-        return undecided("It takes Adam at small and large eps, and SGD.", len(rows))
+    takes("It takes Adam at small and large eps, and SGD.", usual, large, sgd, n=len(rows))
     right, formula = rows["right_error"].max(), closed_form_error(rows)
     if right > ALGEBRA_GATE or formula > CLOSED_FORM or sgd["fault_error_first"].min() < SHOWN:
         return undecided("The right recipe, the closed form or SGD did not do what they must: the comparison is void.", len(rows))
@@ -98,12 +98,12 @@ def hides_missing_division(results: Results) -> ClaimResult:
     )
 
 
-def closed_form_error(rows: pd.DataFrame) -> float:
+def closed_form_error(rows: DataFrame) -> float:
     """The largest relative error of the formula for the first step."""
     return float((rows["fault_error_first"] / rows["predicted_first"] - 1).abs().max())
 
 
-def revealed(rows: pd.DataFrame) -> str:
+def revealed(rows: DataFrame) -> str:
     """What reveals the fault, or hides it from SGD, in words; empty where nothing of it was run."""
     clipped = rows.query("clip_norm.notna()")
     decayed = rows.query("optimizer == 'adam' and weight_decay > 0")
@@ -124,7 +124,7 @@ def revealed(rows: pd.DataFrame) -> str:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def figure_eps(rows: pd.DataFrame) -> Figure:
+def figure_eps(rows: DataFrame) -> Figure:
     """Error of Adam's displacement without 1/N over eps: after the first step, after all steps, and beside eps/N."""
     predicted = rows.groupby("eps")["predicted_first"].median()
     drawn = [Curve(predicted.index, predicted, {"color": BLUE, "linewidth": 1, "label": "first step, closed form"})] + [
@@ -141,10 +141,10 @@ def figure_eps(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def figure_second_moment(rows: pd.DataFrame) -> Figure:
+def figure_second_moment(rows: DataFrame) -> Figure:
     """Measured over predicted ratio of the two second moments, a colour per N."""
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
             set_scale("log", base=2)
             axis.set_major_formatter(FuncFormatter(power_of_two))
@@ -156,14 +156,14 @@ def figure_second_moment(rows: pd.DataFrame) -> Figure:
     return panels({"": rows}, draw, 3.3, x="predicted from per-sample gradients", y="measured", ncols=6)
 
 
-def states(material: Material) -> Section | None:
+def states(material: Material) -> Section:
     """State and weights of every arm over the optimizer steps."""
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
 def missing_division(material: Material) -> Section:
     """What the missing 1/N does to Adam's steps, by eps, weight decay and clipping."""
-    rows = material.results.study("adam_scale", ["clip_norm"])
+    rows = material.study("adam_scale", ["clip_norm"])
     text = (
         "A sum of mean losses gives N times the gradient. Adam divides the first moment by the root of the second, so the factor "
         "cancels except in eps: N m / (N √v + eps) = m / (√v + eps/N). Training with the fault is therefore exactly right "
@@ -199,18 +199,18 @@ def missing_division(material: Material) -> Section:
     return section("A missing 1/N under Adam", text, picture, table_by(rows, by, head, columns, caption, dropna=False))
 
 
-def _eps(rows: pd.DataFrame) -> str:
+def _eps(rows: DataFrame) -> str:
     return f"{rows['eps'].iloc[0]:g}" if rows["optimizer"].iloc[0].startswith("adam") else "-"
 
 
-def _clipping(rows: pd.DataFrame) -> str:
+def _clipping(rows: DataFrame) -> str:
     share = rows["clipped_share"].mean()
     return "off" if rows["clip_norm"].isna().all() else f"at {rows['clip_norm'].iloc[0]:g}, active in {share:.0%}"
 
 
 def second_moment(material: Material) -> Section:
     """The second moment from micro-batches beside its formula."""
-    rows = material.results.study("second_moment")
+    rows = material.study("second_moment")
     plain, drawn = ((rows["ratio"] / rows[name] - 1).abs().max() for name in ("predicted", "predicted_without_replacement"))
     text = (
         "An optimizer that averages the squared gradient of every micro-batch (AdamA, arXiv 2305.19982) is not Adam on the "

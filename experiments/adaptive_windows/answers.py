@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -83,7 +83,7 @@ def adapted(results: Results) -> ClaimResult:
     )
 
 
-def balance(rows: pd.DataFrame) -> pd.DataFrame:
+def balance(rows: DataFrame) -> DataFrame:
     """Per trial, N and step: the largest deviation of a tensor's norm from the full batch's, and the imbalance of both.
 
     `imbalance` is the largest norm over the smallest, of the tensors whose gradient is not zero.
@@ -98,14 +98,14 @@ def balance(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
+def between_towers(rows: DataFrame) -> Series[float]:
     """How much more unequal the two towers' gradient norms are under accumulation: mean change of |log ratio|, by trial."""
     towers = rows.assign(tower=rows["tensor"].str.partition(".")[0])
     names = ["full_norm", "accumulated_norm"]
     squares = towers.assign(**towers[names] ** 2).groupby(["trial", "accumulation_steps", "step", "tower"])[names].sum()
     ratios = squares.xs("left", level="tower") / squares.xs("right", level="tower")
     logs = ratios.map(math.log).abs() / 2
-    change: pd.Series[float] = (logs["accumulated_norm"] - logs["full_norm"]).groupby("trial").mean()
+    change: Series[float] = (logs["accumulated_norm"] - logs["full_norm"]).groupby("trial").mean()
     return change
 
 
@@ -151,7 +151,7 @@ def imbalance(results: Results) -> ClaimResult:
 
 def ways_to_adapt(material: Material) -> Section:
     """Gradient errors and final distances of each way to change N."""
-    rows = material.results.study("adaptive_windows")
+    rows = material.study("adaptive_windows")
     head = "windows | optimizer | n | worst gradient error | distance of the weights at the end"
     caption = (
         f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: distance to the "
@@ -162,11 +162,11 @@ def ways_to_adapt(material: Material) -> Section:
     return section("N that changes from window to window", table_by(rows, "arm optimizer", head, columns, caption))
 
 
-def figure_tensor_norms(table: pd.DataFrame) -> Figure:
+def figure_tensor_norms(table: DataFrame) -> Figure:
     """Largest deviation of a tensor's norm over N: a dot per window, coloured by normalisation."""
     norms = [norm for norm in NORMS if norm in set(table["norm"])]
 
-    def draw(axes: Axes, table: pd.DataFrame) -> None:
+    def draw(axes: Axes, table: DataFrame) -> None:
         log_axis(axes, "y", most=9)
         for place, norm in enumerate(norms):
             own = table.query("norm == @norm")
@@ -181,7 +181,7 @@ def figure_tensor_norms(table: pd.DataFrame) -> Figure:
 
 def tensor_balance(material: Material) -> Section:
     """Deviations of the tensors' gradient norms over N."""
-    rows = material.results.study("tensor_norms").query("workload != 'pairs'")
+    rows = material.study("tensor_norms").query("workload != 'pairs'")
     table = balance(rows)
     picture = Picture(
         "tensor-norms",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -40,7 +40,7 @@ LABELS = {
 }
 
 
-def figure_balance(rows: pd.DataFrame) -> Figure:
+def figure_balance(rows: DataFrame) -> Figure:
     """Relative error of the router's gradient over N, at the initial weights, by task: every seed, and the median."""
     panels: dict[str, list[Curve]] = {}
     for (task, arm), own in rows.query("arm in @LABELS").groupby(["workload", "arm"]):
@@ -53,14 +53,14 @@ def figure_balance(rows: pd.DataFrame) -> Figure:
     return curves(panels, "N", "router gradient: relative error", size=(5.6 if len(panels) == 1 else 9.4, 3.2), ncols=3)
 
 
-def measured(results: Results) -> pd.DataFrame:
+def measured(results: Results) -> DataFrame:
     """The study's rows; `identity_error`: how far the difference of the losses per micro-batch is from the covariance."""
     rows = longest(results.study("balance_loss"), ["workload"])
     off = (rows["loss"] - rows["window_loss"] - rows["covariance"]).abs()
     return rows.assign(identity_error=off.where(rows["arm"] == "per_micro_batch"))
 
 
-def finding(rows: pd.DataFrame) -> str:
+def finding(rows: DataFrame) -> str:
     """What the numbers say of the prediction, clause by clause."""
     identity = rows["identity_error"].max()
     own, passes = (rows.query("arm == @arm")["gradient_error"] for arm in ("per_micro_batch", "two_passes"))
@@ -75,7 +75,7 @@ def finding(rows: pd.DataFrame) -> str:
     )
 
 
-def advice(rows: pd.DataFrame) -> str:
+def advice(rows: DataFrame) -> str:
     """What the numbers advise."""
     exact = bool(rows.query("arm == 'two_passes'")["gradient_error"].max() <= ALGEBRA_GATE)
     nearer = _nearer(rows)
@@ -91,14 +91,14 @@ def advice(rows: pd.DataFrame) -> str:
     return f"Advice: {passes} Counts that are buffered from the window's beginning are {buffers}.{noise}"
 
 
-def _nearer(rows: pd.DataFrame) -> pd.Series[bool]:
+def _nearer(rows: DataFrame) -> Series[bool]:
     """By task and N: whether buffered counts have a smaller median error than none."""
     middle = rows.groupby(["arm", "workload", "accumulation_steps"])["gradient_error"].median()
-    nearer: pd.Series[bool] = middle["buffered_counts"] < middle["per_micro_batch"]
+    nearer: Series[bool] = middle["buffered_counts"] < middle["per_micro_batch"]
     return nearer
 
 
-def _where(chosen: pd.Series[bool]) -> str:
+def _where(chosen: Series[bool]) -> str:
     """Tasks with their N, in words."""
     parts = (f"on {task} at N = {', '.join(str(num) for _, num in own.index)}" for task, own in chosen.groupby(level=0))
     return " and ".join(parts)

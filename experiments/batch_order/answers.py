@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     BLUE,
@@ -23,6 +24,7 @@ from accumulation_harness.analysis.answering import (
     Section,
     claim,
     interval,
+    needed,
     over_settings,
     panels,
     power,
@@ -51,10 +53,10 @@ LABELS = {
 }
 
 
-def figure_orders(rows: pd.DataFrame) -> Figure:
+def figure_orders(rows: DataFrame) -> Figure:
     """Test loss by order, a panel per setting: a mark per seed, and the mean."""
 
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
+    def draw(axes: Axes, own: DataFrame) -> None:
         for place, (arm, (_, colour)) in enumerate(LABELS.items()):
             losses = own.loc[own["arm"] == arm, "test_loss"].astype(float)
             axes.plot([place] * len(losses), losses, "o", color=colour, markersize=4, alpha=0.6)
@@ -86,13 +88,13 @@ class Contrast:
         return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(str(batch)) // int(str(num))}"
 
 
-def judged(results: Results) -> pd.DataFrame:
+def judged(results: Results) -> DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
     rows = longest(results.study("batch_order"), SETTING)
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 
 
-def contrasts(rows: pd.DataFrame) -> list[Contrast]:
+def contrasts(rows: DataFrame) -> list[Contrast]:
     """One for every setting that has both orders."""
     found = []
     for key, own in rows.groupby(SETTING):
@@ -139,11 +141,10 @@ def early_large_late_small(results: Results) -> ClaimResult:
     )
 
 
-def orders(material: Material) -> Section | None:
+def orders(material: Material) -> Section:
     """Where the four trainings end, beside the small batch throughout, and the advice."""
     rows = judged(material.results)
-    if rows.empty:
-        return None
+    needed(rows)
     found = contrasts(rows)
     head = (
         "setting | order | n | rate | inside the grid | test loss | less small throughout | detectable | validation loss at half"

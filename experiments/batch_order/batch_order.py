@@ -51,17 +51,13 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for run in runs:
             with setting.randomness(t):
                 loss = take_step(run.arm, run.arm.workload.batch(ids))
-            rows.append({**_label(run), "step": t, "replicate": 0, "samples": num_samples, "loss": loss})
+            rows.append({**run.name.columns, "step": t, "samples": num_samples, "loss": loss})
         on_step(t, rows)
     return [
-        {**_label(run), "samples": num_samples, "switch_loss": run.switch_loss,
+        {**run.name.columns, "samples": num_samples, "switch_loss": run.switch_loss,
          "validation_loss": evaluation(run.arm, validation), "test_loss": evaluation(run.arm, run.arm.workload.held_out)}
         for run in runs
     ]  # fmt: skip
-
-
-def _label(run: Run) -> Row:
-    return {"arm": run.name.name, "accumulation_steps": run.name.accumulation_steps}
 
 
 def continue_from(arm: Arm, before: Arm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -150,12 +151,12 @@ def costs_accuracy(results: Results) -> ClaimResult:
     )
 
 
-def _cells(cells: pd.DataFrame) -> str:
+def _cells(cells: DataFrame) -> str:
     """Models with their micro-batches, in words."""
     return " and ".join(f"{model} at b = {names(own)}" for model, own in cells.groupby("model")["b"])
 
 
-def _fates(cells: pd.DataFrame, harmed: pd.Series[bool], spared: pd.Series[bool]) -> str:
+def _fates(cells: DataFrame, harmed: Series[bool], spared: Series[bool]) -> str:
     """The condition: b that cost accuracy at some N, b that cost none at any N, and b of which some N is settled neither way."""
     by = [cells["model"], cells["b"]]
     costs, free = harmed.groupby(by).transform("any"), spared.groupby(by).transform("all")
@@ -163,7 +164,7 @@ def _fates(cells: pd.DataFrame, harmed: pd.Series[bool], spared: pd.Series[bool]
     return "; ".join(f"{word} {_cells(own)}" for word, own in told.items() if len(own))
 
 
-def _by_b(cells: pd.DataFrame) -> str:
+def _by_b(cells: DataFrame) -> str:
     """The costs of each model at each b, over its N, to hundredths: an image is 0.3 points, and sums of zeros are not quite 0."""
     costs = cells.assign(mean=cells["mean"].round(2) + 0.0)
     return "; ".join(f"{model} b = {b}: {spread(own['mean'])}" for (model, b), own in costs.groupby(["model", "b"]))
@@ -190,7 +191,7 @@ def and_with_batch_norm(results: Results) -> Advice | None:
     )
 
 
-def batch_norm_losses(results: Results) -> pd.DataFrame:
+def batch_norm_losses(results: Results) -> DataFrame:
     """For each b the model and B that lose most against their large batch: `mean`, `low`, `high` in points, over n seeds.
 
     `costs`: whether some model and B loses at that b for certain, Holm-corrected over all.

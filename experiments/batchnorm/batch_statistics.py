@@ -6,7 +6,6 @@ on the full batch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from accumulation_harness.experiments.shared.measuring import (
     Row,
     Setting,
     State,
-    flatten,
+    Watch,
     full_batch,
     relative_distance,
     running_statistics,
@@ -172,14 +171,11 @@ def _arm(setting: Setting, recipe: Recipe) -> Arm:
 
 def _take_window(setting: Setting, recipe: Recipe, state: State, window: Batch, momentum: float) -> WindowStep:
     """A fresh arm at `state` takes the window by the loop under test."""
-    held: list[Tensor] = []
-
-    def read(arm: Arm) -> None:
-        held.append(flatten(p.grad for p in arm.model.parameters() if p.grad is not None))
-
-    arm = _arm(setting, dataclasses.replace(recipe, at_boundary=(read, *recipe.at_boundary)))
+    arm = _arm(setting, recipe)
     arm.model.load_state_dict(state)
     for layer in batch_norms(arm.model):
         layer.momentum = momentum
+    watch = Watch(arm)
     forwards = count_forwards(arm.model, lambda: take_step(arm, window))
-    return WindowStep(held[0], running_statistics(snapshot(arm.model)), forwards / len(window))
+    assert watch.gradient is not None
+    return WindowStep(watch.gradient, running_statistics(snapshot(arm.model)), forwards / len(window))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.answering import Material, Results, Section, section, statistics, table_by
+from accumulation_harness.analysis.answering import Material, Results, Section, needed, section, statistics, table_by
 from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, remedied
 
@@ -19,7 +19,7 @@ BOTH, GROUPS, PARTS = "accumulated", "ghost_full_batch", "two_pass_statistics"  
 CORNERS = [BOTH, GROUPS, PARTS]
 
 
-def factors(results: Results) -> pd.DataFrame:
+def factors(results: Results) -> DataFrame:
     """Points of held-out accuracy that b and N cost, each averaged over both values of the other; a row per model, B and b.
 
     With the loss l(g, N) to the full batch of the same seed, for statistics over g samples: of b, (l(b, 1) + l(b, N) -
@@ -32,7 +32,7 @@ def factors(results: Results) -> pd.DataFrame:
     wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()
     wide = wide.assign(of_b=(wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2, of_n=(wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2)
 
-    def effects(own: pd.DataFrame) -> dict[str, Any]:
+    def effects(own: DataFrame) -> dict[str, Any]:
         of_b, of_n = own["of_b"].tolist(), own["of_n"].tolist()
         return {
             "n": len(own), "of_b": statistics.mean_interval(of_b), "b_p": statistics.t_test(of_b),
@@ -43,7 +43,7 @@ def factors(results: Results) -> pd.DataFrame:
     return frame if frame.empty else frame.assign(b_holm=statistics.holm(frame["b_p"].fillna(1.0).tolist()))
 
 
-def in_words(cells: pd.DataFrame) -> str:
+def in_words(cells: DataFrame) -> str:
     """In how many cells b costs accuracy, and in how many N is shown to cost none."""
     if cells.empty:
         return "b and N were not moved apart."
@@ -56,11 +56,10 @@ def in_words(cells: pd.DataFrame) -> str:
     )
 
 
-def b_and_n(material: Material) -> Section | None:
+def b_and_n(material: Material) -> Section:
     """What b costs and what N costs at one B, each with the other held."""
     cells = factors(material.results)
-    if cells.empty:
-        return None
+    needed(cells)
     how = (
         "At one B plain accumulation moves both, b = B / N. Ghost BatchNorm in the full batch moves b alone: one forward, groups "
         "of b. Two-pass statistics move N alone: N micro-batches, the statistics of all B. With the full batch they are a 2 x 2 "

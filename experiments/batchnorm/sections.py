@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
+from pandas import Categorical, DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -26,6 +26,7 @@ from accumulation_harness.analysis.answering import (
     estimated,
     mean_curve,
     median_curve,
+    needed,
     number,
     power_of_ten,
     section,
@@ -80,11 +81,10 @@ CURVES = (
 NORMS = {"batch": (VERMILLION, "X"), "group": (BLUE, "o"), "layer": (GREEN, "D")}
 
 
-def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
+def figure_gradient_over_b(rows: DataFrame) -> Figure:
     """Relative gradient error over b, a panel for each model and moment; medians and ranges over trials."""
     panels = {
-        f"{NAMES.get(str(model), model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} "
-        f"(n = {own['trial'].nunique()})": [
+        f"{named(model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} (n = {own['trial'].nunique()})": [
             median_curve(own.query("arm == @arm"), "micro_batch", column, color=colour, marker=mark, label=label)
             for column, arm, colour, mark, label in CURVES
         ]
@@ -94,7 +94,7 @@ def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
     return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=gate, ylim=(LOWEST / 3, 300), ncols=3)
 
 
-def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> Figure:
+def figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:
     """Effective momentum of the running statistics over N: measured points on the formula's curves; corrected beside it."""
     fine = np.geomspace(plain["accumulation_steps"].min(), plain["accumulation_steps"].max(), 60)
     panels: dict[str, list[Curve]] = {"as it is": [], "momentum 1 - (1 - m)^(1/N)": []}
@@ -107,7 +107,7 @@ def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> F
     return curves(panels, "accumulation steps N", "forgotten in one window", axes=("steps", "linear"), ylim=(-0.03, 1.03))
 
 
-def figure_accuracy(panels: Mapping[str, pd.DataFrame]) -> Figure:
+def figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
     """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; panels: cells by title."""
     drawn = {
         title: [
@@ -120,11 +120,11 @@ def figure_accuracy(panels: Mapping[str, pd.DataFrame]) -> Figure:
     return curves(drawn, "micro-batch b", "held-out error, %", axes=("steps", "linear"), sharey=False, ylim=(0, None))
 
 
-def figure_cost_over_values(costs: pd.DataFrame) -> Figure:
+def figure_cost_over_values(costs: DataFrame) -> Figure:
     """Points of held-out error above the full batch's over the values per channel, b H W: a line per model and B."""
     groups = costs.sort_values("values").groupby(["model", "effective_batch"])
     drawn = [
-        mean_curve(own, "values", color=colour, marker="o", label=f"{NAMES.get(str(model), model)}, B = {batch}")
+        mean_curve(own, "values", color=colour, marker="o", label=f"{named(model)}, B = {batch}")
         for ((model, batch), own), colour in zip(groups, SERIES, strict=False)
     ]
     x = "values per channel in a micro-batch, b H W"
@@ -133,7 +133,7 @@ def figure_cost_over_values(costs: pd.DataFrame) -> Figure:
 
 def gradient_over_b(material: Material) -> Section:
     """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
-    rows = material.results.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
+    rows = material.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
     influence = plain["influence"].max()
     lines = [_gradient_words(model, own) for model, own in plain.query("after_steps == 0").groupby("model")]
@@ -156,7 +156,7 @@ def gradient_over_b(material: Material) -> Section:
     return section("The gradient: batch statistics", *lines, text, picture)
 
 
-def _gradient_words(model: object, rows: pd.DataFrame) -> str:
+def _gradient_words(model: object, rows: DataFrame) -> str:
     """Error, bias and scatter of a model at the largest and the smallest b."""
     middle = rows.groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
     ends = [
@@ -169,12 +169,11 @@ def _gradient_words(model: object, rows: pd.DataFrame) -> str:
     )
 
 
-def running_statistics(material: Material) -> Section | None:
+def running_statistics(material: Material) -> Section:
     """The effective momentum of the running statistics over N, beside its formula."""
     plain = exact_rows(material.results, "accumulated", all_momenta=True)
     corrected = exact_rows(material.results, "corrected_momentum", all_momenta=True)
-    if plain.empty or corrected.empty:
-        return None
+    needed(plain, corrected)
     usual = exact_rows(material.results, "accumulated")
     after = usual.query("after_steps == 0").groupby("accumulation_steps")["statistics_error"].median()
     mended = exact_rows(material.results, "corrected_momentum")
@@ -198,7 +197,7 @@ def running_statistics(material: Material) -> Section | None:
 
 def remedies(material: Material) -> Section:
     """What each remedy does to gradient and running statistics in one window."""
-    rows = material.results.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
+    rows = material.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
     smallest = rows["micro_batch"].min()
     own = rows.query("micro_batch == @smallest")
     columns = ["gradient_error", "split_error", "statistics_error", "effective_momentum", "forwards"]
@@ -269,34 +268,29 @@ def accuracy_over_b(material: Material) -> Section:
         "of the whole training set in both (precise BatchNorm)."
     )
     cells = table_by(costs, "", head, columns, caption)
-    return section("Accuracy over b", text, picture, *_over_values(costs.query("values.notna()")), cells, reach)
+    return section("Accuracy over b", text, picture, _over_values(costs.query("values.notna()")), cells, reach)
 
 
-def _over_values(costs: pd.DataFrame) -> list[Picture]:
+def _over_values(costs: DataFrame) -> Picture | None:
     """The costs of all models over one axis: what a channel's statistics are taken over."""
-    if costs.empty:
-        return []
-    return [Picture(
-        "cost-over-values",
-        figure_cost_over_values(costs),
-        "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
-        "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer that "
-        "has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
-    )]  # fmt: skip
+    return (
+        None
+        if costs.empty
+        else Picture(
+            "cost-over-values",
+            figure_cost_over_values(costs),
+            "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
+            "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer "
+            "that has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
+        )
+    )
 
 
 def remedies_trained(material: Material) -> Section:
     """Held-out error of trainings with each remedy, at the smallest b."""
-    rows = material.results.study(REMEDIED)
+    rows = material.study(REMEDIED)
     rows = rows[rows["arm"].isin(["full", "permuted"]) | (rows["micro_batch"] == rows["micro_batch"].min())]
     rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
-    cells = []
-    for arm in ("full", *WORDS):
-        own = rows.query("arm == @arm")
-        if len(own):
-            fixed = arm == "frozen_statistics"  # its weights belong to the statistics that it froze
-            again = "-" if fixed else _mean_and_interval(own["again"].tolist())
-            cells.append((WORDS.get(arm, "the full batch"), _mean_and_interval(own["kept"].tolist()), again, len(own)))
     plain, full = rows.query("arm == 'accumulated'").set_index("seed"), rows.query("arm == 'full'").set_index("seed")
     b, size = plain["micro_batch"].iloc[0], plain["effective_batch"].iloc[0]
     lost = plain["kept"] - full["kept"]
@@ -315,7 +309,15 @@ def remedies_trained(material: Material) -> Section:
         "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
         "float32 magnifies at this b: the two rows show by how much."
     )
-    return section("Remedies, trained", text, table(head, cells, caption))
+    shown = rows.assign(
+        arm=Categorical(rows["arm"], ["full", *WORDS]),
+        again=rows["again"].where(rows["arm"] != "frozen_statistics"),  # its weights belong to the statistics that it froze
+    )
+    columns = (
+        ("arm", lambda arm: WORDS.get(arm, "the full batch")), lambda own: _mean_and_interval(own["kept"].tolist()),
+        lambda own: "-" if own["again"].isna().all() else _mean_and_interval(own["again"].tolist()), "arm n",
+    )  # fmt: skip
+    return section("Remedies, trained", text, table_by(shown, "arm", head, columns, caption, observed=True))
 
 
 def points(value: float) -> str:
@@ -333,23 +335,22 @@ def _mean_and_interval(values: list[float]) -> str:
     return estimated(statistics.mean_interval(values))
 
 
-def wu_and_he(material: Material) -> Section | None:
+def wu_and_he(material: Material) -> Section:
     """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018)."""
     rows = fixed_batch(trained(material.results))
     return _beside_wu_and_he("At fixed B: only the normaliser changes", "fixed-batch", rows)
 
 
-def wu_and_he_growing(material: Material) -> Section | None:
+def wu_and_he_growing(material: Material) -> Section:
     """The same with B growing with b, as Wu & He did it."""
     rows = growing_batch(trained(material.results))
     return _beside_wu_and_he("As they did it: B grows with b", "growing-batch", rows)
 
 
-def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | None:
+def _beside_wu_and_he(title: str, name: str, rows: DataFrame) -> Section:
     """Errors of both normalisations over b beside Wu & He's, and in words whether the shape is theirs."""
     gains, cells = between_norms(rows), error_cells(rows)
-    if gains.empty:
-        return None
+    needed(gains)
     gains = gains.sort_values(["model", "b"], ascending=[True, False]).round({"gain": 9, "low": 9, "high": 9})  # points: no 4e-15
     growing = name == "growing-batch"
     panels = {f"{named(model)} (n = {int(own['n'].max())})": own for model, own in cells.groupby("model", sort=False)}
@@ -379,7 +380,7 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
     return section(title, *shapes, picture, table_by(gains, "", head, columns, caption))
 
 
-def _shape(model: str, gains: pd.DataFrame) -> str:
+def _shape(model: str, gains: DataFrame) -> str:
     """Where BatchNorm's error rises most, how far GroupNorm's moves, and the sign of the gain at both ends."""
     own = gains.sort_values("b", ascending=False)
     sizes, errors = own["b"].tolist(), own["batch"].tolist()
@@ -399,7 +400,7 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
 
 def exact_at_every_n(material: Material) -> Section:
     """The gradient errors of every normalisation, over N."""
-    rows = material.results.study(EXACT).query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
+    rows = material.study(EXACT).query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
     head = "norm | model | N | arms | gradient off, least | most"
     caption = (
         "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."

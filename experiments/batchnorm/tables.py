@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import Results, statistics
@@ -18,19 +19,19 @@ RECALIBRATED = "recalibrated_held_out_accuracy"
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
-def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
+def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> DataFrame:
     """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
     rows = results.study(EXACT)
     chosen = rows.query("norm == 'batch' and arm == @arm")
     return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
 
 
-def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
+def expected_momentum(rows: DataFrame) -> Series[float]:
     """The effective momentum of a window by the formula, 1 - (1 - m)^N."""
     return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
 
 
-def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
+def trained(results: Results, *, norm: str | None = None) -> DataFrame:
     """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`).
 
     `norm`: the arms of this normalisation only.
@@ -40,29 +41,29 @@ def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
     return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
 
 
-def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
+def fixed_batch(rows: DataFrame) -> DataFrame:
     """The trials that split one B into several N."""
     several = rows.query("arm == 'accumulated'").groupby("trial")["accumulation_steps"].nunique() > 1
     return rows[rows["trial"].map(several).fillna(False).astype(bool)]
 
 
-def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
+def growing_batch(rows: DataFrame) -> DataFrame:
     """The accumulated arms of trials with one N, whose B = N b grows with b."""
     return rows.drop(fixed_batch(rows).index).query("arm == 'accumulated'")
 
 
-def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
+def error_cells(rows: DataFrame) -> DataFrame:
     """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
     shown = _once(rows.query("arm in ['full', 'accumulated']"))
     return tables.cells(shown, CELL, lambda own: tables.paired_comparison(own["error"].tolist(), MARGIN))
 
 
-def _once(rows: pd.DataFrame) -> pd.DataFrame:
+def _once(rows: DataFrame) -> DataFrame:
     """Each seed once in a cell: two grids may hold the same training, which is no second seed."""
     return rows.drop_duplicates([*CELL, "arm", "seed"])
 
 
-def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
+def against_full(rows: DataFrame, margin: float) -> DataFrame:
     """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
 
     Columns: those of `tables.paired_comparison`, `p` of the t test, `p_holm` over all rows, and `costs`: whether the error is
@@ -73,14 +74,14 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     """
     full, others = rows.query("arm == 'full'").set_index("trial"), rows.query("arm != 'full'")
 
-    def more(column: str) -> pd.Series[float]:
-        above: pd.Series[float] = others[column].astype(float) - others["trial"].map(full[column]).astype(float)
+    def more(column: str) -> Series[float]:
+        above: Series[float] = others[column].astype(float) - others["trial"].map(full[column]).astype(float)
         return above
 
     paired = others.assign(more=more("error"), loss=more("held_out_loss"), weights=-100 * more(RECALIBRATED))
     null = paired.query("arm == 'permuted'").groupby("trial")["loss"].apply(list)
 
-    def compared(own: pd.DataFrame) -> dict[str, Any]:
+    def compared(own: DataFrame) -> dict[str, Any]:
         apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
         costs = own["more"].tolist()
         return {
@@ -95,15 +96,15 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     return frame.assign(costs=(frame["p_holm"] < LEVEL) & (frame["mean"] > 0))
 
 
-def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
+def between_norms(rows: DataFrame) -> DataFrame:
     """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell."""
     shown = rows.query("arm in ['full', 'accumulated']")
     keys = ["model", "effective_batch", "accumulation_steps", "b"]
     wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
     if not {"batch", "group"} <= set(wide.columns):
-        return pd.DataFrame()
+        return DataFrame()
 
-    def compared(own: pd.DataFrame) -> dict[str, Any]:
+    def compared(own: DataFrame) -> dict[str, Any]:
         gains = (own["batch"] - own["group"]).tolist()
         found = tables.paired_comparison(gains, MARGIN)
         return {**found, "gain": found["mean"], "p": statistics.t_test(gains), **own[["batch", "group"]].mean()}
@@ -111,7 +112,7 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
     return tables.cells(wide.dropna(subset=["batch", "group"]), keys, compared)
 
 
-def remedied(results: Results) -> pd.DataFrame:
+def remedied(results: Results) -> DataFrame:
     """Held-out accuracy (%) over b with each remedy, and what it loses to the full BatchNorm batch; a row per arm and seed.
 
     Columns: model, effective_batch, b, arm, seed, accuracy, lost (points; paired by seed). Arms are those of `study=remedies`,
@@ -128,13 +129,13 @@ def remedied(results: Results) -> pd.DataFrame:
     return _beside_full(pd.concat(parts), rows)
 
 
-def gone_on(results: Results) -> pd.DataFrame:
+def gone_on(results: Results) -> DataFrame:
     """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
     rows = results.study(GONE_ON).assign(accuracy=lambda own: 100 * own["held_out_accuracy"])
     return _beside_full(rows.query("arm != 'full'"), rows)
 
 
-def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def _beside_full(chosen: DataFrame, rows: DataFrame) -> DataFrame:
     pair = ["model", "effective_batch", "steps", "lr", "seed"]
     full = rows.query("arm == 'full'").drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
     both = chosen.merge(full, on=pair)
@@ -142,9 +143,9 @@ def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return both[["model", "effective_batch", "b", "arm", "seed", "accuracy", "full", "lost"]]
 
 
-def forwards_of(results: Results) -> pd.Series[float]:
+def forwards_of(results: Results) -> Series[float]:
     """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them."""
     if not results.has(EXACT):
-        return pd.Series(dtype=float)
+        return Series(dtype=float)
     rows = results.study(EXACT)
     return rows.query("norm == 'batch'").groupby(["model", "arm"])["forwards"].median()

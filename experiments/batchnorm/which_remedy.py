@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import Material, Section, Table, number, section, statistics, table
 from accumulation_harness.analysis.caveats import corrected
@@ -58,7 +58,7 @@ def from_a_trained_model(material: Material) -> Section:
     ))  # fmt: skip
 
 
-def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
+def _gone_on_table(model: str, size: int, rows: DataFrame) -> Table:
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the full batch that goes on with "
         f"moving statistics ({number(rows.drop_duplicates('seed')['full'].mean())}%; mean and 95% t interval, paired by seed, "
@@ -67,7 +67,7 @@ def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
     return _over_b("training that goes on", FROM_THERE, rows, sorted({*rows["b"]} - {size}), caption)
 
 
-def _over_b(what: str, words: Mapping[str, str], rows: pd.DataFrame, sizes: list[int], caption: str, **more: Any) -> Table:
+def _over_b(what: str, words: Mapping[str, str], rows: DataFrame, sizes: list[int], caption: str, **more: Any) -> Table:
     """A row for each arm, a column for each b; `more`: other columns, each from the arm."""
     cells = (
         (told, *(_cell(own if arm in WHOLE else own.query("b == @b")) for b in sizes), *(of(arm) for of in more.values()))
@@ -78,7 +78,7 @@ def _over_b(what: str, words: Mapping[str, str], rows: pd.DataFrame, sizes: list
     return table(" | ".join([what, *(f"b = {b}" for b in sizes), *more]), cells, caption)
 
 
-def _in_words(model: str, rows: pd.DataFrame) -> str:
+def _in_words(model: str, rows: DataFrame) -> str:
     """At each b what plain accumulation loses, and the remedy that loses least."""
     parts = []
     for b, own in rows.groupby("b"):
@@ -94,7 +94,7 @@ def _in_words(model: str, rows: pd.DataFrame) -> str:
     )
 
 
-def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]) -> Table:
+def _table(model: str, size: int, rows: DataFrame, forwards: Series[float]) -> Table:
     full = rows.drop_duplicates("seed")["full"]
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the large batch (mean and 95% t "
@@ -106,7 +106,7 @@ def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]
     return _over_b("remedy", WORDS, rows, sorted({*rows["b"]}), caption, **cost)
 
 
-def _cell(rows: pd.DataFrame) -> str:
+def _cell(rows: DataFrame) -> str:
     return "-" if rows.empty else f"{number(rows['accuracy'].mean())}; lost {_points(rows['lost'].tolist())}"
 
 
@@ -114,7 +114,7 @@ def _points(values: list[Any]) -> str:
     return f"{in_points(statistics.mean_interval(values))[:-1]}; n = {len(values)})"
 
 
-def _cost(model: str, forwards: pd.Series[float], arm: str) -> str:
+def _cost(model: str, forwards: Series[float], arm: str) -> str:
     key = (model, AS_PLAIN.get(arm, arm))
     return "not measured" if key not in forwards.index else f"{number(float(forwards[key]))}{EXTRA.get(arm, '')}"
 

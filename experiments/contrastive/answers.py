@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -19,9 +19,11 @@ from accumulation_harness.analysis.answering import (
     Results,
     claim,
     estimated,
+    needed,
     number,
     over_settings,
     span,
+    takes,
     undecided,
 )
 from accumulation_harness.experiments.contrastive import sections as shown
@@ -60,8 +62,7 @@ def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
     rows = results.study(EXACT, ["oracle_error"]).query("dropout == 0")
     plain = rows.query("arm == 'accumulated'")
-    if plain.empty:
-        return undecided("It takes trials of study=negatives.")
+    takes("It takes trials of study=negatives.", plain, n=0)
     smallest, oracle = plain["gradient_error"].min(), plain["oracle_error"].max()
     cached = rows.query("arm == 'grad_cache'")["gradient_error"].max()
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
@@ -91,8 +92,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     """F2c: compares ContAccum with accumulation at the same b, where its bytes are nearly those of accumulation."""
     every = results.study(TRAINED)
     rows = decided(every)
-    if rows.empty:
-        return undecided("It takes trials of study=retrieval, and seeds that choose the learning rate.", len(every))
+    takes("It takes trials of study=retrieval, and seeds that choose the learning rate.", rows, n=len(every))
     found = []
     for _, bank in rows[rows["arm"].str.startswith("dual_bank@")].groupby(["accumulation_steps", "arm"]):
         arm, num = bank[["arm", "accumulation_steps"]].iloc[0]
@@ -103,7 +103,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
             found.append((arm, f"N = {num}, {shown.words(arm)}", apart, len(each), ends))
     if not found:
         return undecided(f"No bank has at most {EQUAL:g} times the bytes of accumulation.", len(rows))
-    pairs = pd.DataFrame(found, columns=["arm", "name", "apart", "n", "ends"])
+    pairs = DataFrame(found, columns=["arm", "name", "apart", "n", "ends"])
     n = pairs["n"].min()
     if n < FEWEST_SEEDS:
         return undecided(f"It takes {FEWEST_SEEDS} seeds, there are {n}.", n)
@@ -134,8 +134,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
 def banks_hold_gradients(results: Results) -> ClaimResult:
     """F3c: looks at what the banks hold."""
     rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"]).query("bank_entries > 0")
-    if rows.empty:
-        return undecided("It takes trials of study=negatives with a bank that is not empty.")
+    takes("It takes trials of study=negatives with a bank that is not empty.", rows, n=0)
     most = rows["held_with_gradient"].max()
     return ClaimResult(
         verdict=REFUTED if most == 0 else CONFIRMED,
@@ -197,7 +196,7 @@ def banks_balance(results: Results) -> ClaimResult:
         return undecided("It takes trials of study=retrieval with passage_bank.")
     kinds = {"one": banks, "two": {arm.replace("passage", "dual") for arm in banks}, "none": {"grad_cache"}}
     chosen = {kind: rows[rows["arm"].isin(arms)].set_index(["trial", "accumulation_steps"]) for kind, arms in kinds.items()}
-    table = pd.DataFrame({kind: own["norm_ratio"] for kind, own in chosen.items()}).dropna()
+    table = DataFrame({kind: own["norm_ratio"] for kind, own in chosen.items()}).dropna()
     of_trial = chosen["one"]["lr"].reindex(table.index)
     if of_trial.nunique() < 2:
         return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
@@ -219,13 +218,12 @@ def banks_balance(results: Results) -> ClaimResult:
     )
 
 
-def and_with_in_batch_negatives(results: Results) -> Advice | None:
+def and_with_in_batch_negatives(results: Results) -> Advice:
     """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
     rows = results.of("contrastive").study("negatives")
     rows = rows.query("dropout == 0")
     plain, cached = (rows.query("arm == @arm") for arm in ("accumulated", "grad_cache"))
-    if plain.empty or cached.empty:
-        return None
+    needed(plain, cached)
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
     told = ", ".join(f"{number(float(error))} at N = {num:g}" for num, error in over.items())
     return Advice(

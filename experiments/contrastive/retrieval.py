@@ -67,11 +67,6 @@ class Method:
         parts = (window.rows(slice(int(rows[0]), int(rows[-1]) + 1)) for rows in own)  # views, no copy of the window
         return sum(float(take_step(self.arm, part)) * len(part) for part in parts) / len(window)
 
-    @property
-    def label(self) -> Row:
-        """What identifies it in a row."""
-        return {"arm": self.candidate.arm, "accumulation_steps": self.candidate.recipe.accumulation_steps}
-
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per method and N: recall and reciprocal rank, bytes, seconds, forwards, and gradients beside the full batch's."""
@@ -82,7 +77,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         window = methods[0].arm.workload.batch(ids)
         rows = []
         for method in methods:
-            rows.append({**method.label, "step": t, "replicate": 0, **_take(setting, method, window, t)})
+            rows.append({**method.candidate.name.columns, "step": t, **_take(setting, method, window, t)})
             if t + 1 in looks:
                 method.looks.append(ranked(method.arm))
         on_step(t, rows)
@@ -157,7 +152,7 @@ def _row(setting: Setting, method: Method, window: Batch) -> Row:
     *_, before, last = {}, *method.looks
     return {
         "corpus": corpus_of(setting),
-        **method.label,
+        **method.candidate.name.columns,
         "micro_batch": size,
         **last,
         "gain_of_last_quarter": last["reciprocal_rank"] - before["reciprocal_rank"] if before else math.nan,

@@ -6,8 +6,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -28,6 +28,7 @@ from accumulation_harness.analysis.answering import (
     curves,
     estimated,
     log_axis,
+    needed,
     number,
     section,
     statistics,
@@ -68,7 +69,7 @@ def words(arm: str) -> str:
     return WORDS.get(kind, kind) + (f", {pairs} pairs" if pairs else "") + (f", from window {since} on" if since else "")
 
 
-def decided(rows: pd.DataFrame) -> pd.DataFrame:
+def decided(rows: DataFrame) -> DataFrame:
     """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
 
     `interior`: whether that rate lies inside those tried. `slowness`: seconds of a window over the full batch's, the median of
@@ -79,16 +80,16 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     full = rows.query("arm == 'full'").groupby("trial")["seconds"].first()
     beside = rows["seconds"] / rows["trial"].map(full)
     slowness = beside.groupby([rows["arm"], rows["accumulation_steps"]]).transform("median")
-    rows = rows.assign(slowness=slowness, validation_loss=-rows["reciprocal_rank"])
+    rows = rows.assign(slowness=slowness, loss=-rows["reciprocal_rank"])
     if rows["lr"].nunique() == 1:
         return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True)
-    return at_tuned_rate(rows, ["arm", "accumulation_steps"])
+    return at_tuned_rate(rows, ["arm", "accumulation_steps"], "loss")
 
 
 Method = tuple[str, int]  # its arm, and N
 
 
-def difference(rows: pd.DataFrame, first: Method, second: Method) -> tuple[Interval, list[float]]:
+def difference(rows: DataFrame, first: Method, second: Method) -> tuple[Interval, list[float]]:
     """Mean reciprocal rank of the first method less the second's, in points, with its interval; and the differences by seed."""
     ranks = rows.pivot_table(index="seed", columns=["arm", "accumulation_steps"], values="reciprocal_rank")
     a, b = ranks.reindex(columns=[first, second]).to_numpy().T
@@ -97,7 +98,7 @@ def difference(rows: pd.DataFrame, first: Method, second: Method) -> tuple[Inter
     return statistics.mean_interval(known), known
 
 
-def looks(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def looks(rows: DataFrame) -> dict[str, dict[str, Any]]:
     """Each method's colour, whatever the size of its bank, and its sign: neighbours of one colour have different ones."""
     return {
         arm: {"color": COLOURS.get(arm.partition("@")[0], GREY), "marker": MARKS[place % len(MARKS)], "label": words(arm)}
@@ -105,7 +106,7 @@ def looks(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def medians(rows: pd.DataFrame, x: str, y: str, unit: float = 1.0) -> list[Curve]:
+def medians(rows: DataFrame, x: str, y: str, unit: float = 1.0) -> list[Curve]:
     """A line of medians for each method."""
     return [
         Curve(own.index, own.clip(lower=LOWEST) / unit, look)
@@ -114,7 +115,7 @@ def medians(rows: pd.DataFrame, x: str, y: str, unit: float = 1.0) -> list[Curve
     ]
 
 
-def figure_gradients(rows: pd.DataFrame) -> Figure:
+def figure_gradients(rows: DataFrame) -> Figure:
     """Distance of the gradient to the full batch's over N, and the reported loss; a line per method."""
     off, loss = (medians(rows, "accumulation_steps", name) for name in ("gradient_error", "loss"))
     full = rows[rows["arm"] == rows["arm"].max()].groupby("accumulation_steps")["full_loss"].median()
@@ -126,7 +127,7 @@ def figure_gradients(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def figure_bytes(rows: pd.DataFrame) -> Figure:
+def figure_bytes(rows: DataFrame) -> Figure:
     """Mean reciprocal rank with its interval against bytes of a step and against the time of a window; a row per N."""
     rows = rows.query("arm != 'permuted'")
     panels = {
@@ -148,7 +149,7 @@ def figure_bytes(rows: pd.DataFrame) -> Figure:
 
 def gradients_section(material: Material) -> Section:
     """How far each method's gradient is from the full batch's, over N."""
-    rows = material.results.study(EXACT, ["oracle_error"])
+    rows = material.study(EXACT, ["oracle_error"])
     plain = rows.query("dropout == 0")
     picture = Picture(
         "contrastive-gradients",
@@ -174,11 +175,10 @@ def gradients_section(material: Material) -> Section:
     return section("One gradient", picture, table_by(rows, by, head, columns, caption, folded=True))
 
 
-def retrieval_section(material: Material) -> Section | None:
+def retrieval_section(material: Material) -> Section:
     """Reciprocal rank against bytes and seconds, and the table of all methods."""
-    rows = decided(material.results.study(TRAINED))
-    if rows.empty:
-        return None
+    rows = decided(material.study(TRAINED))
+    needed(rows)
     told = _advice(rows)
     picture = Picture(
         "contrastive-bytes",
@@ -208,7 +208,7 @@ def retrieval_section(material: Material) -> Section | None:
     return section("Recall, bytes, time", told, picture, table_by(rows, "arm accumulation_steps", head, columns, caption))
 
 
-def _advice(rows: pd.DataFrame) -> str:
+def _advice(rows: DataFrame) -> str:
     """What to use when, from the rows."""
     num = rows["accumulation_steps"].max()
     told = []
@@ -225,7 +225,7 @@ def _advice(rows: pd.DataFrame) -> str:
     )
 
 
-def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
+def largest_windows(rows: DataFrame, budget: float) -> dict[str, int]:
     """Of each method the largest window B measured whose step stays within `budget` bytes; 0 where none does."""
     fits = rows["window"].where(rows["peak_bytes"] <= budget, 0)
     return {str(arm): int(size) for arm, size in fits.groupby(rows["arm"]).max().items()}
@@ -233,7 +233,7 @@ def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
 
 def memory_section(material: Material) -> Section:
     """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
-    rows = material.results.study(WEIGHED)
+    rows = material.study(WEIGHED)
     rows, b = rows.query("arm != 'permuted'"), rows["micro_batch"].max()
     full = rows.query("arm == 'full'").groupby("window")["peak_bytes"].median()
     sizes = sorted(full.index)
@@ -265,11 +265,10 @@ def memory_section(material: Material) -> Section:
     )
 
 
-def order_section(material: Material) -> Section | None:
+def order_section(material: Material) -> Section:
     """The published order of methods beside the measured one."""
-    rows = decided(material.results.study(TRAINED))
-    if rows.empty:
-        return None
+    rows = decided(material.study(TRAINED))
+    needed(rows)
     kinds = {arm: arm.partition("@")[0] for arm in set(rows["arm"])}
     ladder = sorted((arm for arm in sorted(kinds) if kinds[arm] in PUBLISHED), key=lambda arm: PUBLISHED.index(kinds[arm]))
     cells = []
@@ -289,11 +288,10 @@ def order_section(material: Material) -> Section | None:
     return section("The published order", table(head, cells, caption))
 
 
-def judged_section(material: Material) -> Section | None:
+def judged_section(material: Material) -> Section:
     """The verdicts of the methods, as of any loop."""
     arms = material.arms
-    if arms.empty:
-        return None
+    needed(arms)
     head = "method | N | verdict | cause | explained | gradient off in float64, most | rounding over the full batch's"
     caption = (
         f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
@@ -306,7 +304,7 @@ def judged_section(material: Material) -> Section | None:
     return section("Verdicts of the methods", table_by(arms, "arm accumulation_steps", head, columns, caption))
 
 
-def _usual(arms: pd.DataFrame) -> str:
+def _usual(arms: DataFrame) -> str:
     """The verdict of most, and of how many."""
     usual = arms["verdict"].mode()[0]
     return f"{counted(arms['verdict'] == usual)} {usual}"

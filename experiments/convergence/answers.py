@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     BLUE,
@@ -37,6 +37,7 @@ from accumulation_harness.analysis.answering import (
     curves,
     estimated,
     interval,
+    needed,
     number,
     over_settings,
     panels,
@@ -73,7 +74,7 @@ LINES = {"accumulated": "--", "permuted": ":"}
 TITLES = {"samples": "samples", "optimizer steps": "optimizer_steps", "seconds inside the steps": "seconds"}
 
 
-def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
+def figure_curves(rows: DataFrame, targets: Sequence[float]) -> Figure:
     """Probe loss of one setting over samples, optimizer steps and seconds: a line per arm, its band, and the three targets."""
 
     def draw(axes: Axes, cost: str) -> None:
@@ -99,7 +100,7 @@ def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
     return panels(TITLES, draw, 3.4, y="loss on the probe set, nats")
 
 
-def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[Any, Any], float]) -> Figure:
+def figure_tuning(rows: DataFrame, chosen: Mapping[tuple[Any, Any], float]) -> Figure:
     """Validation loss over the learning rate on the tuning seeds, a line per arm; the tuned rate is marked."""
     drawn = []
     for (arm, num), own in rows.groupby(list(ARM)):
@@ -122,12 +123,11 @@ def setting_name(key: tuple[object, ...]) -> str:
     return f"{workload} ({norm}), {optimizer}, B = {batch}"
 
 
-def over_costs(material: Material) -> Section | None:
+def over_costs(material: Material) -> Section:
     """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
     rows = convergence.trainings(material.results)
     judged, levels = convergence.judged(rows), convergence.targets(rows)
-    if judged.empty:
-        return None
+    needed(judged)
     blocks: list[Block] = []
     for key, own in judged.groupby(list(SETTING)):
         seeds, tuning = own["seed"].nunique(), rows.query(f"seed >= {TUNING_SEEDS}")["seed"].nunique()
@@ -144,7 +144,7 @@ def over_costs(material: Material) -> Section | None:
     return section("Learning curves", *blocks)
 
 
-def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
+def _targets_table(rows: DataFrame, levels: tuple[float, ...]) -> Table:
     head = "arm | target | reached by | samples | optimizer steps | seconds"
     cells = (
         (arm_name(*key), level, share(sum(one.reached for one in found[0]), len(own)), *map(_median, found))
@@ -167,12 +167,11 @@ def _median(found: list[convergence.Reach]) -> str:
     return f"{middle:,.0f}" if middle >= 100 else number(middle)
 
 
-def endings(material: Material) -> Section | None:
+def endings(material: Material) -> Section:
     """Test loss, gap, area and plateau of every arm, and its test loss beside the full batch's."""
     rows = convergence.trainings(material.results)
     judged = convergence.judged(rows)
-    if judged.empty:
-        return None
+    needed(judged)
     beside = {one.key: one for one in convergence.beside_full(judged)}
     head = (
         "setting | arm | n | rate | inside the grid | test loss | less the full batch's | detectable | "
@@ -205,7 +204,7 @@ def endings(material: Material) -> Section | None:
     return section("Where trainings end", text, table_by(shown, " ".join([*SETTING, *ARM]), head, columns, caption))
 
 
-def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: pd.DataFrame, own: pd.DataFrame) -> tuple[str, ...]:
+def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: DataFrame, own: DataFrame) -> tuple[str, ...]:
     """What an arm's rows say beside those of its full batch; no verdict where either's rate is at an end of the grid."""
     one = beside.get(tuple(own[[*SETTING, *ARM]].iloc[0]))
     if one is None:
@@ -217,12 +216,11 @@ def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: pd.
     return interval(one.differences), detectable, numbers[0], verdict, numbers[1]
 
 
-def waste(material: Material) -> Section | None:
+def waste(material: Material) -> Section:
     """Small batches of b in place of N accumulated micro-batches of b, and the advice."""
     rows = convergence.trainings(material.results)
     found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
-    if not found:
-        return None
+    needed(found)
     said = wastefulness.verdicts(found)
     head = (
         "setting | in place of N micro-batches of b | n | test loss less accumulation's | detectable | "
@@ -250,12 +248,11 @@ def waste(material: Material) -> Section | None:
     return section("Is accumulating wasteful on one device?", text, table(head, cells, caption))
 
 
-def rates(material: Material) -> Section | None:
+def rates(material: Material) -> Section:
     """Validation loss over the rate, with what was chosen."""
     rows = convergence.trainings(material.results)
     tuning = rows.query(f"seed >= {TUNING_SEEDS}")
-    if tuning.empty:
-        return None
+    needed(tuning)
     best = convergence.tuned(rows)
     blocks: list[Block] = []
     for key, own in tuning.groupby(list(SETTING)):
@@ -289,19 +286,18 @@ def smoother_and_better(results: Results) -> ClaimResult:
     pairs, level = _pairs(results)
     if not pairs:
         return _too_few()
-    rough = [statistics.mean_interval(pair.differences("log_roughness"), level=level) for pair in pairs]
-    loss = [statistics.mean_interval(pair.differences(), level=level) for pair in pairs]
-    holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
-    fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
+    found = [(pair, pair.interval(level, "log_roughness"), pair.interval(level)) for pair in pairs]
+    holds = [r.high < 0 and one.high < 0 for _, r, one in found]
+    fails = [r.low > 0 or one.low > -MARGIN for _, r, one in found]
     told = "; ".join(
         f"{_beside_small(pair)}: roughness {math.exp(r.estimate):.2f} times ({math.exp(r.low):.2f} to {math.exp(r.high):.2f}), "
         f"test loss {estimated(one)}"
-        for pair, r, one in zip(pairs, rough, loss, strict=True)
+        for pair, r, one in found
     )
     return ClaimResult(
         verdict=over_settings(holds, fails),
         condition=_under(pairs, holds),
-        measured=max(one.estimate for one in loss),
+        measured=max(one.estimate for _, _, one in found),
         threshold=f"roughness below 1 and test loss below 0: so; above 1, or a gain of {MARGIN:g} nats excluded: not so",
         n=_num(pairs),
         explanation="The full batch against the small batch, at equal samples, each at its own tuned rate: "
@@ -322,23 +318,20 @@ def generalisation(results: Results) -> ClaimResult:
     pairs, level = _pairs(results)
     if not pairs:
         return _too_few()
-    settled = [pair.change <= FLAT for pair in pairs]
-    loss = [statistics.mean_interval(pair.differences(), level=level) for pair in pairs]
-    gap = [statistics.mean_interval(pair.differences("gap"), level=level) for pair in pairs]
-    better = [flat and one.high < 0 for flat, one in zip(settled, loss, strict=True)]
-    overfits = [flat and one.low > 0 and g.low > 0 for flat, one, g in zip(settled, loss, gap, strict=True)]
-    same = [statistics.equivalence_p(pair.differences(), MARGIN) < 1 - level for pair in pairs]
-    neither = [flat and one for flat, one in zip(settled, same, strict=True)]
+    found = [(pair, pair.change <= FLAT, pair.interval(level), pair.interval(level, "gap")) for pair in pairs]
+    better = [flat and one.high < 0 for _, flat, one, _ in found]
+    overfits = [flat and one.low > 0 and g.low > 0 for _, flat, one, g in found]
+    neither = [flat and statistics.equivalence_p(pair.differences(), MARGIN) < 1 - level for pair, flat, *_ in found]
     said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
     told = "; ".join(
         f"{_beside_small(pair)}: test loss {estimated(one)}, gap at the same weights {estimated(g)}"
         f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
-        for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
+        for pair, flat, one, g in found
     )
     return ClaimResult(
         verdict=CONDITIONAL if said else REFUTED if all(neither) else UNDECIDED,
         condition=" and ".join(said),
-        measured=max(one.estimate for one in loss),
+        measured=max(one.estimate for _, _, one, _ in found),
         threshold=f"at a plateau (≤ {FLAT:.0%}): test loss below 0 (S4), above 0 with a larger gap (S0), or within ±{MARGIN:g} "
         "nats (TOST: neither)",
         n=_num(pairs),
@@ -374,7 +367,7 @@ def _seen(pairs: Sequence[Pair]) -> str:
     return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
 
 
-def is_accumulating_wasteful(results: Results) -> Advice | None:
+def is_accumulating_wasteful(results: Results) -> Advice:
     """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
     rows = convergence.trainings(results.of("convergence"))
     found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
@@ -385,8 +378,7 @@ def is_accumulating_wasteful(results: Results) -> Advice | None:
         for one, verdict in zip(found, said, strict=True)
         if verdict != Wasteful.undecided
     ]
-    if not told:
-        return None
+    needed(told)
     return Advice(
         "Is accumulating wasteful on one device?",
         wastefulness.counted(said),

@@ -74,8 +74,7 @@ class Samples:
 class Course:
     """An arm on its way."""
 
-    name: str
-    num: int  # N
+    name: ArmName
     optimizer: OptimizerConfig
     arm: Arm
     steps_every_micro_batch: bool
@@ -126,10 +125,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for course in courses[t % len(courses) :] + courses[: t % len(courses)]:  # none is always first, and so the coldest
             with setting.randomness(t):
                 loss = course.take(window)
-            rows.append({
-                "arm": course.name, "accumulation_steps": course.num, "step": t, "replicate": 0, "samples": num_samples,
-                "loss": loss, **(look(course, num_samples) if t in points else {}),
-            })  # fmt: skip
+            probed = look(course, num_samples) if t in points else {}
+            rows.append({**course.name.columns, "step": t, "samples": num_samples, "loss": loss, **probed})
         on_step(t, sorted(rows, key=lambda row: (row["arm"] != FULL, row["arm"], row["accumulation_steps"])))
     return [_row(setting, course, num_samples, chosen) for course in courses]
 
@@ -144,14 +141,13 @@ def _courses(setting: Setting) -> Iterator[Course]:
                for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory))}  # fmt: skip
     trained = chosen_arms(config, (ArmName(FULL), *changes))
     if ArmName(FULL) in trained:
-        yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
+        yield Course(ArmName(FULL), config.optimizer, setting.arm(full_batch(config)), False)
         for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
-            recipe = candidate.recipe
-            yield Course(candidate.arm, recipe.accumulation_steps, config.optimizer, setting.arm(recipe), False)
+            yield Course(candidate.name, config.optimizer, setting.arm(candidate.recipe), False)
     for arm in (arm for arm in changes if arm in trained):
         num = arm.accumulation_steps
         optimizer = with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
-        yield Course(arm.name, num, optimizer, small_arm(setting, num, optimizer), True)
+        yield Course(arm, optimizer, small_arm(setting, num, optimizer), True)
 
 
 def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
@@ -196,8 +192,7 @@ def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row
     config, arm = setting.config, course.arm
     test_loss = evaluation(arm, arm.workload.held_out)
     row = {
-        "arm": course.name,
-        "accumulation_steps": course.num,
+        **course.name.columns,
         "step_samples": max(arm.recipe.split(config.effective_batch))
         if course.steps_every_micro_batch
         else config.effective_batch,

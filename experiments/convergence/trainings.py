@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pandas import DataFrame, Series
 
-from accumulation_harness.analysis.answering import Results, statistics
+from accumulation_harness.analysis.answering import Interval, Results, statistics
 from accumulation_harness.config import TUNING_SEEDS
 
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
@@ -53,7 +54,7 @@ class Comparison(StrEnum):
     undecided = "undecided"
 
 
-def trainings(results: Results) -> pd.DataFrame:
+def trainings(results: Results) -> DataFrame:
     """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
     rows = longest(results.study("learning_curves", ["recalibrated_test_loss"]), SETTING)
     rows = rows.drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # trained alone, and beside others
@@ -116,30 +117,33 @@ def median_reach(found: Sequence[Reach]) -> float:
 # Of many trials ----------------------------------------------------------------------------------------------------------------
 
 
-def longest(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def longest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     """Of each kind (`by`) the trainings of most windows: a quick grid in the same store has shorter ones, which are others."""
     return rows[rows["steps"] == rows.groupby([*by])["steps"].transform("max")]
 
 
-def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:
-    """The `lr` with the lowest mean validation loss, where NaN is the worst, and whether it lies inside the grid."""
-    means = rows.groupby("lr")["validation_loss"].mean().fillna(math.inf)
-    best = float(means.index[int(means.argmin())])
-    return best, bool(means.index.min() < best < means.index.max())
+def best_rates(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
+    """`lr`, whose mean of `measure` is the lowest of each kind (`by`), where NaN is the worst; `interior`: inside the grid."""
+    losses = rows.assign(loss=rows[measure].astype(float).fillna(math.inf))
+    means = losses.groupby([*by, "lr"], as_index=False).agg(loss=("loss", "mean"))
+    kinds = means.groupby([*by])
+    ends = kinds["lr"].transform("min"), kinds["lr"].transform("max")
+    means["interior"] = (means["lr"] > ends[0]) & (means["lr"] < ends[1])
+    return means.loc[kinds["loss"].idxmin(), [*by, "lr", "interior"]]
 
 
-def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The rows of the judging seeds, each kind (`by`) at its `best_rate` over the tuning seeds, with `interior` of that rate."""
-    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
-    return rows.query(f"seed < {TUNING_SEEDS}").merge(best_rates(tuning, by), on=[*by, "lr"])
+def at_best_rate(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
+    """The rows of each kind (`by`) at its `best_rates`, with `interior` of that rate."""
+    return rows.merge(best_rates(rows, by, measure), on=[*by, "lr"])
 
 
-def best_rates(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """`lr`, the `best_rate` of each kind (`by`), and whether it is `interior`."""
-    return pd.DataFrame([(*key, *best_rate(own)) for key, own in rows.groupby([*by])], columns=[*by, "lr", "interior"])
+def at_tuned_rate(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
+    """The rows of the judging seeds, each kind (`by`) at its `best_rates` over the tuning seeds, with `interior`."""
+    best = best_rates(rows.query(f"seed >= {TUNING_SEEDS}"), by, measure)
+    return rows.query(f"seed < {TUNING_SEEDS}").merge(best, on=[*by, "lr"])
 
 
-def tuned(rows: pd.DataFrame) -> pd.DataFrame:
+def tuned(rows: DataFrame) -> DataFrame:
     """One row per setting and arm that has a rate of its own: `lr` with the lowest mean validation loss over the tuning seeds.
 
     A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others.
@@ -147,7 +151,7 @@ def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     return best_rates(rows.query(f"seed >= {TUNING_SEEDS} and (arm == 'full' or arm in @OWN_RATE)"), [*SETTING, *ARM])
 
 
-def judged(rows: pd.DataFrame) -> pd.DataFrame:
+def judged(rows: DataFrame) -> DataFrame:
     """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
     best = tuned(rows)
     of_full = best.query("arm == 'full'").drop(columns=list(ARM))
@@ -157,7 +161,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return merged.sort_values([*SETTING, *ARM, "seed"], ignore_index=True)
 
 
-def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
+def targets(rows: DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge."""
     best = tuned(rows)
     full = best.query("arm == 'full'").merge(rows.query(f"seed >= {TUNING_SEEDS}"), on=[*SETTING, *ARM, "lr"])
@@ -168,7 +172,7 @@ def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     return found
 
 
-def reaches(rows: pd.DataFrame, target: float, cost: str) -> list[Reach]:
+def reaches(rows: DataFrame, target: float, cost: str) -> list[Reach]:
     """What each training took to the target; `cost` is samples, optimizer_steps or seconds."""
     return [reach(*pair, target) for pair in zip(rows[f"curve_{cost}"], rows["curve_probe_loss"], strict=True)]
 
@@ -194,7 +198,7 @@ class Beside:
         return Comparison.undecided
 
 
-def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
+def beside_full(rows: DataFrame, measure: str = "test_loss") -> list[Beside]:
     """Every arm beside the full batch of its setting, on judging seeds, from `judged`."""
     found = []
     for key, own in rows.groupby(list(SETTING)):
@@ -224,12 +228,16 @@ class Pair:
 
     key: tuple[object, ...]  # the setting
     batch: float  # samples of a step of the small one
-    full: pd.DataFrame  # by seed
-    small: pd.DataFrame
+    full: DataFrame  # by seed
+    small: DataFrame
 
     def differences(self, of: str = "test_loss") -> list[float]:
         """Of the full batch less the small batch, paired by seed."""
         return (self.full[of] - self.small[of]).astype(float).dropna().tolist()
+
+    def interval(self, level: float, of: str = "test_loss") -> Interval:
+        """The mean of `differences`."""
+        return statistics.mean_interval(self.differences(of), level=level)
 
     @property
     def change(self) -> float:
@@ -237,7 +245,7 @@ class Pair:
         return max(abs(float(np.median([drift(c) for c in arm["curve_validation_loss"]]))) for arm in (self.full, self.small))
 
 
-def pairs(rows: pd.DataFrame) -> list[Pair]:
+def pairs(rows: DataFrame) -> list[Pair]:
     """One of each setting whose two rates lie inside the grid; of rows from `judged`."""
     found = []
     rows = rows[rows["interior"].astype(bool)].set_index("seed")
@@ -250,6 +258,6 @@ def pairs(rows: pd.DataFrame) -> list[Pair]:
     return found
 
 
-def _differences(arm: pd.DataFrame, full: pd.Series[float], measure: str) -> list[float]:
+def _differences(arm: DataFrame, full: Series[float], measure: str) -> list[float]:
     own = arm.set_index("seed")[measure].astype(float)
     return (own - full)[own.index.intersection(full.index)].tolist()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import spread, statistics
 from accumulation_harness.experiments.convergence.trainings import (
@@ -62,7 +62,7 @@ class Instead:
         return Wasteful.yes if all_arrive and loss.high < MARGIN and seconds.high < 0 else Wasteful.undecided
 
 
-def instead_of_accumulating(rows: pd.DataFrame, judged: pd.DataFrame) -> list[Instead]:
+def instead_of_accumulating(rows: DataFrame, judged: DataFrame) -> list[Instead]:
     """One per setting, N and kind of small batch, from `convergence.trainings` and of these `convergence.judged`."""
     found, levels = [], targets(rows)
     for key, own in judged.groupby(list(SETTING)):
@@ -125,7 +125,7 @@ def times(logs: Sequence[float]) -> str:
     return middle if math.isnan(one.low) else f"{middle} ({math.exp(one.low):.2f} to {math.exp(one.high):.2f})"
 
 
-def _logs(arm: pd.DataFrame, plain: pd.DataFrame, level: float, cost: str) -> tuple[float, ...]:
+def _logs(arm: DataFrame, plain: DataFrame, level: float, cost: str) -> tuple[float, ...]:
     both = arm.index.intersection(plain.index)
     pairs = zip(*(reaches(rows.loc[both], level, cost) for rows in (arm, plain)), strict=True)
     return tuple(math.log(a.value / b.value) for a, b in pairs if a.reached and b.reached and a.value and b.value)

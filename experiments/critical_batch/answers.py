@@ -7,10 +7,11 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     BLUE,
     Experiment,
@@ -19,19 +20,20 @@ from accumulation_harness.analysis.answering import (
     Results,
     Section,
     interval,
+    needed,
     number,
     panels,
     section,
     statistics,
     table_by,
 )
-from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence.trainings import (
     DETECTABLE,
     FEWEST_SEEDS,
     FEWEST_SETTINGS,
     LEVEL,
     LONGEST,
+    at_tuned_rate,
     longest,
 )
 
@@ -40,10 +42,10 @@ SAME = 0.5  # octaves within which a change is none
 SETTING = ["workload", "norm", "optimizer", "effective_batch"]
 
 
-def figure_critical(table: pd.DataFrame) -> Figure:
+def figure_critical(table: DataFrame) -> Figure:
     """Critical batch over samples, a panel per setting: a line per seed, triangles where it is a lower bound."""
 
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
+    def draw(axes: Axes, own: DataFrame) -> None:
         for _, one in own.sort_values("point").groupby("seed"):
             axes.plot(one["samples"], one["critical"], "-", color=BLUE, alpha=0.5)
         for bounded, part in own.groupby("censored"):
@@ -71,27 +73,19 @@ def critical_batch(losses: Sequence[Sequence[float]], tolerance: float = TOLERAN
     return losses[-1][0]
 
 
-def critical_batches(results: Results) -> pd.DataFrame:
+def critical_batches(results: Results) -> DataFrame:
     """One row per setting, seed and point: `critical`, and whether it is the largest batch tried (`censored`).
 
     Each setting at the rate whose trunk ends lowest on the tuning seeds; `interior`: whether it lies inside the grid.
     """
-    rows = longest(results.study("critical_batch"), SETTING)
-    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
-    found = []
-    for key, own in rows.query(f"seed < {TUNING_SEEDS}").groupby(SETTING):
-        trunks = tuning[(tuning[SETTING] == list(key)).all(axis=1)].groupby("lr")["trunk_end"].mean()
-        if trunks.notna().any():
-            lr = trunks.idxmin()
-            interior = min(trunks.index) < lr < max(trunks.index)
-            for (seed, point), one in own.query("lr == @lr").groupby(["seed", "point"]):
-                losses = one.sort_values("batch")[["batch", "validation_loss"]].to_numpy(dtype=float).tolist()
-                critical = critical_batch(losses)
-                found.append((*key, lr, interior, seed, point, one["samples"].iloc[0], one["start_loss"].iloc[0], critical,
-                              critical >= losses[-1][0]))  # fmt: skip
-    return pd.DataFrame(
-        found, columns=[*SETTING, "lr", "interior", "seed", "point", "samples", "start_loss", "critical", "censored"]
-    )
+    rows = at_tuned_rate(longest(results.study("critical_batch"), SETTING), SETTING, "trunk_end")
+
+    def critical(own: DataFrame) -> dict[str, object]:
+        losses = own.sort_values("batch")[["batch", "validation_loss"]].to_numpy(dtype=float).tolist()
+        found = critical_batch(losses)
+        return {**own[["samples", "start_loss"]].iloc[0], "critical": found, "censored": found >= losses[-1][0]}
+
+    return tables.cells(rows, [*SETTING, "lr", "interior", "seed", "point"], critical)
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ class Growth:
         return f"{workload} ({norm}), {optimizer}"
 
 
-def growths(table: pd.DataFrame) -> list[Growth]:
+def growths(table: DataFrame) -> list[Growth]:
     """One per setting. A seed whose first value is a lower bound is left out: its growth has no sign that could be known."""
     found = []
     for key, own in table.groupby(SETTING):
@@ -143,11 +137,10 @@ def growths(table: pd.DataFrame) -> list[Growth]:
     return found
 
 
-def along(material: Material) -> Section | None:
+def along(material: Material) -> Section:
     """The critical batch size at every point, and the advice."""
     rows = critical_batches(material.results)
-    if rows.empty:
-        return None
+    needed(rows)
     found = growths(rows)
     words = " ".join(
         f"{one.name}: {one.verdict} ({interval(one.octaves)} octaves, n = {len(one.octaves)}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis import sections, tables
 from accumulation_harness.analysis.answering import (
@@ -19,8 +20,10 @@ from accumulation_harness.analysis.answering import (
     Ruling,
     claim,
     counted,
+    needed,
     number,
     share,
+    takes,
     undecided,
 )
 
@@ -29,7 +32,7 @@ GATE = f"≤ {ALGEBRA_GATE:.0e}"
 LEAST_SEEDS = 5  # of A6
 
 
-def answer(arms: pd.DataFrame) -> Answer:
+def answer(arms: DataFrame) -> Answer:
     """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
     accumulated = arms.query("arm == 'accumulated'")
     bound = accumulated.query("norm == 'batch' and micro_batch < effective_batch")
@@ -44,7 +47,7 @@ def answer(arms: pd.DataFrame) -> Answer:
     return Answer(sentences, None if open_cases.any() or free.empty or bound.empty else True)
 
 
-def _without(arms: pd.DataFrame) -> str:
+def _without(arms: DataFrame) -> str:
     if arms.empty:
         return ""
     good = arms.query("verdict == 'equivalent'")
@@ -53,7 +56,7 @@ def _without(arms: pd.DataFrame) -> str:
     return f"{len(good)} of {len(arms)} accumulated arms without BatchNorm are equivalent to the full batch{worst}{rest}."
 
 
-def _with(arms: pd.DataFrame) -> str:
+def _with(arms: DataFrame) -> str:
     if arms.empty:
         return ""
     different = arms.query("verdict == 'different'")
@@ -64,14 +67,14 @@ def _with(arms: pd.DataFrame) -> str:
     return f"{len(different)} of {len(arms)} BatchNorm arms are different{reason}{_others(arms, 'different')}."
 
 
-def _null(arms: pd.DataFrame) -> str:
+def _null(arms: DataFrame) -> str:
     if arms.empty:
         return ""
     good = (arms["verdict"] == "equivalent").sum()
     return f"The check on the test itself, a full batch in another order, is called equivalent {good} of {len(arms)} times."
 
 
-def _others(arms: pd.DataFrame, usual: str) -> str:
+def _others(arms: DataFrame, usual: str) -> str:
     """The verdicts that are not the usual one, in words."""
     others = tables.verdict_counts(arms).drop(usual, errors="ignore")
     return "".join(f"; {count} {verdict}" for verdict, count in others.items())
@@ -80,11 +83,11 @@ def _others(arms: pd.DataFrame, usual: str) -> str:
 # Claims ------------------------------------------------------------------------------------------------------------------------
 
 
-def _accumulated(results: Results, *, batch_norm: bool) -> pd.DataFrame:
+def _accumulated(results: Results, *, batch_norm: bool) -> DataFrame:
     return results.arms.query(f"arm == 'accumulated' and norm {'==' if batch_norm else '!='} 'batch'")
 
 
-def _own_algebra(arms: pd.DataFrame) -> pd.DataFrame:
+def _own_algebra(arms: DataFrame) -> DataFrame:
     """The arms whose float64 algebra was run for them: a trial in 16 bits repeats that of its float32 twin."""
     wide = arms.query("precision in ['float64', 'float32']")
     return wide if len(wide) else arms
@@ -98,8 +101,7 @@ def _own_algebra(arms: pd.DataFrame) -> pd.DataFrame:
 def same_update(results: Results) -> ClaimResult:
     """A1: tests whether accumulated arms are equivalent, without BatchNorm and with it."""
     free, bound = _accumulated(results, batch_norm=False), _accumulated(results, batch_norm=True)
-    if free.empty or bound.empty:
-        return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
+    takes("It takes arms with BatchNorm and without.", free, bound)
     same, parted = free["verdict"].eq("equivalent"), bound["verdict"].eq("different")
     return ClaimResult(
         verdict=REFUTED if not same.any() else CONFIRMED if same.all() and not parted.any() else CONDITIONAL,
@@ -123,8 +125,7 @@ def only_approximates(results: Results) -> ClaimResult:
     """A2: tests in which arms accumulation is exact in float64, and in which it only approximates; S1 excepts BatchNorm."""
     free, bound = (_own_algebra(_accumulated(results, batch_norm=kind)) for kind in (False, True))
     bound = bound.query("micro_batch < effective_batch")
-    if free.empty or bound.empty:
-        return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
+    takes("It takes arms with BatchNorm and without.", free, bound)
     exact, off = free["algebra_error"] <= ALGEBRA_GATE, bound["algebra_error"] > ALGEBRA_GATE
     everywhere = exact.all() and not off.any()
     return ClaimResult(
@@ -191,12 +192,11 @@ def eight_and_two(results: Results) -> ClaimResult:
     )
 
 
-def may_i_accumulate(results: Results) -> Advice | None:
+def may_i_accumulate(results: Results) -> Advice:
     """Of the experiment on equivalence: arms without batch statistics, and that those with them are another matter."""
     arms = results.of("equivalence").arms
     free = arms.query("arm == 'accumulated' and norm != 'batch'")
-    if free.empty:
-        return None
+    needed(free)
     same = free.query("verdict == 'equivalent'")
     bound = arms.query("arm == 'accumulated' and norm == 'batch' and micro_batch < effective_batch")
     parted = bound.query("verdict == 'different'")

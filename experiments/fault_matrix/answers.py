@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import faults, tables
 from accumulation_harness.analysis.answering import (
@@ -27,6 +28,7 @@ from accumulation_harness.analysis.answering import (
     Results,
     Section,
     counted,
+    needed,
     new_figure,
     of_trials,
     percent,
@@ -49,13 +51,13 @@ SHADES = LinearSegmentedColormap.from_list("shares", ["#f1f5f9", "#9ec9e6", BLUE
 HEAD = 100  # points between the cells and the titles, for the slanted names of the columns
 
 
-def active(arms: pd.DataFrame) -> pd.DataFrame:
+def active(arms: DataFrame) -> DataFrame:
     """The arms whose fault changes the computation of their trial: there missing it is a miss."""
     rows = faults.catalogue(arms)
     return rows[rows["changes"]].reset_index(drop=True)
 
 
-def answer(arms: pd.DataFrame) -> Answer:
+def answer(arms: DataFrame) -> Answer:
     """Decided by the measured shares of arms; the intervals are over trials, since arms of one trial are no separate draws."""
     rows = active(arms)
     if rows.empty:
@@ -77,7 +79,7 @@ def answer(arms: pd.DataFrame) -> Answer:
     return Answer(sentences, True if num >= ENOUGH else None)
 
 
-def _hidden(rows: pd.DataFrame) -> list[str]:
+def _hidden(rows: DataFrame) -> list[str]:
     shown = faults.shown(rows)
     if shown.empty:
         return []
@@ -91,18 +93,17 @@ def _arms(one: Rate) -> str:
     return f"{share(one.k, one.n)} ({percent(one.share)})" if one.n else share(0, 0)
 
 
-def _at_rest(arms: pd.DataFrame) -> list[str]:
+def _at_rest(arms: DataFrame) -> list[str]:
     """Faults that change nothing in their trial have to be judged as its correct arm."""
     rest = faults.catalogue(arms).query("not changes")
     same = (rest["verdict"] == rest["verdict_correct"]) & (rest["cause"] == rest["cause_correct"])
     return [f"Where a fault changes nothing, {counted(same)} arms are judged as the correct arm is."] * bool(len(rest))
 
 
-def matrix(material: Material) -> Section | None:
+def matrix(material: Material) -> Section:
     """Who sees which fault: verdict, checks and loss curve."""
     rows = active(material.arms)
-    if rows.empty:
-        return None
+    needed(rows)
     known = rows.query("visible_at.notna()")
     seen = faults.shown(known).groupby(known["arm"]).mean()
     order = seen.reindex(sorted(set(rows["arm"])), fill_value=0.0).sort_values(ascending=False, kind="stable").index
@@ -130,7 +131,7 @@ def matrix(material: Material) -> Section | None:
     return section("Who sees which fault", _hiding(known), picture)
 
 
-def figure_matrix(panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]]) -> Figure:
+def figure_matrix(panels: Sequence[tuple[str, DataFrame, DataFrame]]) -> Figure:
     """Panels that share their rows (faults): title, shares as shades (NaN: not run), and what is written into the cells."""
     first = panels[0][1]
     widths = [shares.shape[1] for _, shares, _ in panels]
@@ -154,7 +155,7 @@ def figure_matrix(panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]]) -> F
     return figure
 
 
-def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def curves(rows: DataFrame, order: pd.Index[str]) -> tuple[DataFrame, DataFrame]:
     """Fault x setting: the share of trials in which the loss curve shows it (NaN: not run), and the median step in words."""
     rows = rows.assign(
         setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"})
@@ -169,11 +170,11 @@ def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.D
     return shares, medians.map(lambda step: "never" if np.isnan(step) else f"{step:g}")
 
 
-def _percents(shares: pd.DataFrame) -> pd.DataFrame:
+def _percents(shares: DataFrame) -> DataFrame:
     return shares.map(lambda value: "" if np.isnan(value) else percent(value).removesuffix("%") if value else "0")
 
 
-def _hiding(rows: pd.DataFrame) -> str:
+def _hiding(rows: DataFrame) -> str:
     """Which optimizer hides what from the loss curve, without clipping."""
     plain = rows.query("clipping == 'off'")
     seen = faults.shown(plain)
@@ -192,11 +193,10 @@ def _hiding(rows: pd.DataFrame) -> str:
     return text
 
 
-def misses(material: Material) -> Section | None:
+def misses(material: Material) -> Section:
     """Every arm that was missed, not named, or called by a wrong name."""
     rows = active(material.arms)
-    if rows.empty:
-        return None
+    needed(rows)
     odd = rows.query("not detected or not named or confidently_wrong")
     title = "What was missed or called by a wrong name"
     if odd.empty:
@@ -208,11 +208,10 @@ def misses(material: Material) -> Section | None:
     return section(title, table_by(listed, "", head, columns, f"{len(odd)} of {len(rows)} arms.{more}"))
 
 
-def settings(material: Material) -> Section | None:
+def settings(material: Material) -> Section:
     """Detection by setting."""
     rows = active(material.arms)
-    if rows.empty:
-        return None
+    needed(rows)
     head = f"{' | '.join(SETTING)} | trials | detected | of trials, at least (95%) | named | wrong name | shown by the loss"
     caption = (
         "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of trials in which "
@@ -227,7 +226,7 @@ def settings(material: Material) -> Section | None:
     return section("By setting", cells)
 
 
-def _together(flags: pd.Series[bool]) -> str:
+def _together(flags: Series[bool]) -> str:
     """In one line, also in a narrow column."""
     return counted(flags).replace(" ", "\u00a0")
 
@@ -240,12 +239,11 @@ def elsewhere(_material: Material) -> Section:
     return section("Faults that are not here", table("id | cause | why", sorted(rows), caption))
 
 
-def is_my_trainer_right(results: Results) -> Advice | None:
+def is_my_trainer_right(results: Results) -> Advice:
     """Of all faults planted anywhere."""
     wrong = faults.catalogue(results.arms)
     wrong = wrong[wrong["changes"]] if len(wrong) else wrong
-    if wrong.empty:
-        return None
+    needed(wrong)
     trials = wrong.groupby("trial")["detected"].all()
     return Advice(
         "Is my trainer right?",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     BLUE,
@@ -47,12 +48,12 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))  # one for each se
 KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "s")}
 
 
-def scales(rows: pd.DataFrame) -> pd.DataFrame:
+def scales(rows: DataFrame) -> DataFrame:
     """The rows with exact noise scales."""
     return rows.query("quantity == 'noise_scale'").astype({"windows": int})
 
 
-def variances(rows: pd.DataFrame) -> pd.DataFrame:
+def variances(rows: DataFrame) -> DataFrame:
     """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
     own = rows.query("quantity == 'variance'").astype({"batch": int, "draws": int, "step": int})
     factor = (
@@ -89,7 +90,7 @@ def falls_as_one_over_b(results: Results) -> ClaimResult:
     )
 
 
-def _over_trials(slopes: pd.DataFrame) -> Interval:
+def _over_trials(slopes: DataFrame) -> Interval:
     """The mean slope over trials with its interval; points of one training are not independent, so they are averaged first."""
     return mean_interval(slopes.groupby("trial")["slope"].mean().tolist())
 
@@ -98,16 +99,16 @@ def _written(one: Interval) -> str:
     return f"{one.estimate:.3f}, {one.low:.3f} to {one.high:.3f}"
 
 
-def quarters(rows: pd.DataFrame) -> pd.DataFrame:
+def quarters(rows: DataFrame) -> DataFrame:
     """B_simple of each trial in the `first` and the `last` quarter of its training: the ratio of the means over the points."""
     rows = scales(rows)
     end = rows.groupby("trial")["step"].transform("max")
     parts = {"first": rows["step"] <= QUARTER * end, "last": rows["step"] >= (1 - QUARTER) * end}
     sums = {name: rows[part].groupby("trial")[["noise_trace", "gradient_square"]].sum() for name, part in parts.items()}
-    return pd.DataFrame({name: own["noise_trace"] / own["gradient_square"] for name, own in sums.items()})
+    return DataFrame({name: own["noise_trace"] / own["gradient_square"] for name, own in sums.items()})
 
 
-def growth(rows: pd.DataFrame) -> str:
+def growth(rows: DataFrame) -> str:
     """The noise scale in the last quarter over that in the first, over all trainings and by setting, in words."""
     found = quarters(rows)
     ratio = found["last"] / found["first"]
@@ -119,7 +120,7 @@ def growth(rows: pd.DataFrame) -> str:
     )
 
 
-def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
+def _by_setting(rows: DataFrame, ratio: Series) -> list[str]:
     """The range of `ratio` under each optimizer and normalisation, in words; the smallest first."""
     about = rows.groupby("trial")[["optimizer", "norm"]].first()
     setting = about["optimizer"] + ", norm=" + about["norm"]
@@ -127,7 +128,7 @@ def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
     return [f"{name}: {low:.2g} to {high:.2g} (n = {n})" for name, low, high, n in ranges.itertuples()]
 
 
-def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
+def figure_variance(rows: DataFrame, moments: Sequence[int]) -> Figure:
     """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
     panels: dict[str, list[Curve]] = {f"step {step}": [] for step in moments}
     for (step, replacement), own in rows.query("step in @moments").sort_values("batch").groupby(["step", "replacement"]):
@@ -140,7 +141,7 @@ def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
     return curves(panels, "batch B", "variance of the gradient")
 
 
-def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.DataFrame]]]) -> Figure:
+def figure_noise_scale(panels: Mapping[str, Sequence[tuple[DataFrame, DataFrame]]]) -> Figure:
     """B_simple over the training, a panel per title; for every seed the exact values (lines) and the stretches' (bars)."""
     drawn: dict[str, list[Curve]] = {title: [] for title in panels}
     for title, seeds in panels.items():
@@ -165,7 +166,7 @@ def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.Data
 
 def variance_section(material: Material) -> Section:
     """The variance of the batch gradient over B, beside both formulas."""
-    rows = variances(material.results.study("gradient_noise"))
+    rows = variances(material.study("gradient_noise"))
     own = rows[rows["trial"] == min(rows["trial"])]
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
@@ -190,9 +191,9 @@ def variance_section(material: Material) -> Section:
 
 def noise_section(material: Material) -> Section:
     """The noise scale along each training, exact and estimated from micro-batches."""
-    rows = scales(material.results.study("gradient_noise"))
+    rows = scales(material.study("gradient_noise"))
     steps = material.read_steps(sorted(set(rows["trial"])))
-    panels: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
+    panels: dict[str, list[tuple[DataFrame, DataFrame]]] = {}
     pooled = []
     for (norm, optimizer), trials in rows.groupby(["norm", "optimizer"]):
         for trial, exact in trials.groupby("trial"):
@@ -216,7 +217,7 @@ def noise_section(material: Material) -> Section:
     return section("The noise scale along the training", text, picture, growth(rows), _standing(rows))
 
 
-def _standing(rows: pd.DataFrame) -> Table:
+def _standing(rows: DataFrame) -> Table:
     """The estimator from micro-batches beside exact values at fixed weights."""
     estimates = noise.two_size(rows.drop(columns=["noise_trace", "gradient_square"]))
     trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from accumulation_harness.config import Precision
 from accumulation_harness.experiments.shared.measuring import (
     ACCUMULATED,
+    ArmName,
     Batch,
     OnStep,
     Recipe,
@@ -51,8 +52,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             rows += probe(setting, recipe, snapshot(arm.model), t)
         with setting.randomness(t):
             loss = float(take_step(arm, arm.workload.batch(ids)))
-        label = {"step": t, "arm": ACCUMULATED, "accumulation_steps": num, "replicate": 0}
-        on_step(t, [{**label, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
+        on_step(t, [{**ArmName(ACCUMULATED, num).columns, "step": t, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
     return rows + probe(setting, recipe, snapshot(arm.model), config.steps)
 
 

@@ -18,6 +18,7 @@ from accumulation_harness.analysis.answering import (
     Experiment,
     Results,
     claim,
+    needed,
     undecided,
 )
 from accumulation_harness.experiments.batchnorm import sections as shown
@@ -93,11 +94,10 @@ def predicted(results: Results) -> bool | None:
     return all(verdicts)
 
 
-def is_group_norm_better(results: Results) -> Advice | None:
+def is_group_norm_better(results: Results) -> Advice:
     """Of the experiment on GroupNorm."""
     gains = between_norms(fixed_batch(trained(results.of("groupnorm"))))
-    if gains.empty:
-        return None
+    needed(gains)
     small = gains[gains["b"] == gains["b"].min()]
     told = "; ".join(
         f"{row.model}, b = {row.b}: {row.gain:+.1f} points ({row.low:.1f} to {row.high:.1f})" for row in small.itertuples()

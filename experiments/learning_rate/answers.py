@@ -23,6 +23,7 @@ from accumulation_harness.analysis.answering import (
     Table,
     claim,
     estimated,
+    needed,
     number,
     section,
     span,
@@ -103,25 +104,32 @@ def linear_scaling_is_stable(results: Results) -> ClaimResult:
     if linear["excess_by_seed"].map(len).min() < LEAST_SEEDS:
         return undecided(f"It takes {LEAST_SEEDS} seeds.", len(linear))
     level = 1 - LEVEL / len(linear)  # Bonferroni: the cells are read together
-    each = [_excess_interval(one, level) for one in linear["excess_by_seed"]]
-    cells = [f"{row['optimizer']} at B = {row['batch']:g}" for row in linear.to_dict("records")]
-    closed = ~linear["on_edge"].to_numpy()
-    stable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.high <= STABLE]
-    unstable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.low > STABLE]
-    settled = CONDITIONAL if stable and unstable else UNDECIDED
+    ends = linear["excess_by_seed"].map(lambda one: _excess_interval(one, level))
+    cells = linear.assign(
+        name=[f"{optimizer} at B = {batch:g}" for optimizer, batch in zip(linear["optimizer"], linear["batch"], strict=True)],
+        ends=ends,
+        stable=~linear["on_edge"] & ends.map(lambda one: one.high <= STABLE),
+        unstable=~linear["on_edge"] & ends.map(lambda one: one.low > STABLE),
+    )
+    stable, unstable = (cells[cells[said]]["name"] for said in ("stable", "unstable"))
+    settled = CONDITIONAL if len(stable) and len(unstable) else UNDECIDED
     words = "; ".join(
-        f"{name}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
-        f"{' (best rate on the edge of the grid)' if row['on_edge'] else f' (linear: {number(one.low)} to {number(one.high)})'}"
-        for name, row, one in zip(cells, linear.to_dict("records"), each, strict=True)
+        f"{row['name']}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
+        + (" (best rate on the edge of the grid)" if row["on_edge"] else f" (linear: {_from_to(row['ends'])})")
+        for row in cells.to_dict("records")
     )
     return ClaimResult(
-        verdict=CONFIRMED if len(stable) == len(cells) else REFUTED if len(unstable) == len(cells) else settled,
+        verdict=CONFIRMED if cells["stable"].all() else REFUTED if cells["unstable"].all() else settled,
         condition=f"for {', '.join(stable)}; not for {', '.join(unstable)}",
-        measured=max(one.estimate for one in each),
+        measured=max(one.estimate for one in ends),
         threshold=f"training loss above the best rate's: ≤ {STABLE:g} nats ({level:.1%} intervals)",
         n=len(learning_rates.trained(results)),
         explanation=f"Training loss above that of the best rate, by scaling: {words}. Without warm-up.",
     )
+
+
+def _from_to(one: Interval) -> str:
+    return f"{number(one.low)} to {number(one.high)}"
 
 
 def _excess_interval(differences: list[float], level: float) -> Interval:
@@ -171,11 +179,10 @@ def best_batches(results: Results) -> ClaimResult:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def true_batch(material: Material) -> Section | None:
+def true_batch(material: Material) -> Section:
     """Held-out losses at the rate of the true batch, and at sqrt N and N times it."""
     pairs = learning_rates.against_true_batch(material.results)
-    if pairs.empty:
-        return None
+    needed(pairs)
     head = "optimizer | rate of the true batch | factor | seeds | held-out loss off by, relative"
     caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
     columns = (
@@ -186,7 +193,7 @@ def true_batch(material: Material) -> Section | None:
     return section("Against the true batch: the same rate", cells)
 
 
-def over_rates(material: Material) -> Section | None:
+def over_rates(material: Material) -> Section:
     """Losses over the learning rate by batch size, and under each rule of scaling."""
     text = (
         "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "

@@ -8,87 +8,58 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
 from accumulation_harness.experiments.convergence.learning_curves import evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
-from accumulation_harness.experiments.shared.measuring import Arm, OnStep, Row, Setting, accumulated, outcome, take_step
+from accumulation_harness.experiments.shared.convergence import End, train
+from accumulation_harness.experiments.shared.measuring import Arm, Candidate, OnStep, Row, Setting, accumulated, outcome
 
 
 @dataclass
-class Training:
-    """Training at B / N: an arm that steps after every micro-batch of a window."""
+class Steps:
+    """The optimizer steps of a training, and its held-out loss after as many as the window of B takes in all."""
 
-    num: int  # N
-    arm: Arm
-    enough: int  # optimizer steps that the window of B takes in all
-    steps: int = 0
-    window_losses: list[float] = field(default_factory=list)  # their mean over each window
-    early: float = math.nan  # held-out loss after as many steps as the window of B takes in all
+    enough: int
+    taken: int = 0
+    early: float = math.nan
 
     def count(self, arm: Arm) -> None:
-        """Count an optimizer step; after the last that the window of B takes, evaluate."""
-        self.steps += 1
-        if self.steps == self.enough:
+        """One more."""
+        self.taken += 1
+        if self.taken == self.enough:
             self.early = outcome(arm, [math.nan]).held_out_loss
-
-    def note(self, contributions: Sequence[Tensor]) -> Tensor:
-        """Keep the mean losses of a window's batches; the window's loss is their mean."""
-        own = torch.stack(list(contributions))
-        self.window_losses.append(float(own.mean()))
-        return own.mean()
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per batch size: B, and B / N for every N, each trained for `steps` windows.
+    """One row per batch size: B, and B / N for every N, each trained for `steps` windows, a step after every micro-batch.
 
     A step row has the mean loss over its window.
     """
     config = setting.config
-    trainings = [_training(setting, num) for num in dict.fromkeys((1, *config.accumulation_steps))]
-    samples = 0
-    for t, ids in enumerate(setting.windows()):
-        window = trainings[0].arm.workload.batch(ids)
-        samples += len(ids)
-        for one in trainings:
-            with setting.randomness(t):
-                take_step(one.arm, window)
-        on_step(t, [
-            {"arm": "trained", "accumulation_steps": one.num, "step": t, "replicate": 0, "samples": samples,
-             "loss": one.window_losses[-1]}
-            for one in trainings
-        ])  # fmt: skip
-    return [_row(one, samples, config.effective_batch) for one in trainings]
+    steps = {num: Steps(config.steps) for num in (1, *config.accumulation_steps)}
+    chosen = []
+    for num, one in steps.items():
+        small = small_batch(accumulated(config, num))
+        chosen.append(Candidate("trained", dataclasses.replace(small, after_backward=(*small.after_backward, one.count))))
+    ends = train(setting, chosen, on_step)
+    return [_row(end, one, config.effective_batch) for end, one in zip(ends, steps.values(), strict=True)]
 
 
-def _training(setting: Setting, num: int) -> Training:
-    config = setting.config
-    right = accumulated(config, num)
-    arm = setting.arm(right)
-    training = Training(num, arm, config.steps)
-    stepping = small_batch(right)
-    arm.recipe = dataclasses.replace(stepping, after_backward=(*stepping.after_backward, training.count), report=training.note)
-    return training
-
-
-def _row(one: Training, samples: int, effective_batch: int) -> Row:
+def _row(end: End, steps: Steps, effective_batch: int) -> Row:
     """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term.
 
     The held-out samples have two halves: one to choose a learning rate by, the other to judge what was chosen.
     """
-    held = one.arm.workload.held_out
+    held = end.arm.workload.held_out
     middle = len(held) // 2
     return {
-        "accumulation_steps": one.num,
-        "batch": max(one.arm.recipe.split(effective_batch)),
-        "samples": samples,
-        "optimizer_steps": one.steps,
-        **vars(outcome(one.arm, one.window_losses)),
-        "early_held_out_loss": one.early,
-        "tuning_loss": evaluation(one.arm, held.rows(slice(0, middle))),
-        "judged_loss": evaluation(one.arm, held.rows(slice(middle, None))),
+        "accumulation_steps": end.candidate.recipe.accumulation_steps,
+        "batch": max(end.arm.recipe.split(effective_batch)),
+        "samples": end.samples,
+        "optimizer_steps": steps.taken,
+        **vars(outcome(end.arm, end.losses)),
+        "early_held_out_loss": steps.early,
+        "tuning_loss": evaluation(end.arm, held.rows(slice(0, middle))),
+        "judged_loss": evaluation(end.arm, held.rows(slice(middle, None))),
     }

@@ -6,26 +6,22 @@ import math
 from itertools import product
 
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.experiments.momentum import states as optimizers
+from accumulation_harness.experiments.convergence.trainings import at_best_rate
 
 RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learning rate: its exponent of B / b
 
 
-def trained(results: Results) -> pd.DataFrame:
+def trained(results: Results) -> DataFrame:
     """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
     rows = results.study("batch_sizes")
     losses = ["tail_loss", "held_out_loss", "tuning_loss", "judged_loss"]
     return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
 
 
-def best(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over seeds is lowest."""
-    return optimizers.at_best_rate(rows, ["optimizer", "batch"], measure)
-
-
-def scaled(results: Results) -> pd.DataFrame:
+def scaled(results: Results) -> DataFrame:
     """Training loss when the best rate of the smallest batch is scaled by each rule; a row per optimizer, rule and larger batch.
 
     `loss`: mean over seeds; `tuned`: the same at the batch's own best rate; `excess` = loss - tuned. A rule whose rate was not
@@ -47,10 +43,10 @@ def scaled(results: Results) -> pd.DataFrame:
                     "excess": rates[near] - rates[tuned], "on_edge": tuned in (rates.index.min(), rates.index.max()),
                     "excess_by_seed": (seeds[batch][near] - seeds[batch][tuned]).tolist(),
                 })  # fmt: skip
-    return pd.DataFrame(found)
+    return DataFrame(found)
 
 
-def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+def others_choose(rows: DataFrame, measure: str) -> DataFrame:
     """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over the other seeds is lowest.
 
     A seed that chose its own rate would flatter the batch sizes whose results vary most.
@@ -64,7 +60,7 @@ def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     return pd.concat(chosen, ignore_index=True)
 
 
-def against_true_batch(results: Results) -> pd.DataFrame:
+def against_true_batch(results: Results) -> DataFrame:
     """Relative `difference` of the held-out loss between accumulation at 1, sqrt N and N times a rate and the full batch at it.
 
     A row per optimizer, seed and `factor` of the rate; the full batch's rate is the lowest that was trained.
@@ -77,21 +73,21 @@ def against_true_batch(results: Results) -> pd.DataFrame:
     return pairs.assign(factor=pairs["lr"] / pairs["lr_full"], difference=off.fillna(math.inf))
 
 
-def best_rate_ratios(rows: pd.DataFrame) -> dict[str, float]:
+def best_rate_ratios(rows: DataFrame) -> dict[str, float]:
     """The best rate (by training loss) of the largest batch over that of the smallest, by optimizer."""
-    rates = best(rows, "tail_loss").groupby(["optimizer", "batch"])["lr"].first().unstack()
+    rates = at_best_rate(rows, ["optimizer", "batch"], "tail_loss").groupby(["optimizer", "batch"])["lr"].first().unstack()
     return {str(name): float(own[rates.columns.max()] / own[rates.columns.min()]) for name, own in rates.iterrows()}
 
 
-def raised_in_every_subset(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
+def raised_in_every_subset(rows: DataFrame) -> dict[str, tuple[float, float]]:
     """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
     if rows["seed"].nunique() < 2:
         return {}
-    found = pd.DataFrame([best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()])
+    found = DataFrame([best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()])
     return {str(name): (own.min(), own.max()) for name, own in found.items()}
 
 
-def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
+def better_outside(rows: DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
     """By optimizer: the best batch outside `low` to `high`, and by each batch inside the loss there less that outside, by seed.
 
     Rates are chosen by the other seeds on one half of the held-out samples; losses are those of the other half.

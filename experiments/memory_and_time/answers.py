@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     BLUE,
@@ -28,6 +29,7 @@ from accumulation_harness.analysis.answering import (
     share,
     spread,
     table_by,
+    takes,
     undecided,
 )
 
@@ -41,10 +43,10 @@ KB, MB = 1e3, 1e6
 TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
 
 
-def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
+def against_full(rows: DataFrame, column: str, num: int) -> Series:
     """The value of a column at the full batch over that at N = `num`, per trial that has both."""
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=column)
-    return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
+    return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else Series(dtype=float)
 
 
 @claim(
@@ -57,8 +59,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     """D1: tests whether memory at N = 4 is a fourth of the full batch's, and whether the activations alone are."""
     rows = results.study("memory_and_time")
     factors, activations = (against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
-    if factors.empty:
-        return undecided("It takes trials with N = 4.")
+    takes("It takes trials with N = 4.", factors, n=0)
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
     verdict = CONFIRMED if whole.all() else CONDITIONAL if part.all() or whole.any() else REFUTED
     where = (
@@ -78,7 +79,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     )
 
 
-def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
+def largest_models(rows: DataFrame) -> DataFrame:
     """For each family (workload, model, optimizer, B) and N, the largest model that fits where the smallest fits at N = 1.
 
     `larger`: its model state (parameters, gradients, optimizer state) over the smallest model's; sizes differ in depth or width.
@@ -94,7 +95,7 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
             fits = split.loc[split["alive_bytes"] <= budget, "model_state"]
             larger = (fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
             found.append((" ".join(map(str, family[:3])), num, larger))
-    return pd.DataFrame(found, columns=["family", "accumulation_steps", "larger"])
+    return DataFrame(found, columns=["family", "accumulation_steps", "larger"])
 
 
 @claim(
@@ -214,19 +215,19 @@ def cost_in_time(results: Results) -> ClaimResult:
     )
 
 
-def _at(cells: pd.DataFrame, size: int) -> str:
+def _at(cells: DataFrame, size: int) -> str:
     """The micro-batches at which a text is right."""
     found = sorted({round(size / num) for num in cells["num"]})
     return f"b = {', '.join(map(str, found))}" if found else "no b"
 
 
-def fitted(rows: pd.DataFrame) -> tuple[float, float]:
+def fitted(rows: DataFrame) -> tuple[float, float]:
     """M_s and a of M = M_s + a b, in bytes, by least squares over b."""
     slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
     return static, slope
 
 
-def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
+def time_against_memory(rows: DataFrame) -> DataFrame:
     """`total_bytes`, `static_bytes` (M_s of the fit) and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
     groups = []
     for _, own in rows.groupby(["workload", "model", "optimizer"]):
@@ -237,7 +238,7 @@ def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(groups, ignore_index=True)
 
 
-def figure_cost_of_memory(rows: pd.DataFrame) -> Figure:
+def figure_cost_of_memory(rows: DataFrame) -> Figure:
     """Time of a window over the full batch's against its memory; a point per b, a line per optimizer, a panel per model.
 
     A budget is a place on the x axis: the first point to its left is the largest b measured that fits, and its height is what
@@ -260,7 +261,7 @@ def figure_cost_of_memory(rows: pd.DataFrame) -> Figure:
 
 def budget_figure(material: Material) -> Section:
     """The largest b for a budget of memory, and what it costs in time."""
-    rows = material.results.study("memory_and_time")
+    rows = material.study("memory_and_time")
     picture = Picture(
         "memory_and_time",
         figure_cost_of_memory(time_against_memory(rows)),
@@ -274,7 +275,7 @@ def budget_figure(material: Material) -> Section:
 
 def memory_table(material: Material) -> Section:
     """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
-    rows = material.results.study("memory_and_time")
+    rows = material.study("memory_and_time")
     head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
     middle = rows.assign(model=rows["workload"] + " " + rows["model"].astype(str), **rows[[*TOTAL, "total_bytes"]] / KB)
     columns = (
@@ -294,7 +295,7 @@ def memory_table(material: Material) -> Section:
     )
 
 
-def what_does_it_cost(results: Results) -> Advice | None:
+def what_does_it_cost(results: Results) -> Advice:
     """Of the experiment on memory and time: over N at fixed B."""
     rows = results.of("memory_and_time").study("memory_and_time")
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=["total_bytes", "seconds"])

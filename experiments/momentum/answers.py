@@ -19,12 +19,14 @@ from accumulation_harness.analysis.answering import (
     Section,
     claim,
     estimated,
+    needed,
     number,
     power,
     section,
     span,
     statistics,
     table_by,
+    takes,
     undecided,
 )
 from accumulation_harness.experiments.momentum import figures
@@ -53,8 +55,7 @@ def states_evolve_otherwise(results: Results) -> ClaimResult:
     """C3: compares optimizer state and weights of every accumulated arm after 200 steps with arms that have to differ."""
     rows = optimizers.long_runs(results, LONG)
     right, small = (rows.query("arm == @arm") for arm in ("accumulated", "small_steps"))
-    if right.empty or small.empty:
-        return undecided(f"It takes trajectories of {LONG} steps.", len(right))
+    takes(f"It takes trajectories of {LONG} steps.", right, small, n=len(right))
     worst = optimizers.largest_error(right, "state_error", "parameter_error")
     fault = f"arm == '{Cause.optimizer_state_per_micro_batch}' and optimizer != 'sgd'"
     least = optimizers.smallest_difference(rows.query(f"arm == 'small_steps' or ({fault})"))
@@ -85,8 +86,7 @@ def older_micro_batches(results: Results) -> ClaimResult:
     reordered, small = reordered[optimizers.uncoupled(reordered)], small[optimizers.uncoupled(small)]
     momentum = reordered.query("optimizer != 'sgd'")
     memory = results.study("optimizer_memory")
-    if momentum.empty or memory.empty:
-        return undecided("It takes reordered windows and the weights in the state.", len(momentum))
+    takes("It takes reordered windows and the weights in the state.", momentum, memory, n=len(momentum))
     worst = optimizers.largest_error(reordered, "state_error", "parameter_error")
     spread, spread_small = (optimizers.spread_in_window(memory.query("arm == @arm")) for arm in ("accumulated", "small_steps"))
     if not (optimizers.smallest_difference(small) >= APART and spread_small.min() >= APART):
@@ -120,8 +120,13 @@ def coupled_in_time(results: Results) -> ClaimResult:
     reordered, small = optimizers.orders(results, ORDERED)
     free, bound = reordered[optimizers.uncoupled(reordered)], reordered[~optimizers.uncoupled(reordered)]
     batch_norm, dropout = bound.query("norm == 'batch'"), bound.query("dropout > 0")
-    if free.empty or batch_norm.empty or dropout.empty:
-        return undecided("It takes reordered windows without coupling, with BatchNorm and with dropout.", len(reordered))
+    takes(
+        "It takes reordered windows without coupling, with BatchNorm and with dropout.",
+        free,
+        batch_norm,
+        dropout,
+        n=len(reordered),
+    )
     if not optimizers.smallest_difference(small) >= APART:
         return undecided("Small steps in another order have to differ and did not.", len(reordered))
     worst = optimizers.largest_error(free, "gradient_error", "state_error", "parameter_error")
@@ -151,8 +156,7 @@ def memory_in_samples(results: Results) -> ClaimResult:
     """C10: compares half-lives in samples, the paths of the weights and, where it was run, Adam's beta2 at a small batch."""
     lives = optimizers.half_lives(results.study("optimizer_memory"))
     paths = optimizers.path_ratios(optimizers.states(results), ORDERED)
-    if lives.empty or paths.empty:
-        return undecided("It takes the weights in the state and paths of small steps.", len(lives))
+    takes("It takes the weights in the state and paths of small steps.", lives, paths, n=len(lives))
     error = (lives["half_life"] / lives["predicted"] - 1).abs().max()
     matched = lives.pivot_table(index=["trial", "accumulation_steps", "entry"], columns="arm", values="half_life")
     off = (matched["small_steps_memory"] / matched["accumulated"] - 1).abs().max()
@@ -191,16 +195,15 @@ def _beta2_in_words(differences: pd.DataFrame) -> list[str]:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def states(material: Material) -> Section | None:
+def states(material: Material) -> Section:
     """State and weights of every arm over the optimizer steps."""
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
-def order(material: Material) -> Section | None:
+def order(material: Material) -> Section:
     """What another order of the micro-batches changes."""
     rows = optimizers.states(material.results).query("after_steps == @ORDERED and arm in ['reordered', 'small_steps_reordered']")
-    if rows.empty:
-        return None
+    needed(rows)
     head = "model | dropout | arm | n | gradient | state | weights | running statistics"
     columns = (
         "model", ("dropout", "{:g}".format), ("arm", figures.LABELS.get), "trial n", "gradient_error max", "state_error max",
@@ -217,7 +220,7 @@ def order(material: Material) -> Section | None:
 
 def memory(material: Material) -> Section:
     """The weights of past micro-batches in the optimizer state, and their half-lives."""
-    rows = material.results.study("optimizer_memory")
+    rows = material.study("optimizer_memory")
     lives = optimizers.half_lives(rows)
     head = "optimizer | state | arm | N | half-life in samples | predicted | largest relative error | n"
     lives = lives.assign(off=(lives["half_life"] / lives["predicted"] - 1).abs())
@@ -248,8 +251,7 @@ def small_steps(material: Material) -> Section | None:
     """The paths of N small steps beside that of one window."""
     rows = optimizers.states(material.results)
     paths = optimizers.path_ratios(rows, ORDERED)
-    if paths.empty:
-        return None
+    needed(paths)
     chosen = paths.drop_duplicates("optimizer")
     steps = material.read_steps(chosen["trial"]).merge(chosen[["trial", "optimizer"]], on="trial")
     text = (
@@ -296,11 +298,10 @@ def beta2(material: Material) -> Section | None:
     return section("Adam's second moment at a small batch", text, picture)
 
 
-def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
+def do_i_change_rate_or_momentum(results: Results) -> Advice:
     """Of the experiments on momentum and Adam: state of the accumulated arms, and half-lives in samples."""
     parts = [part for name in ("momentum", "adam") if (part := results.of(name)).has("optimizer_states")]
-    if not parts:
-        return None
+    needed(parts)
     right = pd.concat([optimizers.long_runs(part, 1) for part in parts])
     error = optimizers.largest_error(right.query("arm == 'accumulated'"), "state_error", "parameter_error")
     return Advice(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
@@ -47,10 +47,10 @@ STATES = ("permuted", "accumulated", "reordered", Cause.optimizer_state_per_micr
 PATHS = ("small_steps", "small_steps_rate", "small_steps_memory")
 
 
-def figure_states(steps: pd.DataFrame) -> Figure:
+def figure_states(steps: DataFrame) -> Figure:
     """Difference of the state (of the weights where there is none) over optimizer steps, a panel per optimizer."""
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         stateless = rows["state_error"].isna().all()
         log_axis(axes, "y", most=10)
         for arm in STATES:
@@ -62,11 +62,11 @@ def figure_states(steps: pd.DataFrame) -> Figure:
     return panels(by_optimizer(steps), draw, 3.2, x="optimizer step", y="relative difference")
 
 
-def figure_paths(steps: pd.DataFrame) -> Figure:
+def figure_paths(steps: DataFrame) -> Figure:
     """Distance of small steps to the window's weights over windows, a panel per optimizer."""
     most = steps["accumulation_steps"].max()
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         log_axis(axes, "y")
         for arm in PATHS:
             _lines(axes, rows, "parameter_error", arm)
@@ -75,12 +75,12 @@ def figure_paths(steps: pd.DataFrame) -> Figure:
     return panels(shown, draw, 3.0, x="window", y="distance to the window's weights")
 
 
-def figure_memory(memory: pd.DataFrame) -> Figure:
+def figure_memory(memory: DataFrame) -> Figure:
     """Weight of past micro-batches over their age in samples: a panel per entry, of the first trial and the smallest N."""
     looks = {"accumulated": ("", BLUE, "accumulated"), "small_steps": ("-", ORANGE, "small steps"),
              "small_steps_memory": ("-", GREEN, "small steps, beta^(1/N)")}  # fmt: skip
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         for arm, (line, colour, label) in looks.items():
             own = rows[(rows["arm"] == arm) & (rows["trial"] == rows["trial"].iloc[0])].sort_values("age")
             axes.plot(own["age"], own["weight"], line, color=colour, marker="o", markersize=3.5, label=label)
@@ -91,7 +91,7 @@ def figure_memory(memory: pd.DataFrame) -> Figure:
     return panels(shown, draw, 3.0, x="age in samples", y="weight, newest = 1")
 
 
-def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], measures: Sequence[str]) -> Figure:
+def figure_rates(rows: DataFrame, by: str, label: Callable[[float], str], measures: Sequence[str]) -> Figure:
     """Losses over the learning rate, a panel per measure and a line per value of `by`: mean and 95 % interval over seeds."""
     titles = {"tail_loss": "training loss, nats", "held_out_loss": "held-out loss, nats"}
     shown: dict[str, list[Curve]] = {}
@@ -107,7 +107,7 @@ def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], mea
     return figure
 
 
-def _lines(axes: Axes, rows: pd.DataFrame, measure: str, arm: str) -> None:
+def _lines(axes: Axes, rows: DataFrame, measure: str, arm: str) -> None:
     """Draw one line per N; a difference of exactly zero is drawn at the bottom of the panel."""
     for _, own in rows.query("arm == @arm").sort_values("step").groupby("accumulation_steps"):
         axes.plot(own["step"] + 1, own[measure].clip(lower=EXACT), color=COLOURS[arm], linewidth=1, label=LABELS[arm])

@@ -102,8 +102,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for label, one in compared.items():
             now = _errors(lock, label, str(one.against))
             largest[label] = {name: worst(largest[label].get(name, 0.0), value) for name, value in now.items()}
-            own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
-            rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
+            own: Row = one.candidate.name.columns
+            rows.append({**own, "step": t - 1, "loss": records[label].loss, **now})
             if t in (*CHECKPOINTS, config.steps):
                 losses = {"loss": records[label].loss, "loss_against": records[str(one.against)].loss}
                 own |= {"after_steps": t, **largest[label], **losses}

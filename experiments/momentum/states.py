@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
@@ -17,38 +17,37 @@ from accumulation_harness.analysis.answering import (
     Section,
     Table,
     names,
-    number,
+    needed,
     section,
-    table,
     table_by,
 )
-from accumulation_harness.analysis.tables import place_of
+from accumulation_harness.experiments.convergence.trainings import at_best_rate
 from accumulation_harness.experiments.momentum import figures
 
 ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}
 
 
-def states(results: Results) -> pd.DataFrame:
+def states(results: Results) -> DataFrame:
     """What the study of optimizer states measured."""
     return results.study("optimizer_states", ERRORS)
 
 
-def spread_in_window(memory: pd.DataFrame) -> pd.Series[float]:
+def spread_in_window(memory: DataFrame) -> Series[float]:
     """Largest weight over smallest - 1, within each window of each trial, arm and entry of the state."""
     weights = memory.groupby(["trial", "arm", "accumulation_steps", "entry", "window"])["weight"]
-    spread: pd.Series[float] = weights.max() / weights.min() - 1
+    spread: Series[float] = weights.max() / weights.min() - 1
     return spread
 
 
-def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
+def half_lives(memory: DataFrame) -> DataFrame:
     """Half-lives of the optimizer state in samples, a row per trial, arm, N and entry of the state.
 
     `half_life`: measured, from the newest micro-batches of the first and the last window; `predicted`: samples per step x ln 2 /
     -ln beta, with the beta of that step (beta^(1/N) under matched memory).
     """
 
-    def lives(own: pd.DataFrame) -> dict[str, Any]:
+    def lives(own: DataFrame) -> dict[str, Any]:
         ends = own[own["position"] == own["position"].max()].sort_values("age")
         newest, oldest = ends.iloc[0], ends.iloc[-1]
         beta, batch = float(newest[BETAS[newest["entry"]]]), float(newest["effective_batch"])
@@ -63,7 +62,7 @@ def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
     return tables.cells(memory, ["trial", "arm", "accumulation_steps", "entry"], lives)
 
 
-def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
+def path_ratios(states: DataFrame, after_steps: int) -> DataFrame:
     """Distance of N small steps to the window's weights under momentum and Nesterov, a row per trial and N.
 
     `same`: with the window's settings; `rate`: with the learning rate over N; `memory`: with beta^(1/N) as well; `ratio` = rate /
@@ -78,59 +77,58 @@ def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
     return wide.assign(ratio=wide["rate"] / wide["memory"]).sort_values("accumulation_steps", ascending=False, kind="stable")
 
 
-def long_runs(results: Results, fewest_steps: int) -> pd.DataFrame:
+def long_runs(results: Results, fewest_steps: int) -> DataFrame:
     """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample."""
     rows = states(results)
     return rows[(rows["after_steps"] >= fewest_steps) & uncoupled(rows)]
 
 
-def orders(results: Results, after_steps: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def orders(results: Results, after_steps: int) -> tuple[DataFrame, DataFrame]:
     """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
     rows = states(results).query("after_steps == @after_steps")
     return rows.query("arm == 'reordered'"), rows.query("arm == 'small_steps_reordered'")
 
 
-def uncoupled(rows: pd.DataFrame) -> pd.Series[bool]:
+def uncoupled(rows: DataFrame) -> Series[bool]:
     """Arms in which nothing but the gradient passes from sample to sample: neither BatchNorm nor dropout."""
     return (rows["norm"] != "batch") & (rows["dropout"] == 0)
 
 
-def largest_error(rows: pd.DataFrame, *columns: str) -> float:
+def largest_error(rows: DataFrame, *columns: str) -> float:
     """The largest of these errors; SGD has no state and so no error of it, any other error that is NaN counts as infinite."""
     values = rows.assign(state_error=rows["state_error"].where(rows["optimizer"] != "sgd", 0.0))
     return float(values[list(columns)].astype(float).fillna(math.inf).to_numpy().max())
 
 
-def smallest_difference(rows: pd.DataFrame) -> float:
+def smallest_difference(rows: DataFrame) -> float:
     """The smallest difference among arms that have to differ: of the optimizer state, or of the weights under SGD."""
     error = rows["state_error_now"].where(rows["optimizer"] != "sgd", rows["parameter_error_now"])
     return error.astype(float).fillna(math.inf).min()
 
 
-def beta2_trials(results: Results) -> pd.DataFrame:
+def beta2_trials(results: Results) -> DataFrame:
     """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
     return results.study("batch_sizes").query("optimizer == 'adam' and accumulation_steps > 1")
 
 
-def beta2_differences(rows: pd.DataFrame) -> pd.DataFrame:
+def beta2_differences(rows: DataFrame) -> DataFrame:
     """Loss under the window's beta2 minus that under beta2^(1/N), from `beta2_trials`, a row per seed: above 0 the rule helps.
 
     `training`: over the last tenth of the windows, mean over the learning rates; `held_out`: each beta2 at its best rate.
     """
-    best = at_best_rate(rows, ["beta2"])
+    best = at_best_rate(rows, ["beta2"], "held_out_loss")
     if rows["beta2"].nunique() < 2 or best["beta2"].nunique() < 2:
-        return pd.DataFrame(columns=["training", "held_out"], dtype=float)
+        return DataFrame(columns=["training", "held_out"], dtype=float)
     training = rows.groupby(["seed", "beta2"])["tail_loss"].mean().unstack()
     held_out = best.pivot(index="seed", columns="beta2", values="held_out_loss")
     fixed, matched = training.columns.min(), training.columns.max()
     columns = {"training": training[fixed] - training[matched], "held_out": held_out[fixed] - held_out[matched]}
-    return pd.DataFrame(columns).dropna()
+    return DataFrame(columns).dropna()
 
 
-def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
+def states_section(material: Material, rows: DataFrame) -> Section:
     """How far state and weights are off over the steps: a figure of one trial per optimizer, and a table of all."""
-    if rows.empty:
-        return None
+    needed(rows)
     first = rows.query("workload == 'digits'").drop_duplicates("optimizer")
     steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
     picture = Picture(
@@ -145,54 +143,40 @@ def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
     return section(f"State and weights over {rows['after_steps'].max():.0f} steps", picture, state_table(rows))
 
 
-def state_table(rows: pd.DataFrame) -> Table:
+def state_table(rows: DataFrame) -> Table:
     """Errors by model and optimizer: the largest of arms that have to agree, the smallest of those that have to differ."""
     head = (
         "model | optimizer | N | trials | accumulated: state | weights | another order: state | "
         "permuted full batch | state per micro-batch | small steps"
     )
-    cells = []
-    models = rows["workload"] + " " + rows["norm"]
-    groups = sorted(rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], place_of(pair[0][1])))
-    for (model, optimizer), own in groups:
-        by_arm = dict(iter(own.groupby("arm")))
-        right = by_arm["accumulated"]
-        stateless = right["state_error"].isna().all()
-        small = "parameter_error_now" if stateless else "state_error_now"
-        cells.append((
-            model, optimizer, names(right["accumulation_steps"]),
-            right["trial"].nunique(), right["state_error"].max(), right["parameter_error"].max(),
-            by_arm["reordered"]["state_error"].max(),
-            by_arm["permuted"]["parameter_error" if stateless else "state_error"].max(),
-            "-" if stateless else number(by_arm[Cause.optimizer_state_per_micro_batch][small].min()),
-            by_arm["small_steps"][small].min(),
-        ))  # fmt: skip
+    rows = tables.in_order(rows)
+    rows = rows.assign(
+        model=rows["workload"] + " " + rows["norm"],
+        error=rows["state_error"].fillna(rows["parameter_error"]),
+        error_now=rows["state_error_now"].fillna(rows["parameter_error_now"]),
+    )
+
+    def of(arm: str, column: str, how: Any = "max") -> Callable[[DataFrame], object]:
+        return lambda own: own.loc[own["arm"] == arm, column].agg(how)
+
+    columns = (
+        "model", "optimizer", of("accumulated", "accumulation_steps", names), of("accumulated", "trial", "nunique"),
+        of("accumulated", "state_error"), of("accumulated", "parameter_error"), of("reordered", "state_error"),
+        of("permuted", "error"), of(Cause.optimizer_state_per_micro_batch, "state_error_now", "min"),
+        of("small_steps", "error_now", "min"),
+    )  # fmt: skip
     caption = (
         "Relative differences in float64. For accumulation, another order and the permuted full batch, the largest at any step, "
         "over trials and N; for the arms that have to differ, the smallest at the last step. SGD keeps no state: its weights are "
         "shown instead."
     )
-    return table(head, cells, caption)
-
-
-def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out_loss") -> pd.DataFrame:
-    """The trainings at the learning rate whose mean of `measure` over seeds is lowest, for each value of the columns `by`.
-
-    A rate at which the measure of some seed is NaN is not chosen.
-    """
-    if rows.empty:
-        return rows
-    means = rows.assign(**{measure: rows[measure].astype(float).fillna(math.inf)}).groupby([*by, "lr"])[measure].mean()
-    best = means.groupby(list(by)).idxmin()
-    keys = pd.DataFrame([key if isinstance(key, tuple) else (key,) for key in best], columns=[*by, "lr"])
-    return rows.merge(keys, on=[*by, "lr"])
+    return table_by(rows, "model optimizer", head, columns, caption, sort=False)
 
 
 def equal_table(results: Results) -> Table | None:
     """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
     rows = results.study("batch_sizes").query("optimizer == 'momentum'")
-    if rows.empty:
-        return None
+    needed(rows)
     head = (
         "batch | learning rate | momentum | samples | steps | held-out loss | accuracy | "
         "after as many steps as the window | seeds"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     BLUE,
@@ -38,7 +38,7 @@ LABELS = {
 }
 
 
-def figure_muon(rows: pd.DataFrame) -> Figure:
+def figure_muon(rows: DataFrame) -> Figure:
     """Relative error of the update over that of the gradient, both root mean squares over windows; a mark per trial and N."""
     drawn = [
         Curve(own["gradient_error"], own["update_error"],
@@ -50,13 +50,13 @@ def figure_muon(rows: pd.DataFrame) -> Figure:
     return curves({"": drawn}, x, y, axes=("log", "log"), size=(5.6, 3.2), ncols=2)
 
 
-def measured(results: Results, quantity: str) -> pd.DataFrame:
+def measured(results: Results, quantity: str) -> DataFrame:
     """The study's rows of one quantity; `lift` is the update's error over the gradient's."""
     rows = results.study("muon").query("quantity == @quantity")
     return rows.assign(lift=rows["update_error"].astype(float) / rows["gradient_error"].astype(float))
 
 
-def finding(rows: pd.DataFrame) -> str:
+def finding(rows: DataFrame) -> str:
     """What the updates say of the prediction, clause by clause."""
     of = dict(iter(rows.groupby("arm")))
     double = of["accumulated"].query("precision == 'float64'")

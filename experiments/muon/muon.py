@@ -15,11 +15,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from accumulation_harness.experiments.shared.convergence import train
 from accumulation_harness.experiments.shared.measuring import (
     ACCUMULATED,
     FULL,
     PERMUTED,
     Arm,
+    Candidate,
     OnStep,
     Recipe,
     Row,
@@ -32,6 +34,7 @@ from accumulation_harness.experiments.shared.measuring import (
     outcome,
     permuted,
     relative_distance,
+    snapshot,
     take_step,
 )
 from accumulation_harness.recipes.faults import low_precision_accumulator
@@ -88,23 +91,14 @@ class Look:
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """Rows `update`, one per arm, N and number of steps trained before (none, and `steps`), and `training`, one per arm and N."""
-    config = setting.config
-    recipes = _recipes(setting)
-    arms = {key: setting.arm(recipe) for key, recipe in recipes.items()}
-    rows = _updates(setting, recipes, _state(arms[FULL, 1]), 0)
-    losses: dict[tuple[str, int], list[float]] = {key: [] for key in arms}
-    for t, ids in enumerate(setting.windows()):
-        for key, arm in arms.items():
-            with setting.randomness(t):
-                losses[key].append(float(take_step(arm, arm.workload.batch(ids))))
-        on_step(t, [{"arm": name, "accumulation_steps": num, "step": t, "replicate": 0, "loss": own[-1]}
-                    for (name, num), own in losses.items()])  # fmt: skip
-    rows += _updates(setting, recipes, _state(arms[FULL, 1]), config.steps)
+    recipes, steps = _recipes(setting), setting.config.steps
+    rows = _updates(setting, recipes, snapshot(setting.arm(recipes[FULL, 1]).model), 0)
+    ends = train(setting, [Candidate(name, recipe) for (name, _), recipe in recipes.items()], on_step)
+    rows += _updates(setting, recipes, snapshot(ends[0].arm.model), steps)
     return rows + [
-        {"quantity": "training", "arm": name, "accumulation_steps": num, "after_steps": config.steps,
-         **vars(outcome(arm, losses[name, num]))}
-        for (name, num), arm in arms.items()
-    ]  # fmt: skip
+        {"quantity": "training", **end.candidate.name.columns, "after_steps": steps, **vars(outcome(end.arm, end.losses))}
+        for end in ends
+    ]
 
 
 def _recipes(setting: Setting) -> dict[tuple[str, int], Recipe]:
@@ -118,10 +112,6 @@ def _recipes(setting: Setting) -> dict[tuple[str, int], Recipe]:
             (PER_MICRO_BATCH, num): orthogonalised_per_micro_batch(right),
         }
     return recipes
-
-
-def _state(arm: Arm) -> State:
-    return {name: value.clone() for name, value in arm.model.state_dict().items()}
 
 
 def _updates(setting: Setting, recipes: dict[tuple[str, int], Recipe], state: State, after: int) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
@@ -29,12 +30,14 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     curves,
+    needed,
     number,
     section,
     share,
     span,
     spread,
     table_by,
+    takes,
     undecided,
 )
 
@@ -51,7 +54,7 @@ EXACT = 1e-9  # relative, of float64 update norms at the same weights
 GROWTH = 2.0
 
 
-def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
+def _accumulated(arms: DataFrame) -> DataFrame:
     return arms.query("arm == 'accumulated'")
 
 
@@ -65,8 +68,7 @@ def sum_of_gradients(results: Results) -> ClaimResult:
     """A3: tests whether sums of the window's summed losses, and sums of mean losses, give the full batch's gradient."""
     arms = results.arms
     summed, means = _accumulated(arms), arms.query("arm == @UNDIVIDED and not unequal_terms and short_windows == 0")
-    if summed.empty or means.empty:
-        return undecided("It takes sums of summed losses, and of mean losses over equal micro-batches.", len(summed) + len(means))
+    takes("It takes sums of summed losses, and of mean losses over equal micro-batches.", summed, means)
     exact = summed["gradient_error"] <= ALGEBRA_GATE
     off = (means["scale"] / means["accumulation_steps"] - 1).abs()
     times_n, as_it_is = (off <= SCALE_TOLERANCE).all(), (means["gradient_error"] <= ALGEBRA_GATE).all()
@@ -152,8 +154,7 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
     """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
     rows = results.study("epoch_tail")
     tails, none = rows.query("tail_samples > 0"), rows.query("tail_samples == 0")
-    if tails.empty or none.empty:
-        return undecided("It takes an epoch with a remainder and one without.", len(rows))
+    takes("It takes an epoch with a remainder and one without.", tails, none, n=len(rows))
     written, whole = tails.query("arm == 'as_written'"), tails.query("arm == 'complete'")
     lost = (written["steps"] < written["windows"]) & (written["leaked_samples"] + written["unused_samples"] > 0)
     mended = (whole["gradient_error"] <= ALGEBRA_GATE) & (whole["steps"] == whole["windows"]) & (whole["unused_samples"] == 0)
@@ -194,8 +195,7 @@ def update_over_n(results: Results) -> ClaimResult:
     )
     first = wide.query("of == 'first_update'")
     plain, adam = wide.query("optimizer in ['sgd', 'momentum']"), first.query("optimizer == 'adam'")
-    if plain.empty or adam.empty:
-        return undecided("It takes SGD and Adam.", len(first))
+    takes("It takes SGD and Adam.", plain, adam, n=len(first))
     divided, undivided, hidden = wide["divided"], plain["undivided"], adam["undivided"] - 1
     times_n = (plain["undivided"] / plain["accumulation_steps"] - 1)[plain["of"] == "first_update"]
     most = first["accumulation_steps"].max()
@@ -212,11 +212,10 @@ def update_over_n(results: Results) -> ClaimResult:
     )
 
 
-def when_n_is_right(material: Material) -> Section | None:
+def when_n_is_right(material: Material) -> Section:
     """The verdicts of each way to divide, by loss and kind of window."""
     arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
-    if arms.empty:
-        return None
+    needed(arms)
     head = "loss | windows | the loss is divided | arms | verdicts | gradient error in float64"
     caption = (
         "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
@@ -239,7 +238,7 @@ def _words(workload: str) -> str:
 
 def end_of_an_epoch(material: Material) -> Section:
     """What each loop does with the last micro-batches of an epoch."""
-    rows = material.results.study("epoch_tail")
+    rows = material.study("epoch_tail")
     names = {
         "as_written": "as tutorials write it",
         "cleared": "gradients cleared at the epoch's start",
@@ -261,7 +260,7 @@ def end_of_an_epoch(material: Material) -> Section:
     return section("What becomes of the remainder", table_by(rows, by, head, columns, caption))
 
 
-def figure_update_size(rows: pd.DataFrame) -> Figure:
+def figure_update_size(rows: DataFrame) -> Figure:
     """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial; a panel per optimizer, a line per trial."""
     start = rows.query("accumulation_steps == 1 and arm == 'accumulated'").set_index("trial")["first_update"]
     rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start)).sort_values("accumulation_steps")
@@ -287,7 +286,7 @@ def figure_update_size(rows: pd.DataFrame) -> Figure:
 
 def update_size(material: Material) -> Section:
     """The size of the first update over N, divided and undivided."""
-    rows = material.results.study("update_size")
+    rows = material.study("update_size")
     picture = Picture(
         "update-size",
         figure_update_size(rows),

@@ -8,6 +8,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import faults
 from accumulation_harness.analysis.answering import (
@@ -31,12 +32,14 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     log_axis,
+    needed,
     number,
     panels,
     section,
     share,
     span,
     table_by,
+    takes,
     undecided,
 )
 
@@ -65,8 +68,7 @@ def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) ->
     arms = results.arms
     wrong = arms.query("arm in @names and changes")
     right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
-    if wrong.empty:
-        return undecided(f"It takes arms with {' or '.join(names)}.")
+    takes(f"It takes arms with {' or '.join(names)}.", wrong, n=0)
     if right.empty or right["verdict"].ne("equivalent").any():
         return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(wrong))
     parted = wrong["verdict"].eq("different")
@@ -144,7 +146,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
     )
 
 
-def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> str:
+def _where_it_matters(gradients: Series[float], matters: Series[bool]) -> str:
     """By how far the gradient is off, where that parts the arms that matter from the others; else how many do."""
     least, most = gradients[matters].min(), gradients[~matters].max()
     if least <= most:
@@ -223,11 +225,10 @@ CLAIMS = (
 )
 
 
-def who_differs(material: Material) -> Section | None:
+def who_differs(material: Material) -> Section:
     """The verdicts and causes of every wrong order, under every optimizer."""
     arms = material.arms[material.arms["arm"].isin(WRONG)]
-    if arms.empty:
-        return None
+    needed(arms)
     caption = (
         f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
         "two differences is shown. The correct arms of the same trials are equivalent."
@@ -238,11 +239,11 @@ def who_differs(material: Material) -> Section | None:
     return section("What happens when it is done otherwise", table_by(arms, "arm optimizer", head, columns, caption))
 
 
-def figure_losses(steps: pd.DataFrame) -> Figure:
+def figure_losses(steps: DataFrame) -> Figure:
     """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
     wrong = sorted(set(steps["arm"]) - CORRECT)
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         curves = rows.pivot_table(index="step", columns="arm", values="loss")
         for place, arm in enumerate(wrong):
             if arm in curves:
@@ -259,7 +260,7 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
 
 def in_the_loss(material: Material) -> Section:
     """The loss curves of the wrong orders, and which of them can be seen there."""
-    rows = material.results.study("convergence")
+    rows = material.study("convergence")
     trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
     steps = material.read_steps(list(trials.index))
     steps = steps.assign(optimizer=steps["trial"].map(trials))
@@ -285,18 +286,18 @@ def in_the_loss(material: Material) -> Section:
     return section("Which of these you would have seen in the loss", text, picture)
 
 
-def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
+def _at_rest(steps: DataFrame) -> Series[bool]:
     """Which rows are of arms that change nothing in their trial, such as clipping inside the window where nothing is clipped."""
     right = steps.query("arm == 'accumulated'").set_index(["trial", "step"])["loss"]
     own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
     apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
-    rest: pd.Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
+    rest: Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
     return rest
 
 
 def thresholds(material: Material) -> Section:
     """What the optimizer consumes under each clipping threshold."""
-    rows = material.results.study("clipping_threshold")
+    rows = material.study("clipping_threshold")
     name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
     columns = ("arm", "name", ("threshold", {"clipped": "below the norm", "not_clipped": "above it"}.get), "error span",
                "error_of_nth span")  # fmt: skip
@@ -312,7 +313,7 @@ def thresholds(material: Material) -> Section:
 
 def resumed(material: Material) -> Section:
     """Trainings resumed from each kind of checkpoint."""
-    rows = material.results.study("resumption")
+    rows = material.study("resumption")
     names = {
         "at_boundary": "at the boundary",
         "in_window": "inside a window",

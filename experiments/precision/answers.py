@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
@@ -37,12 +37,14 @@ from accumulation_harness.analysis.answering import (
     counted,
     curves,
     log_axis,
+    needed,
     number,
     panels,
     section,
     span,
     steps_axis,
     table_by,
+    takes,
     undecided,
 )
 from accumulation_harness.judge.statistics import holm
@@ -59,20 +61,20 @@ ACCUMULATORS = {"bfloat16": (VERMILLION, "s"), "float16": (BLUE, "o"), "float32"
 HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 
 
-def errors(results: Results) -> pd.DataFrame:
+def errors(results: Results) -> DataFrame:
     """The rows of the study `accumulators` that hold errors."""
     rows = results.study("accumulators")
     return rows.query("quantity == 'error'")
 
 
-def growth(rows: pd.DataFrame) -> pd.Series[float]:
+def growth(rows: DataFrame) -> Series[float]:
     """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
     split = rows.query("accumulation_steps > 1").sort_values("accumulation_steps")
     ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
     return ends["last"] / ends["first"]
 
 
-def scaling(results: Results) -> pd.DataFrame:
+def scaling(results: Results) -> DataFrame:
     """The rows of the study `loss_scaling`, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
 
     In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there an
@@ -143,8 +145,7 @@ def scaling_works(results: Results) -> ClaimResult:
     rows = scaling(results)
     good, wrong = rows.query("arm in ['full', 'accumulated']"), rows.query("arm not in ['full', 'accumulated']")
     accumulated = good.query("arm == 'accumulated'")
-    if accumulated.empty or wrong.empty:
-        return undecided("It takes accumulated arms, and arms in a wrong order beside them.", len(rows))
+    takes("It takes accumulated arms, and arms in a wrong order beside them.", accumulated, wrong, n=len(rows))
     works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
     exact = accumulated.query("width == 'float64'")
     return ClaimResult(
@@ -163,7 +164,7 @@ def scaling_works(results: Results) -> ClaimResult:
 # E3 ----------------------------------------------------------------------------------------------------------------------------
 
 
-def accuracy(results: Results) -> pd.DataFrame:
+def accuracy(results: Results) -> DataFrame:
     """Differences of held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
 
     `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
@@ -180,7 +181,7 @@ def accuracy(results: Results) -> pd.DataFrame:
                 label = f"{precision} N={num} - {other[0]} full"
                 about = {"task": name, "reference": pivot[other].mean(), "label": label}
                 found.append(about | tables.paired_comparison(differences, MARGIN))
-    return pd.DataFrame(found)
+    return DataFrame(found)
 
 
 @claim(
@@ -198,7 +199,7 @@ def mixed_precision(results: Results) -> ClaimResult:
     if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
         return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
     no_rougher = bool((rounded["high"] <= ROUNDING_GATE).all())
-    close = bool((pd.Series(holm(cells["tost_p"].tolist())) < LEVEL).all())
+    close = bool((Series(holm(cells["tost_p"].tolist())) < LEVEL).all())
     apart = bool(((cells["low"] > MARGIN) | (cells["high"] < -MARGIN)).any())
     farthest = cells.sort_values("mean", key=abs).iloc[-1]
     tasks = cells.groupby("task")["reference"].min()
@@ -220,10 +221,10 @@ def mixed_precision(results: Results) -> ClaimResult:
 # Sections ----------------------------------------------------------------------------------------------------------------------
 
 
-def figure_accumulators(rows: Mapping[str, pd.DataFrame]) -> Figure:
+def figure_accumulators(rows: Mapping[str, DataFrame]) -> Figure:
     """Relative error of the accumulated gradient over N, a panel per title: points measured, lines from independent roundings."""
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    def draw(axes: Axes, rows: DataFrame) -> None:
         log_axis(axes, "y", most=8)
         for name, (colour, mark) in ACCUMULATORS.items():
             own = rows.query("accumulator == @name")
@@ -237,7 +238,7 @@ def figure_accumulators(rows: Mapping[str, pd.DataFrame]) -> Figure:
     return panels(rows, draw, 3.6, x="accumulation steps N", y="relative error of the gradient", ncols=5)
 
 
-def figure_ratios(rows: Mapping[str, pd.DataFrame], gate: float) -> Figure:
+def figure_ratios(rows: Mapping[str, DataFrame], gate: float) -> Figure:
     """Error of the accumulated over the full batch's, the sum in float32, over N; a panel per format of the forward."""
     look = {"color": GREEN, "marker": "^", "linestyle": "", "elinewidth": 0.8, "label": "accumulated, 95% interval"}
     shown = {
@@ -251,10 +252,10 @@ def figure_ratios(rows: Mapping[str, pd.DataFrame], gate: float) -> Figure:
     return curves(shown, x, y, axes=("steps", "linear"), size=(WIDTH, 2.7), level=level, ylim=(0, None))
 
 
-def figure_accuracy(cells: pd.DataFrame, margin: float) -> Figure:
+def figure_accuracy(cells: DataFrame, margin: float) -> Figure:
     """Mean accuracy differences with 95 % intervals, in points, a row each; shaded: the margin."""
 
-    def draw(axes: Axes, cells: pd.DataFrame) -> None:
+    def draw(axes: Axes, cells: DataFrame) -> None:
         label = f"margin of the equivalence test: {100 * margin:g} point"
         axes.axvspan(-100 * margin, 100 * margin, color=BAND, alpha=0.5, linewidth=0, label=label)
         axes.axvline(0, color=GREY, linewidth=0.8)
@@ -266,16 +267,15 @@ def figure_accuracy(cells: pd.DataFrame, margin: float) -> Figure:
     return panels({"": cells}, draw, 0.9 + 0.3 * len(cells), x="held-out accuracy, difference in points")
 
 
-def accumulator_section(material: Material) -> Section | None:
+def accumulator_section(material: Material) -> Section:
     """The error of the sum over N, by the format of the accumulator."""
     rows = errors(material.results).query("precision == 'float32'")
-    if rows.empty:
-        return None
+    needed(rows)
     titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
     panels = {title: own for title, own in rows.groupby(titles)}
     over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
     narrow = over.query("accumulator in @SIXTEEN")
-    counted = material.results.study("accumulators").query("quantity == 'ones'")
+    counted = material.study("accumulators").query("quantity == 'ones'")
     ones = counted.groupby("accumulator")["stops_at"].min()
     stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
     text = (
@@ -345,12 +345,11 @@ def accuracy_section(material: Material) -> Section:
     return section("Accuracy in 16 bits", picture)
 
 
-def does_half_precision_hold(results: Results) -> Advice | None:
+def does_half_precision_hold(results: Results) -> Advice:
     """Of the experiment on equivalence: rounding error over that of the large batch, by precision."""
     arms = results.of("equivalence").arms
     arms = arms.query("arm == 'accumulated' and norm != 'batch' and precision in ['float16', 'bfloat16']")
-    if arms.empty:
-        return None
+    needed(arms)
     told = [
         f"{name}: {own['rounding_ratio'].median():.2g} ({own['rounding_ratio'].min():.2g} to {own['rounding_ratio'].max():.2g})"
         for name, own in arms.groupby("precision")

@@ -71,7 +71,7 @@ WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)",
 
 def masks_section(material: Material) -> Section:
     """Distances and spreads of gradients, by how the masks were drawn."""
-    rows = material.results.study("randomness")
+    rows = material.study("randomness")
     head = "dropout layers | masks drawn | N | trials | distance | largest | difference of means | spread / full's"
     text = (
         f"{rows['draws'].min()} draws of masks for one window at fixed weights. Dropout alone spreads the full batch's gradient "

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pandas as pd
+from pandas import DataFrame
 
 from accumulation_harness.analysis.question import CONDITIONAL, CONFIRMED, REFUTED, Claim, ClaimResult, Experiment, undecided
 from accumulation_harness.experiments.shared.recorded import recorded
 
 
-def of(name: str) -> pd.DataFrame:
+def of(name: str) -> DataFrame:
     """The audited arms of one record, which `make scoreboard` writes."""
     audits = recorded("released_trainers")
     return audits[audits["name"] == name]
 
 
-def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
+def accelerate_handles(arms: DataFrame) -> ClaimResult:
     """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out."""
     plain, documented = arms.query("function == 'naive'"), arms.query("function == 'documented'")
     if plain.empty or documented.empty:
@@ -31,7 +32,7 @@ def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
     )
 
 
-def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimResult:
+def lightning_handles(arms: DataFrame, default: int | None = None) -> ClaimResult:
     """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?"""
     known = recorded("defaults").query("framework == 'lightning' and setting == 'accumulate_grad_batches'")
     if arms["function"].nunique() < 2 or known.empty:
@@ -53,7 +54,7 @@ def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimRe
     )
 
 
-def by_hand(arms: pd.DataFrame) -> ClaimResult:
+def by_hand(arms: DataFrame) -> ClaimResult:
     """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied."""
     one = {name: own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
     if not {"divided", "undivided", "divided_remainder"} <= set(one):
@@ -70,7 +71,7 @@ def by_hand(arms: pd.DataFrame) -> ClaimResult:
     )
 
 
-def _each(arms: pd.DataFrame) -> str:
+def _each(arms: DataFrame) -> str:
     """What each audited function is, in words."""
     words = []
     for name, own in arms.groupby("function", sort=False):
@@ -80,11 +81,11 @@ def _each(arms: pd.DataFrame) -> str:
     return "; ".join(words)
 
 
-def _versions(arms: pd.DataFrame) -> str:
+def _versions(arms: DataFrame) -> str:
     return ", ".join(sorted({f"{row.name_} {row.version}" for row in arms.rename(columns={"name": "name_"}).itertuples()}))
 
 
-def _settings(arms: pd.DataFrame) -> str:
+def _settings(arms: DataFrame) -> str:
     """The audited functions, by their names."""
     return ", ".join(name.replace("_", " ") for name in dict.fromkeys(arms["function"])) or "no setting"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -73,7 +74,7 @@ def synchronised_once(results: Results) -> ClaimResult:
     )
 
 
-def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+def wire_ratios(rows: DataFrame) -> DataFrame:
     """Gradient bytes relative to synchronising once per window, a row per trial, N > 1 and pair of ways.
 
     `every`: of synchronising after every micro-batch; `true_batch`: of the true batch on the same ranks.
@@ -119,7 +120,7 @@ def communication(results: Results) -> ClaimResult:
 
 def ways(material: Material) -> Section:
     """Errors and named causes of every way to synchronise."""
-    rows = material.results.study("replicas")
+    rows = material.study("replicas")
     head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
     rows = rows.assign(arm=pd.Categorical(rows["arm"], [*WORDS], ordered=True), named=rows["cause"] == rows["expected"])
     columns = (
@@ -141,7 +142,7 @@ def ways(material: Material) -> Section:
 
 def wire(material: Material) -> Section:
     """What each way sends."""
-    rows = material.results.study("replicas")
+    rows = material.study("replicas")
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
     head = "way | N | all-reduces of gradients per step | bytes per parameter and step | bytes of loss terms per step"
     chosen = chosen.assign(per=chosen["gradient_bytes"] / chosen["num_parameters"])
@@ -154,7 +155,7 @@ def wire(material: Material) -> Section:
     return section("Over the wire", table_by(chosen, "arm accumulation_steps", head, columns, caption))
 
 
-def _range(values: pd.Series[float]) -> str:
+def _range(values: Series[float]) -> str:
     low, high = number(values.min()), number(values.max())
     return low if low == high else f"{low} to {high}"
 

@@ -13,7 +13,17 @@ import math
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.experiments.convergence.learning_curves import Samples, evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import InOrder, small_batch
-from accumulation_harness.experiments.shared.measuring import BOUNDARY, Arm, OnStep, Recipe, Row, Setting, accumulated, take_step
+from accumulation_harness.experiments.shared.measuring import (
+    BOUNDARY,
+    Arm,
+    ArmName,
+    OnStep,
+    Recipe,
+    Row,
+    Setting,
+    accumulated,
+    take_step,
+)
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
 
 POINTS = 16  # equal-sample points of a curve
@@ -41,7 +51,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for name, arm in arms.items():
             with setting.randomness(t):
                 loss = take_step(arm, window)
-            rows.append({"arm": name, "accumulation_steps": k, "step": t, "replicate": 0, "samples": num_samples, "loss": loss})
+            rows.append({**ArmName(name, k).columns, "step": t, "samples": num_samples, "loss": loss})
         if t in points:
             for key, one in seen.items():
                 curves[key].append(evaluation(one, probe))

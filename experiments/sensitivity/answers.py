@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from accumulation_harness.analysis import faults, tables
 from accumulation_harness.analysis.answering import (
@@ -20,6 +21,7 @@ from accumulation_harness.analysis.answering import (
     Picture,
     Rate,
     Section,
+    needed,
     percent,
     section,
     share,
@@ -33,12 +35,12 @@ TARGETS = {"float64": 1e-11, "float32": 1e-5}
 KINDS = {"scale": (BLUE, "o"), "direction": (VERMILLION, "s"), "tensor": (ORANGE, "^")}
 
 
-def rates(arms: pd.DataFrame) -> pd.DataFrame:
+def rates(arms: DataFrame) -> DataFrame:
     """One row per precision, kind and planted size: `k` of `n` found; sorted."""
     rows = faults.judged(arms)
     rows = rows[faults.planted(rows)]
     if rows.empty:
-        return pd.DataFrame(columns=["precision", "kind", "size", "k", "n"])
+        return DataFrame(columns=["precision", "kind", "size", "k", "n"])
     parts = rows["arm"].str.partition("@")
     rows = rows.assign(kind=parts[0], size=pd.to_numeric(parts[2]))
     counted = rows.groupby(["precision", "kind", "size"], as_index=False).agg(k=("detected", "sum"), n=("detected", "size"))
@@ -47,7 +49,7 @@ def rates(arms: pd.DataFrame) -> pd.DataFrame:
     return counted.loc[places.sort_values(["precision", "kind", "size"]).index].reset_index(drop=True)
 
 
-def smallest(own: pd.DataFrame) -> float:
+def smallest(own: DataFrame) -> float:
     """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
     found = math.nan
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
@@ -57,7 +59,7 @@ def smallest(own: pd.DataFrame) -> float:
     return found
 
 
-def answer(arms: pd.DataFrame) -> Answer:
+def answer(arms: DataFrame) -> Answer:
     """Held when every kind is found at the target's size, in both precisions that have a target."""
     table = rates(arms)
     if table.empty:
@@ -80,7 +82,7 @@ def answer(arms: pd.DataFrame) -> Answer:
     return Answer(tuple(sentences), True if len(decided) == len(TARGETS) and least >= ENOUGH else None)
 
 
-def _words(sizes: dict[str, float], own: pd.DataFrame) -> str:
+def _words(sizes: dict[str, float], own: DataFrame) -> str:
     """The smallest sizes found, in words; kinds with the same size are joined."""
     names = {kind: "one tensor" if kind == "tensor" else kind for kind in sizes}
     found = {kind: _plain(size) if size == size else f"no size up to {_plain(own['size'].max())}" for kind, size in sizes.items()}
@@ -92,11 +94,10 @@ def _plain(size: float) -> str:
     return f"{size:.0e}".replace("e-0", "e-").replace("-", "\u2011")  # a hyphen at which no line breaks
 
 
-def curves(material: Material) -> Section | None:
+def curves(material: Material) -> Section:
     """The share of planted errors that are found, over their size."""
     table = rates(material.arms)
-    if table.empty:
-        return None
+    needed(table)
     picture = Picture(
         "rates",
         figure_sensitivity(table),
@@ -111,11 +112,11 @@ def curves(material: Material) -> Section | None:
     return section("What is found", picture, table_by(table, "", head, columns, caption, folded=True))
 
 
-def _rate(row: pd.DataFrame) -> Rate:
+def _rate(row: DataFrame) -> Rate:
     return Rate(int(row["k"].iloc[0]), int(row["n"].iloc[0]))
 
 
-def figure_sensitivity(rates: pd.DataFrame) -> Figure:
+def figure_sensitivity(rates: DataFrame) -> Figure:
     """Share of planted errors that are found over their relative size, a panel per precision, with exact 95 % intervals."""
     panels: dict[str, list[Curve]] = {}
     groups = {str(precision): own for precision, own in rates.groupby("precision", sort=False)}

@@ -34,7 +34,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     values = {size: values_per_channel(setting, size) for size in set(sizes)} if setting.has_batch_norm else {}
     return [
         {
-            **_name(end.candidate),
+            **end.candidate.name.columns,
             "micro_batch": size,
             "samples": end.samples,
             **vars(outcome(end.arm, end.losses)),
@@ -90,12 +90,7 @@ def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> lis
                 own.append(float(take_step(arm, window)))
         squares = noise_scale.read(noise)
         on_step(t, [
-            {**_name(candidate), "step": t, "replicate": 0, "samples": num_samples, "loss": own[-1],
-             **squares.get(candidate.label, {})}
+            {**candidate.name.columns, "step": t, "samples": num_samples, "loss": own[-1], **squares.get(candidate.label, {})}
             for candidate, own in zip(chosen, losses, strict=True)
         ])  # fmt: skip
     return [End(*parts, num_samples) for parts in zip(chosen, arms, losses, strict=True)]
-
-
-def _name(candidate: Candidate) -> Row:
-    return {"arm": candidate.arm, "accumulation_steps": candidate.recipe.accumulation_steps}
