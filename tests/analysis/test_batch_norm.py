@@ -14,7 +14,6 @@ from accumulation_harness.experiments.batchnorm.tables import (
     between_norms,
     error_cells,
     fixed_batch,
-    gone_on,
     remedied,
     trained,
 )
@@ -110,11 +109,3 @@ def test_group_norm_of_another_training_is_no_pair(change):
     group = (rows["study"] == "convergence") & (rows["norm"] == "group") & (rows["effective_batch"] == 32)
     other = pd.concat([rows[(rows["study"] == "remedies") & (rows["effective_batch"] == 32)], rows[group].assign(**change)])
     assert "group_norm" not in set(remedied(changed(other))["arm"])
-
-
-def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on():
-    own = gone_on(KEPT).query("model == 'mlp' and effective_batch == 32 and b == 2 and arm == 'frozen_statistics'")
-    full = accuracies("fine_tuning", "full", 32)
-    assert own.set_index("seed")["lost"].to_dict() == pytest.approx(
-        (full - accuracies("fine_tuning", "frozen_statistics", 2)).to_dict()
-    )

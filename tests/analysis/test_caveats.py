@@ -1,6 +1,6 @@
 """What is advised of the combinations of a sweep: by verdict and cause, whatever the settings are called."""
 
-import itertools
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,7 @@ FOUND = [
     *((Outcome.different, (cause,)) for cause in Cause),
     (Outcome.different, (Cause.batch_statistics, Cause.loss_not_divided)),
 ]
-PAIRS = itertools.product([*Norm, "of_ones_own"], [*OptimizerName, "of_ones_own"])
-SETTINGS = [(*pair, precision) for pair, precision in zip(PAIRS, itertools.cycle(Precision), strict=False)]
+SETTINGS = [*zip(cycle([*Norm, "of_ones_own"]), [*OptimizerName, "of_ones_own"], cycle(Precision))]
 
 
 def told(*found, settings):

@@ -8,7 +8,6 @@ from accumulation_harness.analysis import load
 from accumulation_harness.config import ConfigError, TrialConfig, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
-from accumulation_harness.results.record import read_trial, write_record
 from accumulation_harness.results.store import Store
 
 
@@ -49,27 +48,6 @@ def test_trials_without_result_are_named(results, make_trial):
         "now": "running",
     }
     assert any("of all things" in one.detail for one in found.missing)
-
-
-def test_a_column_that_is_missing_is_named(results, make_trial):
-    good, other = make_trial(seed=0), make_trial(seed=1)
-    folder = Store(results).folder("equivalence", other)
-    record = read_trial(folder).record
-    del record["arms"][1]["cause"]
-    write_record(folder, record)
-    found = load.read(results)
-    assert set(found.arms["trial"]) == {good}
-    assert [(one.trial, one.state, one.detail) for one in found.missing] == [(other, "damaged", "KeyError: 'cause'")]
-
-
-def test_step_rows_of_chosen_trials_and_damage(results, grid):
-    rows, missing = load.steps(results, "equivalence", grid[:2])
-    assert set(rows["trial"]) == set(grid[:2])
-    assert not missing
-    Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").write_bytes(b"no")
-    rows, missing = load.steps(results, "equivalence", grid[:2])
-    assert set(rows["trial"]) == {grid[1]}
-    assert [one.trial for one in missing] == [grid[0]]
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """The notebooks run from top to bottom on results of real, tiny sweeps."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from accumulation_harness.analysis.notebook import NoResults
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
@@ -28,28 +31,14 @@ def folder(tmp_path_factory):
 
 def make_results(notebook, folder):
     for sweep in SWEEPS[notebook.stem]:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "accumulation_harness",
-            "run",
-            *sweep.split(),
-            f"results={folder / 'results'}",
-        ]
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        command = [sys.executable, "-W", "ignore", "-m", "accumulation_harness", "run", *sweep.split()]
+        subprocess.run([*command, f"results={folder / 'results'}"], check=True, capture_output=True, cwd=ROOT)
 
 
-def run(notebook, cwd, **variables):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "PYTHONWARNINGS": "error", **variables}
-    return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
-
-
-def test_a_notebook_says_what_is_missing(tmp_path):
-    done = run(ROOT / "analysis/notebooks/batch_norm.py", tmp_path, HARNESS_RESULTS="elsewhere")
-    told = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and "batchnorm in elsewhere; run `accumulation-harness run +experiment=batchnorm" in told
+def test_a_notebook_says_what_is_missing(monkeypatch):
+    monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
+    with pytest.raises(NoResults, match=r"batchnorm in elsewhere; run `accumulation-harness run \+experiment=batchnorm"):
+        runpy.run_path(str(ROOT / "analysis/notebooks/batch_norm.py"))
 
 
 @pytest.mark.slow

@@ -1,60 +1,40 @@
 """Sections that are made of step rows, which are not kept: from tiny trials of their questions."""
 
-from dataclasses import replace
-from typing import Any
-
 import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import report
 from accumulation_harness.config import (
-    Data,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    TrialConfig,
-    WorkloadConfig,
     to_dict,
 )
 from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.order_of_operations.answers import _at_rest
 from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
+from tests.studies.by_hand import trial
 
-MLP = TrialConfig(
-    workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2), precision=Precision.float64, accumulation_steps=(4,),
-    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.02),
-)  # fmt: skip
-ADAM = OptimizerConfig(name=OptimizerName.adam, lr=0.002)
-NOISE = {
-    "norm": Norm.group,
-    "effective_batch": 40,
-    "steps": 6,
-    "probe_every": 3,
-    "permutations": 30,
-    "precision": Precision.float32,
-}
-ORDER = {"effective_batch": 48, "steps": 4, "optimizer": ADAM, "precision": Precision.float32}
+MLP = "workload.model=mlp workload.width=2 precision=float64 accumulation_steps=[4] optimizer.name=momentum optimizer.lr=0.02"
+ADAM = "optimizer.name=adam optimizer.lr=0.002"
+ORDER = f"effective_batch=48 steps=4 precision=float32 {ADAM}"
 # question -> its trials, what its page then shows, and the verdicts of its claims
-TINY: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], dict[str, str]]] = {
+TINY = {
     "momentum": (
-        [{"study": "optimizer_states", "steps": 50}, {"study": "optimizer_memory", "steps": 3, "optimizer": ADAM},
-         {"study": "batch_sizes", "effective_batch": 60, "accumulation_steps": (12,), "steps": 4}],
+        ("study=optimizer_states steps=50", f"study=optimizer_memory steps=3 {ADAM}",
+         "study=batch_sizes effective_batch=60 accumulation_steps=[12] steps=4"),
         ("What the state remembers", "The order inside a window", "N small steps against one window"),
         {"C1": "conditional", "C10": "confirmed"},
     ),
     "adam": (
-        [{"study": "optimizer_states", "steps": 200, "effective_batch": 16, "optimizer": ADAM}],
+        (f"study=optimizer_states steps=200 effective_batch=16 {ADAM}",),
         ("State and weights over 200 steps",), {"C3": "refuted"},
     ),
     "gradient_noise": (
-        [{"study": "gradient_noise", "seed": seed, **NOISE} for seed in (0, 1)], ("The noise scale along the training",), {},
+        ("study=gradient_noise norm=group effective_batch=40 steps=4 probe_every=4 precision=float32",),
+        ("The noise scale along the training",), {},
     ),
     "order_of_operations": (
-        [{"study": "convergence", "faults": ("gradients_cleared_in_window",), **ORDER}, {"study": "resumption", **ORDER},
-         {"study": "clipping_threshold", **ORDER}],
+        (f"study=convergence faults=[gradients_cleared_in_window] {ORDER}", f"study=resumption {ORDER}",
+         f"study=clipping_threshold {ORDER}"),
         ("Which of these you would have seen in the loss", "begun again"), {"A14": "conditional", "A15": "conditional"},
     ),
 }  # fmt: skip
@@ -64,7 +44,7 @@ TINY: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], dict[str, str]]] = 
 def test_the_page_of_tiny_trials(name, tmp_path):
     trials, shown, verdicts = TINY[name]
     for changes in trials:
-        config = replace(MLP, experiment=name, **changes)
+        config = trial(MLP, f"experiment={name}", changes)
         with Store(tmp_path / "results").open_trial(name, identity(config), to_dict(config)) as writer:
             writer.finish(studies.run(config, lambda step, rows: [writer.add(row) for row in rows]))
     page = (report.write(tmp_path / "results", tmp_path / "out").parent / f"pages/{name}.html").read_text()

@@ -1,29 +1,22 @@
 """The objectives of reinforcement learning in scoreboard/rl_objectives.py, audited."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 from accumulation_harness.audit import audit
 from scoreboard import rl_objectives
 
-RIGHT = (rl_objectives.grpo, rl_objectives.dr_grpo, rl_objectives.dapo, rl_objectives.ppo)
-WRONG = {
-    rl_objectives.grpo_added: {"loss_not_divided"},
-    rl_objectives.grpo_cut_groups: {"normaliser_depends_on_split"},
-    rl_objectives.dr_grpo_padded: {"normaliser_depends_on_split"},
-    rl_objectives.bnpo: {"mean_of_means"},
-    rl_objectives.dapo_by_completions: {"mean_of_means"},
-    rl_objectives.ppo_entropy: {"mean_of_means"},
-    rl_objectives.ppo_whitened: {"non_separable_loss"},
+CAUSES = {
+    **dict.fromkeys((rl_objectives.grpo, rl_objectives.dr_grpo, rl_objectives.dapo, rl_objectives.ppo), ""),
+    rl_objectives.bnpo: "mean_of_means",
+    rl_objectives.grpo_added: "loss_not_divided",
+    rl_objectives.grpo_cut_groups: "normaliser_depends_on_split",
+    rl_objectives.dr_grpo_padded: "normaliser_depends_on_split",
+    rl_objectives.dapo_by_completions: "mean_of_means",
+    rl_objectives.ppo_entropy: "mean_of_means",
+    rl_objectives.ppo_whitened: "non_separable_loss",
 }
-Objective = Callable[..., Any]
-
-
-def named(function):
-    return str(function.__name__)
+FAST = (rl_objectives.grpo, rl_objectives.bnpo)
 
 
 def test_rollouts_hold_what_the_objectives_are_audited_on():
@@ -37,21 +30,12 @@ def test_rollouts_hold_what_the_objectives_are_audited_on():
     assert (ratio > 1 + rl_objectives.HIGHER).any() and (ratio < 1 - rl_objectives.LOWER).any(), "no ratio is clipped"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", RIGHT, ids=named)
-def test_a_normaliser_of_the_window_is_equivalent(objective):
-    report = audit(objective, batch_size=16, accumulation_steps=(4, 16))
-    assert report.equivalent, str(report)
-
-
-@pytest.mark.parametrize("objective", (rl_objectives.grpo, rl_objectives.bnpo), ids=named)
-def test_one_right_and_one_wrong_normaliser(objective):
-    report = audit(objective, batch_size=16, accumulation_steps=(4,))
-    assert {f.cause for f in report.findings} == WRONG.get(objective, set()), str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("objective", "causes"), WRONG.items(), ids=[named(objective) for objective in WRONG])
-def test_a_normaliser_of_the_micro_batch_is_named(objective, causes):
-    report = audit(objective, batch_size=16, accumulation_steps=(4, 16))
-    assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, c) for n in (4, 16) for c in causes}, str(report)
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(one, id=one.__name__, marks=[pytest.mark.slow] * (one not in FAST)) for one in CAUSES],
+)
+def test_a_normaliser_of_the_window_is_equivalent_and_another_is_named(objective):
+    steps, cause = (4,) if objective in FAST else (4, 16), CAUSES[objective]
+    report = audit(objective, batch_size=16, accumulation_steps=steps)
+    found = {(finding.accumulation_steps, finding.cause) for finding in report.findings}
+    assert report.equivalent == (not cause) and found == {(num, cause) for num in steps if cause}, str(report)

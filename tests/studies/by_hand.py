@@ -2,20 +2,30 @@
 
 import itertools
 
+import omegaconf
 import torch
 import torch.nn.functional as F
 
+from accumulation_harness.config import TrialConfig
+from accumulation_harness.config.compose import _made
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.referee.gradients import flatten
 from tests.toy import CPU
 
-Rows = list[studies.Row]
+
+def trial(*told, base=TrialConfig):
+    """The trial of settings as on a command line, between blanks; later ones win."""
+    schema = omegaconf.OmegaConf.structured(base)
+    for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], omegaconf.DictConfig))):
+        omegaconf.OmegaConf.set_readonly(node, None)
+    settings = omegaconf.OmegaConf.from_dotlist(" ".join(told).split())
+    return _made(TrialConfig, omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.merge(schema, settings)))
 
 
 def measured(config):
-    rows: Rows = studies.run(config, lambda step, rows: None)["measurements"]
-    return rows
+    return studies.run(config, lambda step, rows: None)["measurements"]
 
 
 class Loop:
@@ -36,6 +46,14 @@ class Loop:
     def gradient(self, ids):
         """[P] of the mean loss."""
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(self.loss(ids), list(self.model.parameters()))])
+
+    def gradients(self, num):
+        """Gradient and running statistics of the first window in so many micro-batches of one size."""
+        batch = self.data.batch(next(self.windows()))
+        for x, y in zip(batch.inputs.chunk(num), batch.targets.chunk(num), strict=True):
+            (F.cross_entropy(self.model(x), y) / num).backward()
+        buffers = [value for name, value in self.model.named_buffers() if name.endswith(("mean", "var"))]
+        return flatten(p.grad for p in self.model.parameters()), flatten(buffers)
 
     def train(self, parts=1, *, is_frozen=False):
         """The configured steps of SGD over windows in so many micro-batches; the losses of the windows."""

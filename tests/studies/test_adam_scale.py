@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName
 from accumulation_harness.experiments.adam import adam_scale
 from accumulation_harness.experiments.adam.adam_scale import as_if_right, first_update
+from accumulation_harness.measure import lock_step
 from tests.reference import adam, sgd
-from tests.toy import Toy
-
-STEPS = 6
+from tests.studies.by_hand import trial
+from tests.toy import CPU, Toy
 
 
 class EqualTerms(Toy):
@@ -21,46 +21,37 @@ class EqualTerms(Toy):
 
 
 @pytest.fixture
-def row_of(monkeypatch, toy_setting):
-    def row(name, *, num=4, clip_norm=None, **settings):
-        from accumulation_harness.measure import lock_step
-
+def row_of(monkeypatch):
+    def row(*settings):
         monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
-        config = TrialConfig(
-            optimizer=OptimizerConfig(name=name, **{"lr": 0.05, **settings}),
-            precision=Precision.float64,
-            effective_batch=8,
-            accumulation_steps=(num,),
-            steps=STEPS,
-            clip_norm=clip_norm,
-        )
-        [found] = adam_scale.measurements(lock_step.Setting(config, torch.device("cpu")), lambda step, rows: None)
+        config = trial("optimizer.lr=0.05 precision=float64 effective_batch=8 accumulation_steps=[4] steps=6", *settings)
+        [found] = adam_scale.measurements(lock_step.Setting(config, CPU), lambda step, rows: None)
         return found
 
     return row
 
 
 CASES = [
-    (OptimizerName.sgd, {}, None),
-    (OptimizerName.sgd, {"weight_decay": 0.3}, None),
-    (OptimizerName.momentum, {"weight_decay": 0.3}, None),
-    (OptimizerName.nesterov, {}, None),
-    (OptimizerName.adam, {"eps": 0.1}, None),
-    (OptimizerName.adam, {"weight_decay": 0.3}, None),
-    (OptimizerName.adamw, {"weight_decay": 0.3, "eps": 0.1}, None),
-    (OptimizerName.sgd, {}, 0.05),
-    (OptimizerName.adam, {"eps": 0.1}, 0.9),
+    "optimizer.name=sgd",
+    "optimizer.name=sgd optimizer.weight_decay=0.3",
+    "optimizer.name=momentum optimizer.weight_decay=0.3",
+    "optimizer.name=nesterov",
+    "optimizer.name=adam optimizer.eps=0.1",
+    "optimizer.name=adam optimizer.weight_decay=0.3",
+    "optimizer.name=adamw optimizer.weight_decay=0.3 optimizer.eps=0.1",
+    "optimizer.name=sgd clip_norm=0.05",
+    "optimizer.name=adam optimizer.eps=0.1 clip_norm=0.9",
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "clip_norm"), CASES)
-def test_the_fault_is_the_right_gradient_under_other_settings(row_of, name, settings, clip_norm):
+@pytest.mark.parametrize("settings", CASES)
+def test_the_fault_is_the_right_gradient_under_other_settings(row_of, settings):
     """N = 4 is a power of two: without clipping, whose norm is softened by 1e-6, bit for bit."""
-    row = row_of(name, clip_norm=clip_norm, **settings)
+    row = row_of(settings)
     assert row["right_error"] < 1e-13
-    assert row["as_if_error"] == 0 if clip_norm is None else 0 < row["as_if_error"] < 1e-4
+    assert row["as_if_error"] == 0 if "clip_norm" not in settings else 0 < row["as_if_error"] < 1e-4
     assert row["fault_error_first"] == pytest.approx(row["predicted_first"], rel=1e-9)
-    if clip_norm != 0.05:  # always active: the factor is gone
+    if "clip_norm=0.05" not in settings:  # always active: the factor is gone
         assert row["fault_error"] > 1e-2
     else:
         assert row["clipped_share"] == 1 and row["fault_error"] < 1e-3
@@ -75,7 +66,7 @@ def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed):
         return OptimizerConfig(**{**vars(carried), changed: getattr(optimizer, changed)}), clip
 
     monkeypatch.setattr(adam_scale, "as_if_right", left_as_it_is)
-    assert row_of(OptimizerName.adam, eps=0.01, weight_decay=0.3)["as_if_error"] > 1e-3
+    assert row_of("optimizer.name=adam optimizer.eps=0.01 optimizer.weight_decay=0.3")["as_if_error"] > 1e-3
 
 
 @pytest.mark.parametrize("name", OUR_OPTIMIZERS)

@@ -1,17 +1,14 @@
 import pytest
 
-from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
-from tests.studies.by_hand import measured
-
-MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
+from tests.studies.by_hand import measured, trial
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer):
-    config = TrialConfig(
-        study="adaptive_windows", workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
-        optimizer=OptimizerConfig(name=optimizer, lr=0.02), seed=3,
-    )  # fmt: skip
+    config = trial(
+        f"study=adaptive_windows workload.model=mlp effective_batch=60 accumulation_steps=[1,2,5,15] steps=8 seed=3 "
+        f"optimizer.name={optimizer} optimizer.lr=0.02"
+    )
     rows = {row["arm"]: row for row in measured(config)}
     assert {row["samples"] for row in rows.values()} == {480} and rows["constant_batch"]["distinct_n"] > 1
     assert rows["constant_batch"]["distance"] <= 1e-9 and rows["constant_batch"]["gradient_error"] <= 1e-12

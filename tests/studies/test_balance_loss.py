@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import DataConfig, LastWindow, Precision, TrialConfig
 from accumulation_harness.experiments.balance_loss import balance_loss
 from accumulation_harness.experiments.balance_loss.balance_loss import (
     Mixture,
@@ -14,11 +13,9 @@ from accumulation_harness.experiments.balance_loss.balance_loss import (
     window_balance,
 )
 from accumulation_harness.measure.lock_step import Setting
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    study="balance_loss", precision=Precision.float64, effective_batch=64, accumulation_steps=(4,), steps=5,
-    data=DataConfig(last_window=LastWindow.drop),
-)  # fmt: skip
+CONFIG = trial("study=balance_loss precision=float64 effective_batch=64 accumulation_steps=[4] steps=5 data.last_window=drop")
 
 
 @pytest.fixture(scope="module")

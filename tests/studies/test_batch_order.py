@@ -7,25 +7,18 @@ import torch
 
 from accumulation_harness.config import (
     ConfigError,
-    DataConfig,
-    LastWindow,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    TrialConfig,
-    WorkloadConfig,
 )
 from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.batch_order import batch_order
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import take_step
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    study="batch_order", effective_batch=32, accumulation_steps=(4,), steps=4,
-    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
-)  # fmt: skip
+CONFIG = trial(
+    "study=batch_order effective_batch=32 accumulation_steps=[4] steps=4 workload.model=mlp workload.width=1",
+    "data.last_window=drop optimizer.name=adam optimizer.lr=0.01",
+)
 
 
 @pytest.fixture(scope="module")

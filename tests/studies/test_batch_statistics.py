@@ -5,42 +5,24 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from accumulation_harness.config import (
-    Model,
     Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    TrialConfig,
-    WorkloadConfig,
 )
-from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.determinism import choose_device
-from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.remedies import REMEDIES
-from accumulation_harness.referee.gradients import flatten, relative_distance
-from tests.studies.by_hand import measured
+from accumulation_harness.referee.gradients import relative_distance
+from tests.studies.by_hand import Loop, measured, trial
 
 EXACT = 1e-12
-CONFIG = TrialConfig(
-    study="batch_statistics", workload=WorkloadConfig(model=Model.mlp), norm=Norm.batch, precision=Precision.float64,
-    effective_batch=48, accumulation_steps=(3, 12), steps=4, seed=2,
-    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
-)  # fmt: skip
-Rows = list[studies.Row]
-
-
-def run(config):
-    rows: Rows = measured(config)
-    return rows
+CONFIG = trial(
+    "study=batch_statistics workload.model=mlp norm=batch precision=float64 effective_batch=48 accumulation_steps=[3,12] steps=4",
+    "seed=2 optimizer.name=momentum optimizer.lr=0.05",
+)
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return run(CONFIG)
+    return measured(CONFIG)
 
 
 def chosen(rows, arm, n, *, after_steps=0, momentum=0.1):
@@ -49,25 +31,9 @@ def chosen(rows, arm, n, *, after_steps=0, momentum=0.1):
     return row
 
 
-def first_window(config):
-    setting = Setting(config, choose_device(config.device))
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
-    batch = setting.exact.batch(ids)
-    return setting.initial.double(), batch.inputs, batch.targets
-
-
-def by_hand(n):
-    """Gradient and running statistics of the loop everyone writes, N micro-batches of the first window."""
-    model, inputs, targets = first_window(CONFIG)
-    for x, y in zip(inputs.chunk(n), targets.chunk(n), strict=True):
-        (F.cross_entropy(model(x), y) / n).backward()
-    buffers = [value for name, value in model.named_buffers() if name.endswith(("mean", "var"))]
-    return flatten(p.grad for p in model.parameters() if p.grad is not None), flatten(buffers)
-
-
 @pytest.mark.parametrize("n", CONFIG.accumulation_steps)
 def test_differences_of_gradient_and_buffers(rows, n):
-    (full, buffers), (accumulated, moved) = by_hand(1), by_hand(n)
+    (full, buffers), (accumulated, moved) = Loop(CONFIG).gradients(1), Loop(CONFIG).gradients(n)
     start = torch.cat([torch.zeros(64), torch.ones(64)] * 2).double()
     row = chosen(rows, "accumulated", n)
     assert row["gradient_error"] == pytest.approx(relative_distance(accumulated, full), rel=1e-9)
@@ -119,6 +85,6 @@ def test_bias_and_spread_make_up_the_error(rows):
 
 
 def test_group_norm_is_exact_at_every_n():
-    rows = run(dataclasses.replace(CONFIG, norm=Norm.group))
+    rows = measured(dataclasses.replace(CONFIG, norm=Norm.group))
     assert {row["arm"] for row in rows} == {"accumulated"} and len(rows) == 4
     assert max(row["gradient_error"] for row in rows) < EXACT

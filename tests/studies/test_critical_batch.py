@@ -4,23 +4,14 @@ import dataclasses
 
 import torch
 
-from accumulation_harness.config import (
-    DataConfig,
-    LastWindow,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    TrialConfig,
-    WorkloadConfig,
-)
 from accumulation_harness.experiments.critical_batch import critical_batch
 from accumulation_harness.measure.lock_step import Setting
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    study="critical_batch", effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,
-    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
-)  # fmt: skip
+CONFIG = trial(
+    "study=critical_batch effective_batch=32 accumulation_steps=[1,2,4] steps=8 workload.model=mlp workload.width=1",
+    "data.last_window=drop optimizer.name=adam optimizer.lr=0.01",
+)
 
 
 def test_the_smallest_batch_s_branch_is_the_training_going_on():

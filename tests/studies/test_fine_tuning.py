@@ -2,13 +2,11 @@
 
 import pytest
 
-from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig
-from tests.studies.by_hand import Loop, measured
+from tests.studies.by_hand import Loop, measured, trial
 
-CONFIG = TrialConfig(
-    study="fine_tuning", norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(3, 6), steps=5,
-    optimizer=OptimizerConfig(lr=0.05), seed=4,
-)  # fmt: skip
+CONFIG = trial(
+    "study=fine_tuning norm=batch precision=float64 effective_batch=24 accumulation_steps=[3,6] steps=5 optimizer.lr=0.05 seed=4"
+)
 SAME = 1e-9  # relative, after ten float64 steps
 
 

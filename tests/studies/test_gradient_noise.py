@@ -1,33 +1,31 @@
-import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
 
-from accumulation_harness.config import Data, Model, Norm, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Data
 from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import snapshot
+from tests.studies.by_hand import trial
 from tests.toy import CPU
 
-CONFIG = TrialConfig(
-    study="gradient_noise", workload=WorkloadConfig(width=2), norm=Norm.group, effective_batch=44, accumulation_steps=(4, 2),
-    steps=3, probe_every=2, permutations=30, split=Split.ragged,
-)  # fmt: skip
-IGNORED = WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2)  # a sample's weight depends on its id
-TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
+CONFIG = (
+    "study=gradient_noise workload.width=2 norm=group effective_batch=44 accumulation_steps=[4,2] steps=3 probe_every=2 "
+    "split=ragged"
+)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"norm": Norm.none}, {"norm": Norm.group}, {"workload": TEXT, "norm": Norm.layer}, {"workload": IGNORED}],
-    ids=str,
-)
+    ["norm=none", "norm=group", "workload.data=text workload.model=transformer workload.width=4 workload.depth=1 norm=layer",
+     "workload.data=ignored_labels workload.model=mlp"],  # a sample's weight depends on its id
+)  # fmt: skip
 def test_every_sample_has_its_own_gradient(changes):
     """Against one backward per sample of the referee's forward; the mean of the rows is the batch's gradient."""
-    setting = Setting(dataclasses.replace(CONFIG, **changes), CPU)  # type: ignore[arg-type]
+    setting = Setting(trial(CONFIG, changes), CPU)
     referee = setting.referee()
     state, batch = snapshot(referee.model), setting.exact.batch(torch.arange(3, 14))
     each = sample_gradients(referee, state, batch)
@@ -60,7 +58,7 @@ def test_the_expected_variance_by_enumeration(size):
 
 def test_a_training_and_what_is_seen_along_it():
     steps: list[list[studies.Row]] = []
-    record = studies.run(CONFIG, lambda step, rows: steps.append(rows))
+    record = studies.run(trial(CONFIG), lambda step, rows: steps.append(rows))
     scales = [row for row in record["measurements"] if row["quantity"] == "noise_scale"]
     drawn = [row for row in record["measurements"] if row["quantity"] == "variance"]
     assert [row["step"] for row in scales] == [0, 2, 3] and len(drawn) == 3 * 2 * len(SIZES)
@@ -70,9 +68,9 @@ def test_a_training_and_what_is_seen_along_it():
     assert [len({row["variance"] for row in drawn if row["step"] == step}) for step in (0, 2, 3)] == [2 * len(SIZES)] * 3
 
     bare: list[list[studies.Row]] = []
-    studies.run(dataclasses.replace(CONFIG, study="convergence"), lambda step, rows: bare.append(rows))
+    studies.run(trial(CONFIG, "study=convergence"), lambda step, rows: bare.append(rows))
     own = [row for rows in bare for row in rows if (row["arm"], row["accumulation_steps"]) == ("accumulated", 4)]
     for seen, unseen in zip(itertools.chain(*steps), own, strict=True):
         assert seen["loss"] == unseen["loss"], "looking disturbs nothing"
         squares = {name: unseen[name] for name in ("micro_batch_square", "window_square") if name in unseen}
-        assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % CONFIG.probe_every == 0)
+        assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % 2 == 0)

@@ -1,6 +1,5 @@
 """Curves at equal samples against numpy, the samples that are set aside, and small batches at their rates."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -9,27 +8,21 @@ import pytest
 
 from accumulation_harness.config import (
     ConfigError,
-    OptimizerConfig,
-    Precision,
-    ScheduleConfig,
-    ScheduleName,
-    TrialConfig,
 )
 from accumulation_harness.experiments.convergence import learning_curves
 from accumulation_harness.experiments.convergence.learning_curves import SMALL, SMALL_MEMORY, Samples
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(2, 5), steps=7
-)
+CONFIG = "optimizer.lr=0.3 precision=float64 effective_batch=10 accumulation_steps=[2,5] steps=7"
 
 
-@pytest.mark.parametrize("schedule", [ScheduleName.constant, ScheduleName.cosine])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
     """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2.
 
     A cosine ends at the same samples for all, small batches too.
     """
-    setting = toy_setting(dataclasses.replace(CONFIG, schedule=ScheduleConfig(name=schedule)))
+    setting = toy_setting(trial(CONFIG, f"schedule.name={schedule}"))
     seen: list[Any] = []
     rows = {
         (row["arm"], row["accumulation_steps"]): row for row in learning_curves.measurements(setting, lambda t, r: seen.append(r))
@@ -49,7 +42,7 @@ def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
             if t >= 0:
                 parts = np.split(windows[t], range(size, len(windows[t]), size))
                 steps.append(steps[-1] + len(parts))
-                share = 0.5 * (1 + math.cos(math.pi * t / CONFIG.steps)) if schedule == ScheduleName.cosine else 1.0
+                share = 0.5 * (1 + math.cos(math.pi * t / 7)) if schedule == "cosine" else 1.0
                 for part in parts:
                     theta = theta - share * lr * oracle.gradient(theta, part)
             probe.append(oracle.loss(theta, chosen.probe.numpy()))
@@ -67,7 +60,7 @@ def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
 
 
 def test_what_is_set_aside_is_never_trained_on(toy_setting):
-    setting = toy_setting(CONFIG)
+    setting = toy_setting(trial(CONFIG))
     chosen = Samples.drawn(setting)
     trained = {int(i) for ids in chosen.windows(setting) for i in ids}
     assert len(chosen.validation) == 2 and trained == set(range(24)) - set(chosen.validation.tolist())
@@ -76,7 +69,7 @@ def test_what_is_set_aside_is_never_trained_on(toy_setting):
 
 def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_setting):
     def arms(seed):
-        rows = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, seed=seed)), lambda t, r: None)
+        rows = learning_curves.measurements(toy_setting(trial(CONFIG, f"seed={seed}")), lambda t, r: None)
         return {(row["arm"], row["accumulation_steps"]): row["curve_probe_loss"] for row in rows}
 
     chooses = {("full", 1), *((arm, n) for arm in (SMALL, SMALL_MEMORY) for n in (2, 5))}
@@ -85,10 +78,10 @@ def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_set
 
 def test_an_arm_alone_is_trained_as_beside_the_others(toy_setting):
     def arms(trained):
-        found = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, trained_arm=trained)), lambda t, r: None)
+        found = learning_curves.measurements(toy_setting(trial(CONFIG, f"trained_arm={trained}")), lambda t, r: None)
         return {(row["arm"], row["accumulation_steps"]): {k: v for k, v in row.items() if "seconds" not in k} for row in found}
 
-    every = arms(None)
+    every = arms("null")
     with_full = {("full", 1), ("permuted", 1), ("accumulated", 2), ("accumulated", 5)}
     assert arms("full-1") == {key: every[key] for key in with_full}
     assert arms("small_batch_memory-5") == {(SMALL_MEMORY, 5): every[SMALL_MEMORY, 5]}

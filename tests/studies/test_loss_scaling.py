@@ -1,25 +1,19 @@
-import dataclasses
-
 import pytest
 
-from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
-from accumulation_harness.measure import studies
-from tests.studies.by_hand import measured
+from tests.studies.by_hand import measured, trial
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast
 WRONG = ("clip_before_unscale", "scaler_updated_in_window", "step_every_micro_batch", "non_finite_micro_batch")
-CONFIG = TrialConfig(
-    study="loss_scaling", workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=50, accumulation_steps=(4, 7),
-    split=Split.ragged, precision=Precision.float16, faults=WRONG,
-)  # fmt: skip
+CONFIG = trial(
+    "study=loss_scaling workload.model=mlp workload.width=2 effective_batch=50 accumulation_steps=[4,7] split=ragged",
+    f"precision=float16 optimizer.lr=3e-3 faults=[{','.join(WRONG)}]",
+)
 
 
-@pytest.fixture(scope="module", params=[OptimizerName.sgd, OptimizerName.adam])
-def rows(request):
-    config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=request.param, lr=3e-3))
-    found: list[studies.Row] = measured(config)
-    return found
+@pytest.fixture(scope="module")
+def rows():
+    return measured(CONFIG)
 
 
 def test_right_arms_skip_once_and_are_exact(rows):

@@ -2,13 +2,11 @@
 
 import pytest
 
-from accumulation_harness.config import TrialConfig
-from tests.studies.by_hand import measured
+from tests.studies.by_hand import measured, trial
 
 
 def test_rows_of_the_study():
-    config = TrialConfig(study="memory_and_time", accumulation_steps=(4,), effective_batch=16, steps=2)
-    rows = measured(config)
+    rows = measured(trial("study=memory_and_time accumulation_steps=[4] effective_batch=16 steps=2"))
     assert [row["micro_batch"] for row in rows] == [16, 4]
     assert rows[0]["activation_bytes"] == pytest.approx(4 * rows[1]["activation_bytes"], rel=0.02)
     assert rows[0]["gradient_bytes"] == rows[1]["gradient_bytes"]

@@ -14,13 +14,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def trial(corpus):
-    return config(corpus, study="method_memory", methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(8,))
+    return config(corpus, study="method_memory", methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(4,))
 
 
 @pytest.fixture(scope="module")
 def peaks(trial):
     rows = measured(trial)
-    assert {row["micro_batch"] for row in rows} == {2} and all(row["window"] == 2 * row["accumulation_steps"] for row in rows)
+    assert {row["micro_batch"] for row in rows} == {4} and all(row["window"] == 4 * row["accumulation_steps"] for row in rows)
     return {(row["arm"], row["window"]): row["peak_bytes"] for row in rows}
 
 
@@ -41,11 +41,11 @@ def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial, peaks):
 
 def test_what_grows_with_the_window_and_what_does_not(peaks):
     def grown(arm):
-        return peaks[arm, 16] - peaks[arm, 4]
+        return peaks[arm, 16] - peaks[arm, 8]
 
-    window = peaks["accumulated", 16] - peaks["accumulated", 4]  # its pairs themselves, which every method is given
+    window = peaks["accumulated", 16] - peaks["accumulated", 8]  # its pairs themselves, which every method is given
     for flat in ("small", "dual_bank@8", "momentum_bank@8"):
-        assert grown(flat) == pytest.approx(window, abs=100), "12 more pairs; numbers of samples take a few bytes"
+        assert grown(flat) == pytest.approx(window, abs=100), "8 more pairs; numbers of samples take a few bytes"
     assert grown("full") > 4 * window
     assert window < grown("grad_cache") < grown("full"), "the representations of the window, and their gradients"
     assert peaks["momentum_bank@8", 16] > peaks["dual_bank@8", 16] > peaks["accumulated", 16]

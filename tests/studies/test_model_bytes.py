@@ -1,21 +1,17 @@
 import pytest
 
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from tests.studies.by_hand import measured
+from tests.studies.by_hand import measured, trial
 
 COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 
 
-@pytest.mark.parametrize("precision", [Precision.float64, Precision.float32, Precision.bfloat16])
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize("optimizer", COPIES)
 def test_bytes_are_the_parameters_times_their_copies(optimizer, precision):
-    config = TrialConfig(
-        study="model_bytes", optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
-        effective_batch=24, accumulation_steps=(3, 24),
-    )  # fmt: skip
-    *rows, cast = measured(config)
+    settings = f"study=model_bytes effective_batch=24 accumulation_steps=[3,24] optimizer.name={optimizer} precision={precision}"
+    *rows, cast = measured(trial(settings))
     assert [(row["accumulation_steps"], row["micro_batch"]) for row in rows] == [(1, 24), (3, 8), (24, 1)]
-    wide = 8 if precision == Precision.float64 else 4  # autocast keeps float32 weights, gradients and state
+    wide = 8 if precision == "float64" else 4  # autocast keeps float32 weights, gradients and state
     for row in rows:
         own = wide * row["num_parameters"]
         assert (row["parameter_bytes"], row["gradient_bytes"], row["state_bytes"]) == (own, own, COPIES[optimizer] * own)

@@ -6,27 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import (
-    DataConfig,
-    LastWindow,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    TrialConfig,
-    WorkloadConfig,
-)
 from accumulation_harness.experiments.muon import muon
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes import muon as recipes
 from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.referee.oracle import snapshot
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    study="muon", precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,
-    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
-    optimizer=OptimizerConfig(name=OptimizerName.custom, target=recipes.TARGET, lr=0.02),
-)  # fmt: skip
+CONFIG = trial(
+    "study=muon precision=float64 effective_batch=32 accumulation_steps=[4] steps=2 workload.model=mlp workload.width=1",
+    f"data.last_window=drop optimizer.name=custom optimizer.target={recipes.TARGET} optimizer.lr=0.02",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +36,7 @@ def newton_schulz(gradient):
 
 def test_the_updates_of_one_window(setting):
     """The accumulated one is the full batch's; per micro-batch it points along the mean of the parts' own."""
-    rows = muon._updates(setting, muon._recipes(setting), muon._state(setting.arm(full_batch(CONFIG))), 0)
+    rows = muon._updates(setting, muon._recipes(setting), snapshot(setting.arm(full_batch(CONFIG)).model), 0)
     found = {row["arm"]: row for row in rows}
     assert found["accumulated"]["same"] == found["permuted"]["same"] == 4
     assert found["accumulated"]["orthogonalisations"] == found["bfloat16_sum"]["orthogonalisations"] == 1

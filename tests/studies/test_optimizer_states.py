@@ -1,28 +1,22 @@
 """Optimizer states: against numpy's momentum and Adam, and what has to differ."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
+from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Split
 from accumulation_harness.experiments.momentum import optimizer_states
 from accumulation_harness.experiments.momentum.optimizer_states import InOrder, same_memory
-from accumulation_harness.measure import studies
 from accumulation_harness.recipes.micro_batch import Even, Ragged
 from accumulation_harness.workloads import Batch
 from tests.reference import sgd
+from tests.studies.by_hand import measured, trial
 
-STEPS = 7
-MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.1)
-
-
-def config(**changes):
-    """B = 10 of 24 samples: every third window is short (4), and its third micro-batch smaller than the others."""
-    defaults: dict[str, Any] = {"optimizer": MOMENTUM, "precision": Precision.float64, "effective_batch": 10, "steps": STEPS}
-    return TrialConfig(**{**defaults, "accumulation_steps": (5,), **changes})
+CONFIG = (  # B = 10 of 24 samples: every third window is short (4), and its third micro-batch smaller than the others
+    "optimizer.name=momentum optimizer.lr=0.1 precision=float64 effective_batch=10 accumulation_steps=[5] steps=7 "
+)
 
 
 def last(setting):
@@ -33,15 +27,9 @@ def last(setting):
 @pytest.mark.parametrize("name", OUR_OPTIMIZERS)
 @pytest.mark.parametrize("split", list(Split))
 def test_states_of_every_optimizer(toy_setting, name, split):
-    rows = last(
-        toy_setting(
-            config(
-                optimizer=OptimizerConfig(name=name, lr=0.05),
-                split=split,
-                accumulation_steps=(3 if split == Split.ragged else 5,),
-            )
-        )
-    )
+    num = 3 if split == Split.ragged else 5
+    own = f"optimizer.name={name} optimizer.lr=0.05 split={split} accumulation_steps=[{num}]"
+    rows = last(toy_setting(trial(CONFIG, own)))
     for arm in ("accumulated", "reordered", "permuted"):
         assert max(rows[arm]["gradient_error"], rows[arm]["parameter_error"]) < 1e-13
         assert math.isnan(rows[arm]["state_error"]) if name == OptimizerName.sgd else rows[arm]["state_error"] < 1e-13
@@ -53,7 +41,7 @@ def test_states_of_every_optimizer(toy_setting, name, split):
 
 
 def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
-    setting = toy_setting(config())
+    setting = toy_setting(trial(CONFIG))
     oracle = make_numpy(setting)
     full, small, reordered = [], [], []
     ordering = InOrder(Even(2), 0)
@@ -94,31 +82,15 @@ def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
     )
 
 
-def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy):
-    """Nothing is there to decay in the first window; in the second the velocity loses mu^4 with its five backwards."""
-    setting = toy_setting(config(steps=2))
-    oracle = make_numpy(setting)
-    first, second = oracle.windows()
-    g1 = oracle.gradient(oracle.start, first)
-    g2 = oracle.gradient(oracle.start - 0.1 * g1, second)
-    rows = optimizer_states.measurements(setting, lambda step, rows: None)
-    fault = {row["after_steps"]: row["state_error_now"] for row in rows if row["arm"] == "optimizer_state_per_micro_batch"}
-    assert fault[1] < 1e-13
-    assert fault[2] == pytest.approx(0.9 * (1 - 0.9**4) * np.linalg.norm(g1) / np.linalg.norm(g2 + 0.9 * g1), rel=1e-10)
-
-
 def test_batch_norm_couples_buffers_and_not_gradients():
     """On the digits: the toy has no normalisation."""
-    record = studies.run(
-        config(study="optimizer_states", norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3),
-        lambda step, rows: None,
-    )
-    row = next(row for row in record["measurements"] if row["arm"] == "reordered" and row["after_steps"] == 3)
+    rows = measured(trial(CONFIG, "study=optimizer_states norm=batch effective_batch=32 accumulation_steps=[4] steps=3"))
+    row = next(row for row in rows if row["arm"] == "reordered" and row["after_steps"] == 3)
     assert row["gradient_error"] < 1e-13 and row["parameter_error"] < 1e-13 and row["buffer_error"] > 1e-3
 
 
-@pytest.mark.parametrize("split", [Even(4), Ragged(5, 18)])
-def test_another_order_keeps_each_micro_batchs_samples(split):
+def test_another_order_keeps_each_micro_batchs_samples():
+    split = Ragged(5, 18)
     for size in (18, 7, 2):
         ids = torch.arange(100, 100 + size)
         window = Batch(ids=ids, inputs=ids[:, None].double(), targets=ids)
@@ -131,16 +103,7 @@ def test_another_order_keeps_each_micro_batchs_samples(split):
         ]
 
 
-@pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.adam])
-def test_same_memory(name):
-    own = OptimizerConfig(name=name, lr=0.3, momentum=0.8, beta1=0.7, beta2=0.9)
-    small = same_memory(own, 6)
-    assert (small.momentum**6, small.beta1**6, small.beta2**6) == pytest.approx((0.8, 0.7, 0.9))
-    if name == OptimizerName.momentum:  # a constant gradient of 1: as far per six steps as the window in one, once it has settled
-        far, less = (-float(sgd(np.zeros(1), [np.ones(1)] * n, small.lr, small.momentum)[0]) for n in (606, 600))
-        one = -float(sgd(np.zeros(1), [np.ones(1)] * 101, own.lr, 0.8)[0]) + float(
-            sgd(np.zeros(1), [np.ones(1)] * 100, own.lr, 0.8)[0]
-        )
-        assert far - less == pytest.approx(one) == pytest.approx(0.3 / 0.2)
-    else:
-        assert small.lr == pytest.approx(0.05)
+def test_same_memory():
+    """Adam moves by the rate under a constant gradient; what it is under momentum is among the paths above."""
+    small = same_memory(OptimizerConfig(name=OptimizerName.adam, lr=0.3, beta1=0.7, beta2=0.9), 6)
+    assert (small.lr, small.beta1**6, small.beta2**6) == pytest.approx((0.05, 0.7, 0.9))

@@ -1,14 +1,13 @@
 import pytest
 import torch
 
-from accumulation_harness.config import Model, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.randomness.randomness import distribution
-from tests.studies.by_hand import measured
+from tests.studies.by_hand import measured, trial
 
-CONFIG = TrialConfig(
-    study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
-    accumulation_steps=(5,), split=Split.ragged, permutations=40,
-)  # fmt: skip
+CONFIG = trial(
+    "study=randomness workload.model=mlp workload.width=1 workload.dropout=0.5 effective_batch=22 accumulation_steps=[5]",
+    "split=ragged",
+)
 
 
 def normal(num, spread, shift, seed):

@@ -1,13 +1,11 @@
 import pytest
 
-from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.recipes.remedies import REMEDIES
-from tests.studies.by_hand import Loop, measured
+from tests.studies.by_hand import Loop, measured, trial
 
-CONFIG = TrialConfig(
-    study="remedies", norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(6,), steps=5,
-    optimizer=OptimizerConfig(lr=0.05), seed=4,
-)  # fmt: skip
+CONFIG = trial(
+    "study=remedies norm=batch precision=float64 effective_batch=24 accumulation_steps=[6] steps=5 optimizer.lr=0.05 seed=4"
+)
 SAME = 1e-9  # relative, after five float64 steps
 BOTH = ("held_out_loss", "recalibrated_held_out_loss")
 

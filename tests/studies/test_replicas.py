@@ -1,31 +1,31 @@
 import pytest
 
 from accumulation_harness.analysis import load, report
-from accumulation_harness.config import ConfigError, Data, Device, Model, Split, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config import ConfigError, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.experiments.replicas.answers import EXPERIMENT
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.results.store import Store
+from tests.studies.by_hand import trial
+from tests.toy import CPU
 
-MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
-SIZES = {"experiment": "replicas", "study": "replicas", "workload": MLP, "device": Device.cpu, "effective_batch": 26}
 
-
-def config(split):
-    return TrialConfig(split=split, accumulation_steps=(1, 13) if split == Split.even else (1, 3), steps=2, **SIZES)  # type: ignore[arg-type]
+def config(split, nums):
+    sizes = "experiment=replicas study=replicas workload.model=mlp device=cpu effective_batch=26 steps=2"
+    return trial(sizes, f"split={split} accumulation_steps={nums}")
 
 
 @pytest.mark.slow
 def test_every_way_on_two_processes_and_the_page(tmp_path):
-    for split in Split:
-        with Store(tmp_path / "results").open_trial("replicas", identity(config(split)), to_dict(config(split))) as writer:
-            record = studies.run(config(split), lambda step, rows: None)
+    for split, nums in (("even", "[1,13]"), ("ragged", "[1,3]")):
+        own = config(split, nums)
+        with Store(tmp_path / "results").open_trial("replicas", identity(own), to_dict(own)) as writer:
+            record = studies.run(own, lambda step, rows: None)
             writer.finish(record)
         rows = record["measurements"]
-        assert len(rows) == 20 and {row["unequal_terms"] for row in rows} == {split == Split.ragged}
+        assert len(rows) == 20 and {row["unequal_terms"] for row in rows} == {split == "ragged"}
         assert [row["cause"] for row in rows] == [row["expected"] for row in rows]
         for row in rows:
             assert row["reductions"] == (
@@ -44,6 +44,6 @@ def test_every_way_on_two_processes_and_the_page(tmp_path):
 
 
 def test_too_many_micro_batches_for_the_smallest_share():
-    setting = Setting(TrialConfig(split=Split.ragged, accumulation_steps=(13,), steps=1, **SIZES), choose_device(Device.cpu))  # type: ignore[arg-type]
+    setting = Setting(config("ragged", "[13]"), CPU)
     with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):
         replicas.measurements(setting, lambda step, rows: None)

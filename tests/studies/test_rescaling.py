@@ -1,36 +1,23 @@
 """What is rescaled is the same in samples, by independent float64 loops; and the study's arms are what they say."""
 
 import copy
-import dataclasses
-import math
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from accumulation_harness.config import (
-    DataConfig,
-    LastWindow,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    ScheduleConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
 from accumulation_harness.experiments.rescaling import rescaling
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.recipe import make_optimizer, make_schedule
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
+from tests.studies.by_hand import trial
 
 K, LARGE_STEPS = 4, 10
-CONFIG = TrialConfig(
-    study="rescaling", effective_batch=32, accumulation_steps=(K,), steps=16, ema_decay=0.9,
-    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
-    schedule=ScheduleConfig(warmup_steps=7),
-    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=0.01, beta2=0.99, weight_decay=0.1),
-)  # fmt: skip
+CONFIG = trial(
+    "study=rescaling effective_batch=32 accumulation_steps=[4] steps=16 ema_decay=0.9 workload.model=mlp workload.width=1",
+    "data.last_window=drop schedule.warmup_steps=7",
+    "optimizer.name=adamw optimizer.lr=0.01 optimizer.beta2=0.99 optimizer.weight_decay=0.1",
+)
 
 
 def shrunk(config, steps):
@@ -52,44 +39,6 @@ def test_weights_decay_per_sample_alike_to_first_order(what):
     apart = 1 - shrunk(large, LARGE_STEPS) / shrunk(CONFIG.optimizer, K * LARGE_STEPS)
     assert apart == pytest.approx(first_order, rel=0.02) and apart > 1e-5, "not exact, and known how far off"
     assert shrunk(CONFIG.optimizer, LARGE_STEPS) / shrunk(CONFIG.optimizer, K * LARGE_STEPS) > 1.03, "copied, it decays less"
-
-
-def averaged_weight(decay, values):
-    """The moving average of a weight that takes these values after its steps, by PyTorch's own class."""
-    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    for value in values:
-        nn.init.constant_(model.weight, value)
-        average.update_parameters(model)
-    return float(average.module.weight.detach())
-
-
-def test_the_average_remembers_samples_alike():
-    decay = rescaled(CONFIG, Rescaling.ema, K).ema_decay
-    assert decay is not None
-    values = [math.sin(i) for i in range(LARGE_STEPS)]
-    small = averaged_weight(0.9, [values[0]] + [value for value in values[1:] for _ in range(K)])
-    assert averaged_weight(decay, values) == pytest.approx(small, rel=1e-13)
-    assert abs(averaged_weight(0.9, values) - small) > 0.05, "copied, it remembers k times as many samples"
-
-
-def test_the_second_moment_s_half_life_in_samples():
-    large = rescaled(CONFIG, Rescaling.beta2, K).optimizer.beta2
-    half_life, batch = math.log(0.5) / math.log(0.99), 8
-    assert math.log(0.5) / math.log(large) * batch * K == pytest.approx(half_life * batch, rel=1e-13)
-    weight = {beta2: second_moment(beta2, steps) for beta2, steps in ((0.99, K * LARGE_STEPS), (large, LARGE_STEPS))}
-    assert weight[large] == pytest.approx(weight[0.99], rel=1e-12)
-    assert second_moment(0.99, LARGE_STEPS) < 0.3 * weight[0.99]
-
-
-def second_moment(beta2, steps):
-    """AdamW's second moment after so many steps with a gradient of 1."""
-    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, beta2=beta2), [weight])
-    for _ in range(steps):
-        weight.grad = torch.ones_like(weight)
-        optimizer.step()
-    return float(optimizer.state[weight]["exp_avg_sq"])
 
 
 def rates(schedule, steps):

@@ -1,21 +1,13 @@
-import dataclasses
-
 import pytest
 
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
-from tests.studies.by_hand import measured
+from tests.studies.by_hand import measured, trial
 
-CONFIG = TrialConfig(
-    study="resumption", effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,
-    schedule=ScheduleConfig(name=ScheduleName.cosine),
-)  # fmt: skip
+CONFIG = "study=resumption effective_batch=24 accumulation_steps=[4] steps=5 seed=1 schedule.name=cosine"
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-@pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])
+@pytest.mark.parametrize(("optimizer", "precision"), [("sgd", "float32"), ("adam", "float16")])
 def test_gradients_of_the_window_are_all_that_a_checkpoint_lacks(optimizer, precision):
-    config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=optimizer), precision=precision)
-    rows = {row["arm"]: row for row in measured(config)}
+    rows = {row["arm"]: row for row in measured(trial(CONFIG, f"optimizer.name={optimizer} precision={precision}"))}
     assert {name: row["identical"] for name, row in rows.items()} == {
         "at_boundary": True, "in_window": False, "in_window_with_gradients": True, "in_window_replayed": True
     }  # fmt: skip

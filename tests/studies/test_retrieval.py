@@ -52,7 +52,7 @@ def test_recall_is_that_of_a_loop_by_hand(arm, size, trial, rows):
     assert found[1] != pytest.approx(other[1], abs=1e-4), "the size of a batch matters"
 
 
-@pytest.mark.parametrize("arm", ["full-1", "permuted-1", "momentum_bank@12-4", "small-4"])
+@pytest.mark.parametrize("arm", ["full-1", "momentum_bank@12-4"])
 def test_a_method_alone_is_trained_as_beside_the_others(arm, trial, rows):
     [alone] = studies.run(dataclasses.replace(trial, trained_arm=arm), lambda step, rows: None)["measurements"]
     beside = rows[ArmName.parse(arm).name]

@@ -1,35 +1,20 @@
 """Noise from per-sample gradients, and second moments of windows and of micro-batches, against numpy."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from accumulation_harness.experiments.adam.second_moment import Noise, exact_noise, square_per_micro_batch
-from accumulation_harness.experiments.gradient_noise import gradient_noise
-from accumulation_harness.measure.trial import accumulated, full_batch
+from accumulation_harness.config import Precision
+from accumulation_harness.experiments.adam.second_moment import Noise, square_per_micro_batch
+from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes.recipe import take_step
-from tests.reference import softmax_regression_gradients
+from tests.studies.by_hand import trial
 
-CONFIG = TrialConfig(
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01, beta2=0.9),
-    precision=Precision.float64,
-    effective_batch=8,
-    accumulation_steps=(4,),
-    steps=3,
+CONFIG = trial(
+    "optimizer.name=adam optimizer.lr=0.01 optimizer.beta2=0.9 precision=float64 effective_batch=8 accumulation_steps=[4] steps=3"
 )
-
-
-def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch):
-    """Sample i of the toy has 1 + i % 4 loss terms: its gradient counts that often, over their mean of 2.5."""
-    monkeypatch.setattr(gradient_noise, "CHUNK", 7)  # 24 samples in four passes, the last of three
-    setting = toy_setting(CONFIG)
-    oracle = make_numpy(setting)
-    each = softmax_regression_gradients(oracle.start[:15].reshape(3, 5), oracle.start[15:], oracle.x, oracle.y)
-    each *= (1 + np.arange(24) % 4)[:, None] / 2.5
-    noise = exact_noise(setting, setting.arm(full_batch(CONFIG), precision=Precision.float64))
-    assert noise.squared_mean == pytest.approx(float((each.mean(0) ** 2).sum()), rel=1e-10)
-    assert noise.trace == pytest.approx(float(each.var(0, ddof=1).sum()), rel=1e-10)
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -51,7 +36,7 @@ def test_micro_batch_squares_against_numpy(toy_setting, make_numpy):
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)
     recipe = square_per_micro_batch(accumulated(CONFIG, 4))
-    still = OptimizerConfig(name=OptimizerName.adam, lr=0.0, beta2=0.9)
+    still = dataclasses.replace(CONFIG.optimizer, lr=0.0)
     arm = setting.arm(recipe, precision=Precision.float64, optimizer=still)
     plain = setting.arm(accumulated(CONFIG, 4), precision=Precision.float64, optimizer=still)
     expected, whole = np.zeros(18), np.zeros(18)

@@ -1,15 +1,12 @@
-import dataclasses
-
 import pytest
 
-from accumulation_harness.config import Norm, TrialConfig
-from tests.studies.by_hand import Loop, measured
+from tests.studies.by_hand import Loop, measured, trial
 
-CONFIG = TrialConfig(study="tensor_norms", effective_batch=24, accumulation_steps=(3, 12), steps=3, probe_every=2, seed=6)
+CONFIG = "study=tensor_norms effective_batch=24 accumulation_steps=[3,12] steps=3 probe_every=2 seed=6"
 
 
 def test_norms_are_those_of_autograd():
-    loop, rows = Loop(CONFIG), measured(CONFIG)
+    loop, rows = Loop(trial(CONFIG)), measured(trial(CONFIG))
     named = dict(loop.model.named_parameters())
     parts = loop.gradient(next(loop.windows())).split([p.numel() for p in named.values()])
     expected = {name: float(part.norm()) for name, part in zip(named, parts, strict=True)}
@@ -20,5 +17,5 @@ def test_norms_are_those_of_autograd():
 
 
 def test_batch_norm_changes_them():
-    rows = [row for row in measured(dataclasses.replace(CONFIG, norm=Norm.batch)) if row["full_norm"] > 1e-6]
+    rows = [row for row in measured(trial(CONFIG, "norm=batch")) if row["full_norm"] > 1e-6]
     assert max(abs(row["accumulated_norm"] / row["full_norm"] - 1) for row in rows if row["accumulation_steps"] == 12) > 0.05
