@@ -29,7 +29,7 @@ from accumulation_harness.analysis.answering import (
     table_by,
     yes_or_no,
 )
-from accumulation_harness.experiments.convergence.trainings import longest
+from accumulation_harness.experiments.shared.tuning import longest
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
 BY = "workload arm accumulation_steps"

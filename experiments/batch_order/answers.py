@@ -33,7 +33,7 @@ from accumulation_harness.analysis.answering import (
     table_by,
     undecided,
 )
-from accumulation_harness.experiments.convergence.trainings import (
+from accumulation_harness.experiments.shared.tuning import (
     DETECTABLE,
     FEWEST_SEEDS,
     FEWEST_SETTINGS,

@@ -37,7 +37,7 @@ from accumulation_harness.analysis.answering import (
 )
 from accumulation_harness.analysis.answering import EXACT as LOWEST
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.convergence.trainings import DETECTABLE, LONGEST, at_tuned_rate, longest
+from accumulation_harness.experiments.shared.tuning import DETECTABLE, LONGEST, at_tuned_rate, longest
 
 EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
 POINTS = 100.0

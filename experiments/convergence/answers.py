@@ -53,21 +53,9 @@ from accumulation_harness.analysis.answering import (
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.convergence import wastefulness
-from accumulation_harness.experiments.convergence.trainings import (
-    ARM,
-    DETECTABLE,
-    FEWEST_SEEDS,
-    FLAT,
-    FRACTIONS,
-    LEVEL,
-    LONGEST,
-    MARGIN,
-    NAMES,
-    SETTING,
-    Pair,
-    arm_name,
-)
+from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, NAMES, SETTING, Pair, arm_name
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
+from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST
 
 COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
 LINES = {"accumulated": "--", "permuted": ":"}

@@ -10,17 +10,8 @@ from enum import StrEnum
 from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import spread, statistics
-from accumulation_harness.experiments.convergence.trainings import (
-    ARM,
-    FEWEST_SEEDS,
-    LEVEL,
-    MARGIN,
-    NAMES,
-    OWN_RATE,
-    SETTING,
-    reaches,
-    targets,
-)
+from accumulation_harness.experiments.convergence.trainings import ARM, MARGIN, NAMES, OWN_RATE, SETTING, reaches, targets
+from accumulation_harness.experiments.shared.tuning import FEWEST_SEEDS, LEVEL
 
 COSTS = ("samples", "optimizer_steps", "seconds")
 

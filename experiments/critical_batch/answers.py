@@ -27,7 +27,7 @@ from accumulation_harness.analysis.answering import (
     statistics,
     table_by,
 )
-from accumulation_harness.experiments.convergence.trainings import (
+from accumulation_harness.experiments.shared.tuning import (
     DETECTABLE,
     FEWEST_SEEDS,
     FEWEST_SETTINGS,

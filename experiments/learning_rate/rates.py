@@ -9,7 +9,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.experiments.convergence.trainings import at_best_rate
+from accumulation_harness.experiments.shared.tuning import at_best_rate
 
 RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learning rate: its exponent of B / b
 

@@ -21,8 +21,8 @@ from accumulation_harness.analysis.answering import (
     section,
     table_by,
 )
-from accumulation_harness.experiments.convergence.trainings import at_best_rate
 from accumulation_harness.experiments.momentum import figures
+from accumulation_harness.experiments.shared.tuning import at_best_rate
 
 ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}

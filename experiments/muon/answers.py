@@ -24,7 +24,7 @@ from accumulation_harness.analysis.answering import (
     table_by,
     yes_or_no,
 )
-from accumulation_harness.experiments.convergence.trainings import DETECTABLE
+from accumulation_harness.experiments.shared.tuning import DETECTABLE
 from accumulation_harness.judge.statistics import ratio_of_means
 
 RATIO = 2.0  # of rounding, as in L1

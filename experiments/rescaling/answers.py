@@ -32,7 +32,7 @@ from accumulation_harness.analysis.answering import (
     statistics,
     table,
 )
-from accumulation_harness.experiments.convergence.trainings import DETECTABLE, FEWEST_SETTINGS, LEVEL
+from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SETTINGS, LEVEL
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
 FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm over six rescalings
