@@ -169,23 +169,24 @@ class Conclusion:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The rows of whole gradients, as values."""
-        return [{name: row[name] for name in COLUMNS} for row in self._rows() if row["tensor"] == "all"]
+        return [row for row in self._rows() if row["tensor"] == "all"]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for line in self.lines:
             for step in line.facts.steps:
                 rate, reference_rate = line.rates(step)
-                shared = {
-                    "accumulation_steps": line.arm.accumulation_steps,
-                    "arithmetic": line.arm.arithmetic,
-                    "optimizer": step.track,
-                    "optimizer_step": step.step,
-                    "gate": step.gate,
-                    "learning_rate": rate,
-                    "reference_learning_rate": reference_rate,
-                    "micro_batches": step.backwards,
-                    "equivalent": step.agrees,
-                }
-                yield {**shared, "tensor": "all", **vars(step.raw), "update_distance": step.update.distance}
-                for name, seen in step.tensors.items():
-                    yield {**shared, "tensor": name, **vars(seen), "update_distance": math.nan}
+                for tensor, seen in {"all": step.raw, **step.tensors}.items():
+                    yield {
+                        "accumulation_steps": line.arm.accumulation_steps,
+                        "arithmetic": line.arm.arithmetic,
+                        "optimizer": step.track,
+                        "optimizer_step": step.step,
+                        "tensor": tensor,
+                        **vars(seen),
+                        "gate": step.gate,
+                        "update_distance": step.update.distance if seen is step.raw else math.nan,
+                        "learning_rate": rate,
+                        "reference_learning_rate": reference_rate,
+                        "micro_batches": step.backwards,
+                        "equivalent": step.agrees,
+                    }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.remedies import remedy, short
 from accumulation_harness.audit.report.weights import weights_of
@@ -50,18 +50,18 @@ def _wrapped(told: str) -> Iterator[str]:
 
 
 def _table(conclusion: Conclusion) -> Iterator[str]:
-    rows: list[Sequence[str]] = [COLUMNS]
-    for line in conclusion.lines:
-        step = line.farthest
-        numbers = ("",) * 4 if step is None else (step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
-        cells = [str(line.arm.accumulation_steps), line.arm.arithmetic, line.facts.run.track, line.steps]
-        rows.append([*cells, *(short(number) for number in numbers), line.verdict])
+    rows = [COLUMNS, *map(_cells, conclusion.lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for k, row in enumerate(rows):
-        aligned = (
-            cell.rjust(width) if name in NUMBERS else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        )
-        yield (" │ " if k else " ┃ ").join(aligned)
-        if k == 0:
+    for row in rows:
+        sides = (">" if name in NUMBERS else "<" for name in COLUMNS)
+        cells = [f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)]
+        yield (" ┃ " if row is COLUMNS else " │ ").join(cells)
+        if row is COLUMNS:
             yield "━╇━".join("━" * width for width in widths)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    step = line.farthest
+    numbers = ("",) * 4 if step is None else (step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
+    arm = line.arm
+    return str(arm.accumulation_steps), arm.arithmetic, line.facts.run.track, line.steps, *map(short, numbers), line.verdict

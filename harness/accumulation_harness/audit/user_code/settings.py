@@ -126,27 +126,32 @@ def values_in_python(source: str) -> Iterator[tuple[str, ast.expr]]:
 def _values(node: ast.AST, within: str) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         within += f"{node.name}."
-    named: list[tuple[ast.expr | str | None, ast.expr | None]] = []
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        given, defaults = [*node.args.posonlyargs, *node.args.args], node.args.defaults
-        named = [(a.arg, value) for a, value in zip(given[len(given) - len(defaults) :], defaults, strict=True)]
-        named += [(a.arg, value) for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-    elif isinstance(node, ast.Assign):
-        for target in node.targets:
-            both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            named += zip(target.elts, node.value.elts, strict=False) if both else [(target, node.value)]  # type: ignore[attr-defined]
-    elif isinstance(node, ast.AnnAssign):
-        named = [(node.target, node.value)]
-    elif isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rpartition(".")[2]
-        named = [(f"{name}.{keyword.arg}", keyword.value) for keyword in node.keywords if keyword.arg]
-    for place, value in named:
+    for place, value in _given(node):
         name = place if isinstance(place, str) else getattr(place, "id", getattr(place, "attr", ""))
         if value is not None and name:
             yield within + name, value
             yield from ((f"{within}{name}.{inner}", item) for inner, item in _items(value))
     for child in ast.iter_child_nodes(node):
         yield from _values(child, within)
+
+
+def _given(node: ast.AST) -> Iterator[tuple[ast.expr | str, ast.expr | None]]:
+    """What a node itself gives a value, and the value: parameters their defaults, targets and keywords theirs."""
+    match node:
+        case ast.FunctionDef(args=given) | ast.AsyncFunctionDef(args=given):
+            names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            values = [*given.defaults, *given.kw_defaults]
+            yield from zip(names[len(names) - len(values) :], values, strict=True)
+        case ast.Assign(targets=targets, value=ast.Tuple(elts=values)):
+            for target in targets:
+                yield from zip(target.elts, values, strict=False) if isinstance(target, ast.Tuple) else [(target, node.value)]
+        case ast.Assign(targets=targets, value=value):
+            yield from ((target, value) for target in targets)
+        case ast.AnnAssign(target=target, value=value):
+            yield target, value
+        case ast.Call(func=called, keywords=keywords):
+            name = ast.unparse(called).rpartition(".")[2]
+            yield from ((f"{name}.{keyword.arg}", keyword.value) for keyword in keywords if keyword.arg)
 
 
 def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

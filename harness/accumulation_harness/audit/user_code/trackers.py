@@ -24,14 +24,13 @@ OFF = {  # variables of the environment that switch trackers off
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
-CALLS: dict[str, dict[str, Mapping[str, Any]]] = {  # module -> function -> keyword arguments, whatever the code gives
-    "wandb": {"init": {"mode": "disabled"}},
+CALLS: dict[str, dict[str, Mapping[str, Any] | None]] = {  # module -> function -> keyword arguments, whatever the code gives
+    "wandb": {"init": {"mode": "disabled"}, "login": None},  # None: left out, since it would ask for a key
     "mlflow": {"set_tracking_uri": {"uri": LOCAL}},
-    "comet_ml": {"Experiment.__init__": {"disabled": True}, "start": {"online": False}},
+    "comet_ml": {"Experiment.__init__": {"disabled": True}, "start": {"online": False}, "login": None},
     "neptune": {"init_run": {"mode": "debug"}},
-    "swanlab": {"init": {"mode": "disabled"}},
+    "swanlab": {"init": {"mode": "disabled"}, "login": None},
 }
-LEFT_OUT = {"wandb": ("login",), "swanlab": ("login",), "comet_ml": ("login",)}  # which would ask for a key
 ENDS = {"mlflow": "end_run"}  # what the end of a process would call
 UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit")}  # all others end in these
 
@@ -40,11 +39,12 @@ UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit"
 def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
     """Inside, trackers do nothing, whatever mode the code itself asks for; `tell` gets the name of each call."""
     changes: dict[str, dict[str, Wrap]] = {
-        module: {name: partial(_changed, f"{module}.{name}", tell, keywords) for name, keywords in functions.items()}
+        module: {
+            name: _left_out if keywords is None else partial(_changed, f"{module}.{name}", tell, keywords)
+            for name, keywords in functions.items()
+        }
         for module, functions in CALLS.items()
     }
-    for module, functions in LEFT_OUT.items():
-        changes[module] |= {name: _left_out for name in functions}
     for module, methods in UPLOADS.items():
         changes[module] = {name: _refused for name in methods}
     with replaced(changes):
