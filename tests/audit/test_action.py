@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,56 +22,38 @@ COMMAND = '#!/bin/bash\nexec "{python}" -m accumulation_harness "$@"\n'
 SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # what `shell: bash` stands for
 
 
-@dataclass
-class Job:
-    """A folder as checkout, and the files through which a step speaks with GitHub."""
+@pytest.fixture
+def job(tmp_path):
+    """Runs all steps in a folder as checkout, until one fails: the last of them, its output and the job's summary."""
+    for name, script in (("python", PYTHON), ("accumulation-harness", COMMAND)):
+        (tmp_path / name).write_text(script.format(python=sys.executable))
+        (tmp_path / name).chmod(0o755)
+    github = {"ACTIONS": "true", "WORKSPACE": tmp_path, "OUTPUT": tmp_path / "output", "STEP_SUMMARY": tmp_path / "summary"}
+    environment = {
+        **os.environ,
+        **{f"GITHUB_{name}": str(value) for name, value in github.items()},
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT}/harness",
+        "NOTED": str(tmp_path / "pip"),
+    }
 
-    folder: Path
-
-    def run(self, **given):
-        """All steps, until one fails; the last of them. Inputs that are not given have their defaults."""
+    def run(**given):
+        """Inputs that are not given have their defaults."""
         inputs = {name: str(item.get("default", "")) for name, item in ACTION["inputs"].items()}
-        inputs |= {name.replace("_", "-"): value for name, value in given.items()}
-        done = None
+        inputs |= {name.replace("_", "-"): value for name, value in (SIZES | given).items()}
+        contexts = {f"inputs.{name}": text for name, text in inputs.items()} | {"github.action_path": str(ROOT)}
         for step in ACTION["runs"]["steps"]:
-            script = self.folder / "step.sh"
-            script.write_text(step["run"])
-            environment = {name: self._filled(value, inputs) for name, value in step["env"].items()}
-            done = subprocess.run(
-                [*SHELL, str(script)], cwd=self.folder, env=self._surroundings() | environment, capture_output=True, text=True
-            )
+            (tmp_path / "step.sh").write_text(step["run"])
+            own = {  # `${{ ... }}` is replaced by GitHub before the shell starts
+                name: re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: contexts[found[1]], value)
+                for name, value in step["env"].items()
+            }
+            done = subprocess.run([*SHELL, "step.sh"], cwd=tmp_path, env=environment | own, capture_output=True, text=True)
             if done.returncode:
                 break
-        assert done is not None
-        return done
+        return done, (tmp_path / "output").read_text(), (tmp_path / "summary").read_text()
 
-    def _filled(self, value, inputs):
-        """With every `${{ ... }}` replaced, as GitHub does before the shell starts."""
-        contexts = {f"inputs.{name}": text for name, text in inputs.items()} | {"github.action_path": str(ROOT)}
-        return re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: contexts[found[1]], value)
-
-    def _surroundings(self):
-        tools = self.folder / "bin"
-        tools.mkdir(exist_ok=True)
-        for name, script in (("python", PYTHON), ("accumulation-harness", COMMAND)):
-            (tools / name).write_text(script.format(python=sys.executable))
-            (tools / name).chmod(0o755)
-        github = {"ACTIONS": "true", "WORKSPACE": str(self.folder), "OUTPUT": str(self.output), "STEP_SUMMARY": str(self.summary)}
-        return {
-            **os.environ,
-            **{f"GITHUB_{name}": value for name, value in github.items()},
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT}:{ROOT}/harness",
-            "NOTED": str(self.folder / "pip"),
-        }
-
-    @property
-    def output(self):
-        return self.folder / "output"
-
-    @property
-    def summary(self):
-        return self.folder / "summary"
+    return run
 
 
 SIZES = {"batch_size": "8", "accumulation_steps": "4"}
@@ -86,33 +67,31 @@ def test_inputs_reach_the_shell_as_variables_alone():
     assert used == set(ACTION["inputs"])
 
 
-def test_a_wrong_loop_fails_the_job_and_is_annotated(tmp_path):
-    job = Job(tmp_path)
-    done = job.run(function=write(tmp_path, WRONG), packages="a[b]>=1\n  c *", save="a.sarif\nwith blank.xml", **SIZES)
-    assert done.returncode == 1 and job.output.read_text() == "exit-code=1\n", done.stderr
+def test_a_wrong_loop_fails_the_job_and_is_annotated(job, tmp_path):
+    done, output, summary = job(function=write(tmp_path, WRONG), packages="a[b]>=1\n  c *", save="a.sarif\nwith blank.xml")
+    assert done.returncode == 1 and output == "exit-code=1\n", done.stderr
     assert f"::error file=loop.py,line={LINE},title=N=4%3A loss_not_divided::" in done.stdout
-    assert "### Gradient accumulation: different" in job.summary.read_text() and "loss_not_divided" in job.summary.read_text()
+    assert "### Gradient accumulation: different" in summary and "loss_not_divided" in summary
     assert (tmp_path / "a.sarif").is_file() and (tmp_path / "with blank.xml").is_file()
     installed = (tmp_path / "pip").read_text().splitlines()
     assert installed[-4:] == [str(ROOT), "a[b]>=1", "c", "*"], "neither cut nor expanded by the shell"
 
 
 @pytest.mark.slow
-def test_a_right_loop_passes(tmp_path):
-    job = Job(tmp_path)
+def test_a_right_loop_passes(job, tmp_path):
     target = write(tmp_path, RIGHT)
-    done = job.run(function=target, reference=target, report="issue.md", **SIZES)
-    assert done.returncode == 0 and job.output.read_text() == "exit-code=0\n", done.stderr
-    assert "::error" not in done.stdout and "### Gradient accumulation: equivalent" in job.summary.read_text()
+    done, output, summary = job(function=target, reference=target, report="issue.md")
+    assert done.returncode == 0 and output == "exit-code=0\n", done.stderr
+    assert "::error" not in done.stdout and "### Gradient accumulation: equivalent" in summary
     assert (tmp_path / "issue.md").read_text().startswith("# No fault found")
 
 
 @pytest.mark.slow
-def test_a_script_is_told_the_numbers(tmp_path):
+def test_a_script_is_told_the_numbers(job, tmp_path):
     write(tmp_path, RIGHT)
     with (tmp_path / "loop.py").open("a") as script:
         script.write("\nimport sys\ntrain(int(sys.argv[2]), int(sys.argv[4]))\n")
-    done = Job(tmp_path).run(function="loop.py", set="--b {batch_size} --n {accumulation_steps}", **SIZES)
+    done, *_ = job(function="loop.py", set="--b {batch_size} --n {accumulation_steps}")
     assert done.returncode == 0 and "::error" not in done.stdout, done.stdout + done.stderr
 
 
@@ -120,10 +99,9 @@ def test_a_script_is_told_the_numbers(tmp_path):
 @pytest.mark.parametrize(
     "function", ["loop.py:none", '"; touch stolen; "', "$(touch stolen)", "--help", "`touch stolen`.py:train"]
 )
-def test_what_an_input_holds_is_not_run(tmp_path, function):
-    job = Job(tmp_path)
+def test_what_an_input_holds_is_not_run(job, tmp_path, function):
     write(tmp_path, RIGHT)
-    done = job.run(function=function, **SIZES)
-    assert done.returncode == 2 and job.output.read_text() == "exit-code=2\n", done
-    assert done.stdout.startswith("::error file=") and "inconclusive" in job.summary.read_text()
+    done, output, summary = job(function=function)
+    assert done.returncode == 2 and output == "exit-code=2\n", done
+    assert done.stdout.startswith("::error file=") and "inconclusive" in summary
     assert not (tmp_path / "stolen").exists()

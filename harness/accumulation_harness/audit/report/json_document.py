@@ -7,8 +7,8 @@ from typing import Any
 
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.next_experiment import next_experiment
-from accumulation_harness.audit.report.remedies import plain, remedy
+from accumulation_harness.audit.report.remedies import Status, plain, remedy
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
 MOST_BYTES = 64 * 1024  # of the text
 MOST_ITEMS = 16  # of a list, where the whole would be longer
@@ -41,7 +41,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
         "problems": list(conclusion.problems),
         "hidden": list(conclusion.hidden),
         "notes": list(conclusion.notes),
-        "next": next_experiment(conclusion),
+        "next": _next_experiment(conclusion),
         "arms": [
             {
                 "accumulation_steps": r.accumulation_steps,
@@ -55,6 +55,26 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
         ],
         "steps": plain(conclusion.steps),
     }
+
+
+def _next_experiment(conclusion: Conclusion) -> str:
+    """The experiment that would tell most after this one: what to change, and what the same audit must say then."""
+    if conclusion.status is Status.inconclusive:
+        why = conclusion.problems[0] if conclusion.problems else "nothing was compared"
+        return f"Nothing may be concluded yet. Remove the reason, and repeat the audit: {why}"
+    if conclusion.status is Status.different:
+        cause = next(iter(conclusion.causes))
+        if cause is Cause.unexplained:
+            return MEANINGS[cause].remedy
+        if MEANINGS[cause].of_the_model:
+            return f"No loop can mend this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
+        others = len(conclusion.causes) - 1
+        rest = f" {others} more findings may be its consequences, or faults of their own." * (others > 0)
+        return f"{change(conclusion, cause)} Repeat the audit: {cause} must be gone.{rest}"
+    changes = [change for line in conclusion.hidden for _, found, change in [line.rpartition("; ")] if found]
+    if changes:
+        return f"What was compared agrees. To see more: {changes[0]}."
+    return "What was compared agrees. Repeat the audit with other N, and with the model's own size."
 
 
 def _weights(line: Line) -> dict[str, Any]:
