@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accumulation_harness.audit import audit
 from accumulation_harness.judge.cause import Cause
+from tests.audit.asked import audited, causes_of
 
 FEATURES = 10  # 16 rows draw 48 numbers of noise and 4 rows draw 12: a CPU draws multiples of 16 alike however they are cut
 Change = Callable[[Tensor, int, int], Tensor]  # (mean loss of a micro-batch, its rows, N) -> what is differentiated
@@ -76,7 +76,7 @@ SLOW = ("dropout", "dropout and own draws")
 @pytest.mark.parametrize("model", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
 def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model):
     make, cause, compared = MODELS[model]
-    report = audit(loop(make, right), batch_size=16, accumulation_steps=(4,), allow={cause, "non_separable_loss"})
+    report = audited(loop(make, right), allow={cause, "non_separable_loss"})
     assert (report.status == "equivalent") == compared, str(report)
     if model == "own draws":
         assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
@@ -89,13 +89,13 @@ REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.produc
 @pytest.mark.parametrize(("model", "change"), [*QUICK, *REST])
 def test_no_allowance_makes_a_wrong_loop_equivalent(model, change):
     make, cause, _ = MODELS[model]
-    report = audit(loop(make, CHANGES[change]), batch_size=16, accumulation_steps=(4,), allow={cause})
+    report = audited(loop(make, CHANGES[change]), allow={cause})
     assert report.status != "equivalent", str(report)
 
 
 def test_an_average_is_excused_and_a_wrong_gradient_beside_it_is_not():
     allow = {Cause.ema_per_micro_batch}
-    alone = audit(loop(plain, right, inside=True), batch_size=16, accumulation_steps=(4,), allow=allow)
+    alone = audited(loop(plain, right, inside=True), allow=allow)
     assert alone.status == "equivalent" and {f.cause for f in alone.allowed} == allow, str(alone)
-    beside = audit(loop(plain, CHANGES["not divided"], inside=True), batch_size=16, accumulation_steps=(4,), allow=allow)
-    assert {f.cause for f in beside.findings} == {"loss_not_divided"}, str(beside)
+    beside = audited(loop(plain, CHANGES["not divided"], inside=True), allow=allow)
+    assert causes_of(beside) == {"loss_not_divided"}, str(beside)

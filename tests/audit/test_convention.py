@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from accumulation_harness.audit import audit
+from tests.audit.asked import audited, causes_of
 
 X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"
@@ -63,8 +63,8 @@ def evaluating(divide=True, uses_eval=True):
     ],
 )
 def test_the_function_is_understood(train, steps, causes, said):
-    report = audit(train, batch_size=16, accumulation_steps=steps)
-    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+    report = audited(train, accumulation_steps=steps)
+    assert causes_of(report) == causes and not report.problems, str(report)
     assert [note[: len(said)] for note in report.notes] == [said] * bool(said)
 
 
@@ -74,7 +74,7 @@ def test_an_error_of_another_kind_is_none_of_the_convention():
             raise ValueError("no")
         whole_batch()(batch_size, accumulation_steps)
 
-    report = audit(train, batch_size=16, accumulation_steps=(16,))
+    report = audited(train, accumulation_steps=(16,))
     assert report.status == "inconclusive" and not report.notes and "ValueError: no" in report.problems[0]
 
 
@@ -108,8 +108,8 @@ def padded(filler, time_first, divisor):
 )
 @pytest.mark.parametrize(("divisor", "causes"), [("window", set()), ("micro-batch", {"mean_of_means"})])
 def test_a_sequence_is_known_however_far_it_is_padded(filler, time_first, divisor, causes):
-    report = audit(padded(filler, time_first, divisor), batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+    report = audited(padded(filler, time_first, divisor))
+    assert causes_of(report) == causes and not report.problems, str(report)
 
 
 @pytest.mark.parametrize(("divide", "causes"), [(True, set()), (False, {"loss_not_divided"})])
@@ -123,8 +123,8 @@ def test_losses_that_are_added_up_without_a_module_accumulate(divide, causes):
             optimizer.step()
             optimizer.zero_grad()
 
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+    report = audited(train)
+    assert causes_of(report) == causes and not report.problems, str(report)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -140,5 +140,5 @@ def test_a_misplaced_window_hides_no_schedule_of_before():
                 optimizer.zero_grad()
             schedule.step()
 
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == {"window_misplaced", "schedule_per_micro_batch"}
+    report = audited(train)
+    assert causes_of(report) == {"window_misplaced", "schedule_per_micro_batch"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.observe.adapters import KERAS, KERAS_BASE
 from scoreboard import data
+from tests.audit.asked import audited
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, full_windows
 
@@ -59,11 +59,11 @@ def not_divided(at):
 
 @pytest.mark.usefixtures("fastai")
 def test_an_optimizer_of_fastai_is_seen():
-    report = audit(right, batch_size=16, accumulation_steps=(4,))
+    report = audited(right)
     assert report.equivalent and not report.problems, str(report)
     (facts,) = report.results[0].facts
     assert facts.run.mine.steps == 6 and facts.run.mine.lrs[0] == (0.1,) and facts.run.mine.backwards[0] == 4
-    report = audit(not_divided, batch_size=16, accumulation_steps=(4,))
+    report = audited(not_divided)
     assert [f.cause for f in report.findings] == ["loss_not_divided"], str(report)
 
 
@@ -123,7 +123,7 @@ def means_of_means(batch_size, accumulation_steps):
 
 @pytest.mark.usefixtures("keras")
 def test_what_an_earlier_audit_has_left_behind_changes_no_finding():
-    first, second = [audit(means_of_means, batch_size=16, accumulation_steps=(4,)) for _ in range(2)]
+    first, second = [audited(means_of_means) for _ in range(2)]
     assert len(ALIVE) > 8
     assert first.to_json() == second.to_json()
     assert [(f.cause, f.optimizer_step) for f in second.findings] == [("mean_of_means", 0)], str(second)

@@ -25,6 +25,7 @@ from accumulation_harness.audit.observe.launched import Launched, Rank, setting_
 from accumulation_harness.audit.observe.pooling import holders
 from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, name_of
 from accumulation_harness.audit.request import arms_of
+from tests.audit.asked import causes_of
 from tests.audit.loops import halves, meshes
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ def test_what_no_rank_has_looked_into_is_said(tmp_path, evidence):
     shutil.copytree(evidence, tmp_path, dirs_exist_ok=True)
     _change_gradients(tmp_path / name_of(1, 2), np.cos)
     report = merge(tmp_path)
-    assert {f.cause for f in report.findings} == {"unexplained"}
+    assert causes_of(report) == {"unexplained"}
     (said,) = [line for line in report.hidden if line.startswith("not looked into: ")]
     assert "rows and terms of the loss" in said and "operations in double precision" in said
 
@@ -198,7 +199,7 @@ def of_four_ranks(tmp_path_factory):
 def test_four_ranks(of_four_ranks, name):
     report = merge(of_four_ranks / name)
     causes = meshes.WRONG[name][1] if name in meshes.WRONG else set()
-    assert {f.cause for f in report.findings} == causes, str(report)
+    assert causes_of(report) == causes, str(report)
     assert report.exit_code == (1 if causes else 0), str(report)
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.judge.cause import Cause
 from scoreboard import data
+from tests.audit.asked import audited, causes_of
 from tests.audit.loops import (
     empty,
     frame,
@@ -53,7 +53,7 @@ def kept():
 
 def nothing_is_hidden_by_what_is_allowed(report):
     """A wrong loop is equivalent only where all its causes are allowed, and gradients were compared or are known to be apart."""
-    causes = {finding.cause for finding in report.findings}
+    causes = causes_of(report)
     for allowed in (*({cause} for cause in Cause), causes, set(Cause)):
         told = with_allowed(report, allowed)
         compared = all(step.agrees for arm in told.results for item in arm.facts for step in item.steps)
@@ -74,16 +74,16 @@ SLOW = {*TOLD} - {*TOLD[::3], *order_seeds.RIGHT[:1], lost_gradients.head_cleare
 
 @pytest.mark.parametrize("train", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW), id=name(one)) for one in TOLD])
 def test_what_is_said_beside_a_verdict(train):
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    report = audited(train)
     causes = (WRONG | odd_loops.WRONG).get(train, set())
-    assert {finding.cause for finding in report.findings} == causes and not report.problems, str(report)
+    assert causes_of(report) == causes and not report.problems, str(report)
     assert train not in SAID or SAID[train] in report.findings[0].message
     assert train not in HIDDEN or any(HIDDEN[train] in line for line in report.hidden), report.hidden
     assert train not in order_seeds.RIGHT or report.frame.gate.max() < 1e-3, "another order is not taken for rounding"
 
 
 def test_a_state_that_nothing_reads_may_be_a_log():
-    report = audit(kept_states.mean_of_inputs_for_later, batch_size=16, accumulation_steps=(4,))
+    report = audited(kept_states.mean_of_inputs_for_later)
     assert report.status == "inconclusive" and "mean` is off by" in report.problems[0], str(report)
 
 
@@ -93,29 +93,29 @@ def _means_added(batch_size, accumulation_steps):
 
 
 def test_means_that_are_added_are_named_in_every_window():
-    report = audit(_means_added, batch_size=16, accumulation_steps=(4,))
+    report = audited(_means_added)
     assert {f.cause: f.steps for f in report.findings} == dict.fromkeys(["mean_of_means", "loss_not_divided"], tuple(range(6)))
 
 
 @pytest.mark.parametrize(("train", "words"), empty.EMPTY.items(), ids=map(name, empty.EMPTY))
 def test_nothing_compared_is_never_equivalent(train, words):
     empty.CALLS.clear()
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    report = audited(train)
     assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
     assert any(words in problem for problem in report.problems), report.problems
 
 
 @pytest.mark.parametrize("train", lost_gradients.AT_EVERY_N, ids=name)
 def test_gradients_cleared_at_every_n_show_beside_a_reference(train):
-    report = audit(train, batch_size=16, accumulation_steps=(4,), reference=lost_gradients.cleared_after_the_step)
+    report = audited(train, reference=lost_gradients.cleared_after_the_step)
     causes = lost_gradients.AT_EVERY_N[train]
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, cause) for n in (1, 4) for cause in causes}
 
 
 def test_a_clip_that_nobody_sees_hides_no_mean_of_means():
     """At N=16 alone gradients are long enough: the sum is that of means, and shorter than it was added up."""
-    report = audit(held_out.shortened_by_hand_of_means, batch_size=16, accumulation_steps=(16,))
-    assert {finding.cause for finding in report.findings} == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
+    report = audited(held_out.shortened_by_hand_of_means, accumulation_steps=(16,))
+    assert causes_of(report) == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
 
 
 def _cleared(batch_size, accumulation_steps):
@@ -130,5 +130,5 @@ def _cleared(batch_size, accumulation_steps):
 
 
 def test_windows_whose_contributions_are_not_kept_add_no_second_name():
-    report = audit(_cleared, batch_size=16, accumulation_steps=(4,))
+    report = audited(_cleared)
     assert [finding.cause for finding in report.findings] == [Cause.gradients_cleared_in_window], str(report)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.request import causes_of
 from accumulation_harness.config import ConfigError, TrialConfig
 from accumulation_harness.measure.trial import judge_loop
+from tests.audit.asked import audited
 from tests.audit.loops import wrong_loops
 from tests.audit.report.audited import FILE, RIGHT, WRONG
 
@@ -86,7 +86,7 @@ def test_the_number_of_threads_is_the_callers_afterwards():
         seen.append(torch.get_num_threads())
         raise KeyError("stop")
 
-    audit(train, batch_size=16, accumulation_steps=(4,))
+    audited(train)
     assert torch.get_num_threads() == 2
     with pytest.raises(ConfigError, match="KeyError"):
         judge_loop(TrialConfig(steps=1, algebra_steps=1, accumulation_steps=(4,)), loop)

@@ -14,6 +14,7 @@ from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.recorder import Recorder
 from accumulation_harness.judge.cause import Cause
 from scoreboard import data
+from tests.audit.asked import audited, causes_of
 from tests.audit.loops import habits, lookalikes
 from tests.audit.loops.frame import TOKENS, X, divided, mean_over_window, train
 from tests.audit.loops.right_loops import RIGHT, adamw_clipped, sgd_mean_over_window, tokens_weighted
@@ -80,7 +81,7 @@ def test_hooks_are_taken_away_afterwards_also_after_an_exception():
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    report = audit(sgd_mean_over_window, batch_size=16, accumulation_steps=(4,), max_steps=6)
+    report = audited(sgd_mean_over_window, max_steps=6)
     assert hooks() == before and torch.equal(torch.rand(4), expected), "no random numbers are drawn"
     gates = report.frame.groupby("arithmetic").gate.max()
     assert report.equivalent and set(gates.index) == {"as trained", "float64"}
@@ -166,7 +167,7 @@ def _overflows(batch_size, accumulation_steps):
     ids=lambda item: getattr(item, "__name__", ""),
 )
 def test_bad_input_is_told_plainly(train, words):
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    report = audited(train)
     assert any(words in problem for problem in report.problems), report.problems
     assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
     assert words in " ".join(str(report).split())
@@ -202,7 +203,7 @@ def _endless(batch_size, accumulation_steps):
 
 def test_a_run_without_an_end_is_ended():
     told: list[str] = []
-    report = audit(_endless, batch_size=16, accumulation_steps=(4,), max_steps=7, progress=told.append)
+    report = audited(_endless, max_steps=7, progress=told.append)
     assert report.equivalent and len(report.frame[report.frame.tensor == "all"]) == 7
     assert any("7 optimizer steps: runs are ended there" in line for line in report.hidden)
     assert told[0] == "run 1: N=1" and any("weights moved by a rounding" in line for line in told)
@@ -225,7 +226,7 @@ def _divergence(batch_size, accumulation_steps, threshold):
 def test_terms_of_the_loss_without_a_gradient_are_told():
     """At rest the divergence is below its threshold, at work above it."""
     for threshold, silent in ((100.0, ["term 2 of 3 of the loss (Clamp)", "term 3 of 3"]), (0.0, ["term 3 of 3"])):
-        report = audit(partial(_divergence, threshold=threshold), batch_size=16, accumulation_steps=(4,))
+        report = audited(partial(_divergence, threshold=threshold))
         told = [line for line in report.hidden if "gave no gradient" in line]
         assert report.equivalent and all(map(str.startswith, told, silent)) and len(told) == len(silent), told
 
@@ -244,18 +245,18 @@ def _miscounts(batch_size, accumulation_steps):
 
 
 def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference():
-    assert audit(_miscounts, batch_size=16, accumulation_steps=(4,)).equivalent
-    report = audit(_miscounts, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted)
+    assert audited(_miscounts).equivalent
+    report = audited(_miscounts, reference=tokens_weighted)
     assert {f.accumulation_steps for f in report.findings} == {1, 4}
     assert not report.equivalent
-    assert audit(tokens_weighted, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted).equivalent
+    assert audited(tokens_weighted, reference=tokens_weighted).equivalent
 
 
 def test_what_could_not_be_seen_is_said():
-    hidden = " ".join(audit(not_divided, batch_size=16, accumulation_steps=(4,)).hidden)
+    hidden = " ".join(audited(not_divided).hidden)
     assert "every window is full" in hidden and "inputs of one size" in hidden and "constant" in hidden
     for loop in (tokens_weighted, habits.padded_vectors):
-        seen = " ".join(audit(loop, batch_size=16, accumulation_steps=(4,)).hidden)
+        seen = " ".join(audited(loop).hidden)
         assert "every window is full" not in seen and "inputs of one size" not in seen
 
 
@@ -267,8 +268,8 @@ def test_another_program_s_optimizer_is_no_part_of_it(train, causes):
     model = lookalikes._spectral() if train is lookalikes.spectral_norm else data.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [p.detach().clone() for p in model.parameters()]
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == causes, str(report)
+    report = audited(train)
+    assert causes_of(report) == causes, str(report)
     assert all(torch.equal(p, own) for p, own in zip(model.parameters(), before, strict=True)) and optimizer.state == {}
 
 
@@ -285,8 +286,8 @@ def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(
         loss = divided(mean_over_window, 1 if is_divided else 1 / accumulation_steps)
         train(batch_size, accumulation_steps, model, loss, kept[1])
 
-    report = audit(trained, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == (set() if is_divided else {"loss_not_divided"}), str(report)
+    report = audited(trained)
+    assert causes_of(report) == (set() if is_divided else {"loss_not_divided"}), str(report)
     assert all(torch.equal(p, start[name]) for name, p in other.named_parameters())
 
 
@@ -307,4 +308,4 @@ def test_rows_that_come_again_because_the_runs_were_ended_are_not_repeated(repea
                     optimizer.zero_grad()
 
     report = audit(train, batch_size=8, accumulation_steps=(2,), max_steps=4)
-    assert {finding.cause for finding in report.findings} == {cause}
+    assert causes_of(report) == {cause}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Intervention
 from accumulation_harness.audit.observe import sample
 from accumulation_harness.audit.observe.runs import Job, watch
 from scoreboard import data
+from tests.audit.asked import audited, causes_of
 from tests.audit.loops import right_loops, wrong_loops
 from tests.audit.loops.frame import train
 
@@ -64,13 +64,13 @@ def slow_but_a_few(loop):
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(("loop", "causes"), [slow_but_a_few(loop) for loop in LOOPS])
 def test_a_large_model_has_the_findings_of_a_small_one(loop, causes):
-    report = audit(loop, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == causes, str(report)
+    report = audited(loop)
+    assert causes_of(report) == causes, str(report)
     assert not report.problems and report.equivalent == (not causes)
 
 
 def test_the_report_says_that_a_sample_was_compared():
-    report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
+    report = audited(right_loops.sgd_mean_over_window)
     (said,) = [line for line in report.hidden if "elements" in line]
     assert said.startswith("2,0") and "of the 6,804 elements of SGD were compared one by one" in said
 
@@ -108,10 +108,10 @@ def spoils(batch_size, accumulation_steps):
 
 
 def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch):
-    report = audit(spoils, batch_size=16, accumulation_steps=(4,))
+    report = audited(spoils)
     assert not report.equivalent and [f.cause for f in report.findings] == ["unexplained"]
     monkeypatch.setattr("accumulation_harness.audit.observe.live.signed_sums", lambda own: np.ones(sample.signed_sums(own).size))
-    assert audit(spoils, batch_size=16, accumulation_steps=(4,)).equivalent  # nothing else sees it
+    assert audited(spoils).equivalent  # nothing else sees it
 
 
 def vectors_in(value):
@@ -139,6 +139,6 @@ def test_a_disk_without_room_is_told(monkeypatch):
         "accumulation_harness.audit.observe.sample.tempfile.TemporaryFile",
         lambda: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
     )
-    report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
+    report = audited(right_loops.sgd_mean_over_window)
     assert report.status == "inconclusive" and "cannot keep the weights of N=1 in" in report.problems[0]
     assert "No space left" in report.problems[0]
