@@ -35,10 +35,10 @@ class Patches:
         self._taken: list[Patched] = []
         self._handles: list[Any] = []
 
-    def replace(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[Namespace] = ()) -> None:
+    def replace(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[Namespace] = (), *, everywhere: bool = True) -> None:
         """Call `wrap(original, *args, **kwargs)` for each of these functions of modules and methods of classes.
 
-        Functions are replaced under the names, too, by which other modules and `namespaces` have imported them.
+        If `everywhere`, functions are replaced under the names, too, by which other modules and `namespaces` have imported them.
         """
         with _lock:
             new = []
@@ -48,7 +48,8 @@ class Patches:
                     new.append(_places[place])
                 _places[place].wraps += ((self, wrap),)
                 self._taken.append(_places[place])
-            spaces = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+            owners = list(sys.modules.values()) if everywhere else [owner for owner, _ in wraps]
+            spaces = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
             _exchange(new, [*spaces, *namespaces])
             if namespaces:  # where those that came before have not looked
                 _exchange((_places[place] for place in wraps), namespaces)
@@ -180,8 +181,9 @@ def _wrapper(patched: Patched) -> Callable[..., Any]:
 
 
 def _kept(argument: Any) -> Any:
-    """A generator (of parameters, to be clipped) is read once, for all that look at it."""
-    return list(argument) if hasattr(type(argument), "__next__") else argument
+    """A generator (of parameters, to be clipped) is read once, for all that look at it; files and loaders are none."""
+    kind = type(argument)
+    return list(argument) if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools") else argument
 
 
 def group_stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

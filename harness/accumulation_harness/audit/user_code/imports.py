@@ -9,35 +9,34 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]  # of a function, what takes its place
+from accumulation_harness.observe.patches import Patches, Place, Wrap
 
 
 @contextmanager
 def replaced(wraps: Mapping[str, Mapping[str, Wrap]]) -> Iterator[None]:
-    """`wraps`: module -> function, or Class.method, in it -> what is made of it. Those that a module lacks are left out."""
-    undo: list[tuple[Any, str, Any]] = []
+    """`wraps`: module -> function, or Class.method, in it -> what is called in its place; what a module lacks is left out."""
+    patches = Patches()
 
-    def replace(module: ModuleType) -> None:
-        for path, wrap in wraps[module.__name__].items():
-            *outer, name = path.split(".")
-            owner: Any = module
-            for part in outer:
-                owner = getattr(owner, part, None)
-            original = getattr(owner, name, None)
-            if callable(original):
-                undo.append((owner, name, original))
-                setattr(owner, name, wrap(original))
+    def replace(*modules: ModuleType) -> None:
+        places: dict[Place, Wrap] = {}
+        for module in modules:
+            for path, wrap in wraps[module.__name__].items():
+                *outer, name = path.split(".")
+                owner: Any = module
+                for part in outer:
+                    owner = getattr(owner, part, None)
+                if callable(getattr(owner, name, None)):
+                    places[owner, name] = wrap
+        patches.replace(places, everywhere=False)
 
-    for name in wraps.keys() & sys.modules.keys():
-        replace(sys.modules[name])
+    replace(*(sys.modules[name] for name in wraps.keys() & sys.modules.keys()))
     finder = _Watching(wraps.keys(), replace)
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for owner, name, original in reversed(undo):
-            setattr(owner, name, original)
+        patches.leave()
 
 
 class _Watching(importlib.abc.MetaPathFinder):

@@ -13,15 +13,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
 
-from accumulation_harness.audit.user_code.imports import Wrap, replaced
-from accumulation_harness.observe.patches import group_stays
+from accumulation_harness.audit.user_code.imports import replaced
+from accumulation_harness.observe.patches import Wrap, group_stays
 
 VALUES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # that a run may set by a call: how they are read and set
     (os.getcwd, os.chdir),
@@ -49,7 +49,7 @@ def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
         changes: dict[str, dict[str, Wrap]] = {
             "atexit": {"register": at_end},
             "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter.__init__": _one_worker},
-            "torch.distributed": {name: _group_stays for name in ("init_process_group", "destroy_process_group")},
+            "torch.distributed": {"init_process_group": _made_once, "destroy_process_group": group_stays},
         }
         with replaced(changes):
             yield
@@ -91,57 +91,44 @@ class _Nobody(io.StringIO):
 
 
 @contextmanager
-def _ends(is_own: Callable[[ModuleType], bool]) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _ends(is_own: Callable[[ModuleType], bool]) -> Iterator[Wrap]:
     """What takes the place of `atexit.register`: what one's own modules register is called at the end of the run."""
     todo: list[Callable[[], Any]] = []
 
-    def at_end(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            module = sys.modules.get(sys._getframe(1).f_globals.get("__name__", ""))
-            if module is not None and is_own(module):
-                todo.append(lambda: function(*args, **kwargs))
-            else:
-                original(function, *args, **kwargs)
-            return function
-
-        return register
+    def register(original: Wrap, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        module = sys.modules.get(sys._getframe(2).f_globals.get("__name__", ""))  # 1 is where functions are replaced
+        if module is not None and is_own(module):
+            todo.append(partial(function, *args, **kwargs))
+        else:
+            original(function, *args, **kwargs)
+        return function
 
     try:
-        yield at_end
+        yield register
     finally:
         for function in reversed(todo):
             with suppress(Exception):
                 function()
 
 
-def _one_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+def _one_worker(original: Wrap, self: Any, loader: Any) -> None:
     """Of several workers each draws for batches of its own: how a batch is cut would say what becomes of a sample.
 
     A forked one starts in no time, with the samples and seeds of one that imports everything anew.
     """
-
-    @wraps(original)
-    def start(self: Any, loader: Any) -> None:
-        before, workers = loader.multiprocessing_context, loader.num_workers
-        loader.num_workers = 1
-        if sys.platform == "linux" and not torch.cuda.is_initialized():
-            loader.multiprocessing_context = "fork"
-        try:
-            original(self, loader)
-        finally:
-            loader.num_workers = workers
-            loader.multiprocessing_context = before
-
-    return start
+    before, workers = loader.multiprocessing_context, loader.num_workers
+    loader.num_workers = 1
+    if sys.platform == "linux" and not torch.cuda.is_initialized():
+        loader.multiprocessing_context = "fork"
+    try:
+        original(self, loader)
+    finally:
+        loader.num_workers = workers
+        loader.multiprocessing_context = before
 
 
-def _group_stays(original: Callable[..., Any]) -> Callable[..., Any]:
+def _made_once(original: Wrap, *args: Any, **kwargs: Any) -> Any:
     """The group of all processes is made by the first run, and kept: libraries hold on to it."""
-
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        is_first = original.__name__ == "init_process_group" and not torch.distributed.is_initialized()
-        return original(*args, **kwargs) if is_first else group_stays(original, *args, **kwargs)
-
-    return call
+    if torch.distributed.is_initialized():
+        return group_stays(original, *args, **kwargs)
+    return original(*args, **kwargs)

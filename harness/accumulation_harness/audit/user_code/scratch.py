@@ -10,13 +10,13 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
 from accumulation_harness.audit.user_code.imports import replaced
+from accumulation_harness.observe.patches import Wrap
 
 LARGEST_COPY = 1 << 20  # bytes of a file; larger ones are linked
 MOST_COPIED = 1 << 26  # bytes in all
@@ -286,15 +286,10 @@ def _tell(deed: Deed, path: Any) -> None:
             _active.about_to(deed, os.fsdecode(path))
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that writes to a path, its second argument, by code of its own."""
-
-    @wraps(original)
-    def write(*args: Any, **kwargs: Any) -> Any:
-        _tell("replace", next(iter(args[1:]), kwargs.get("f", kwargs.get("filename"))))
-        return original(*args, **kwargs)
-
-    return write
+def _telling(original: Wrap, *args: Any, **kwargs: Any) -> Any:
+    """Of a function that writes to a path, its second argument, by code of its own."""
+    _tell("replace", next(iter(args[1:]), kwargs.get("f", kwargs.get("filename"))))
+    return original(*args, **kwargs)
 
 
 def told(names: Sequence[str]) -> str:

@@ -6,10 +6,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
-from accumulation_harness.audit.user_code.imports import Wrap, replaced
+from accumulation_harness.audit.user_code.imports import replaced
+from accumulation_harness.observe.patches import Wrap
 
 LOCAL = f"file:{tempfile.gettempdir()}/mlruns"  # of all runs, since MLflow keeps it open
 OFF = {  # variables of the environment that switch trackers off
@@ -57,23 +58,15 @@ def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _changed(
-    said: str, tell: Callable[[str], None], keywords: Mapping[str, Any], original: Callable[..., Any]
-) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tell(said.removesuffix(".__init__"))
-        return original(*(args if "uri" not in keywords else ()), **{**kwargs, **keywords})
-
-    return call
+    said: str, tell: Callable[[str], None], keywords: Mapping[str, Any], original: Wrap, *args: Any, **kwargs: Any
+) -> Any:
+    tell(said.removesuffix(".__init__"))
+    return original(*(args if "uri" not in keywords else ()), **{**kwargs, **keywords})
 
 
-def _left_out(original: Callable[..., Any]) -> Callable[..., Any]:
-    return wraps(original)(lambda *args, **kwargs: True)
+def _left_out(original: Wrap, *args: Any, **kwargs: Any) -> bool:
+    return True
 
 
-def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        raise PermissionError(f"{original.__name__} was called: an audit uploads nothing; switch it off, as by push_to_hub=False")
-
-    return call
+def _refused(original: Wrap, *args: Any, **kwargs: Any) -> NoReturn:
+    raise PermissionError(f"{original.__name__} was called: an audit uploads nothing; switch it off, as by push_to_hub=False")
