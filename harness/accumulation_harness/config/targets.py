@@ -114,12 +114,16 @@ def _file(field: str, target: str) -> Path:
         if not file.is_file():
             raise ConfigError(field, target, f"{EXPECTED}; there is no file {place}")
         return file
-    parts = place.split(".")
-    for root in [Path.cwd(), *map(Path, sys.path)]:
-        for file in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
-            if file.is_file():
-                return file.resolve()
+    if (source := module_file(place, ".py", "/__init__.py")) is not None:
+        return source.resolve()
     raise ConfigError(field, target, f"{EXPECTED}; there is no module {place} in this folder or in an installed package")
+
+
+def module_file(name: str, *ends: str) -> Path | None:
+    """The source of a dotted module, in this folder or an installed package: the first with one of these ends."""
+    roots = (Path.cwd(), *map(Path, sys.path))
+    files = (root / (name.replace(".", os.sep) + end) for root in roots for end in ends)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _from_file(file: Path) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
+import importlib
 import inspect
 import os
 import runpy
@@ -23,6 +23,7 @@ from accumulation_harness.audit.user_code.scratch import Scratch, told
 from accumulation_harness.audit.user_code.settings import Settings, edited, filled, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target, module_of
 from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
+from accumulation_harness.config.targets import import_file
 
 ANEW = (
     "hydra",
@@ -136,15 +137,10 @@ class UserCode:
         function: Callable[..., Any] = found
         return function
 
-    def _imported(self) -> ModuleType:
+    def _imported(self) -> Any:
         if self.target.is_file and "." not in self.dotted:
             sys.path.insert(0, str(self.file.parent))
-            spec = importlib.util.spec_from_file_location(f"audited_{self.file.stem}", self.file)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-            return module
+            return import_file(self.file, f"audited_{self.file.stem}")
         return importlib.import_module(self._module_name)
 
     def _signature(self, function: Callable[..., Any]) -> inspect.Signature:

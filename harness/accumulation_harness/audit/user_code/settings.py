@@ -72,8 +72,8 @@ class Settings:
 
 
 def _split(text: str, separator: str, form: str) -> tuple[str, str]:
-    first, found, second = text.partition(separator)
-    if not found or not first or not second:
+    first, _, second = text.partition(separator)
+    if not first or not second:
         raise ValueError(f"expected {form}, got {text}")
     return first, second
 

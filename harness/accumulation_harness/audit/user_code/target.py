@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from accumulation_harness.config.targets import module_file
 
 EXPECTED = "SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb"
 NOTEBOOK = ".ipynb"
@@ -48,11 +49,8 @@ class Target:
             if not path.is_file():
                 raise ValueError(f"expected a file, got {self.where}, which is not there")
             return path
-        parts = self.where.split(".")
-        for root in [Path.cwd(), *map(Path, sys.path)]:
-            for end in (".py", "/__main__.py", "/__init__.py"):
-                if (path := root.joinpath(*parts[:-1], parts[-1] + end)).is_file():
-                    return path.absolute()
+        if (source := module_file(self.where, ".py", "/__main__.py", "/__init__.py")) is not None:
+            return source.absolute()
         raise ValueError(f"expected {EXPECTED}; there is no module {self.where} in this folder or in an installed package")
 
 
