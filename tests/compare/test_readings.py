@@ -73,41 +73,6 @@ def test_a_coefficient_is_no_fault_where_it_was_seen_and_hides_none(runs, c):
     assert told(run(Constant(1 / N, divides=True)), N).causes == (Cause.loss_divided_twice,)
 
 
-@pytest.mark.parametrize("seen", [True, False])
-@pytest.mark.parametrize("by", [Fraction(2), Fraction(1, 2)])
-def test_half_a_loss_of_two_micro_batches_may_be_a_division_or_a_coefficient(by, seen):
-    constants = [Constant(float(1 / by)), Constant(0.5, divides=True)] if seen else None
-    found = told([weighed((3, 3), [1 / (6 * by)] * 2, constants) for _ in range(4)], 2)
-    assert not found.right and not found.causes and found.words
-
-
-def test_a_division_that_may_be_a_coefficient_is_told_and_a_short_window_tells_them_apart():
-    """0.25 times a mean, of 4 micro-batches."""
-    alike = [weighed((3,) * 4, [Fraction(1, 12)] * 4, [Constant(0.25)]) for _ in range(3)]
-    assert not told(alike, 4).right and not told(alike, 4).causes
-    short = weighed((3,) * 2, [Fraction(1, 12)] * 2, [Constant(0.25)])
-    assert told([*alike, short], 4).causes == (Cause.short_window_divided_by_n,)
-
-
-def test_labels_before_their_shift():
-    runs = ((7, 5, 9, 6), (8, 4, 6, 5), (9, 9, 4, 7))
-    found = told([weighed(t, [Fraction(1, sum(t) + sum(n // 2 for n in t))] * 4) for t in runs], N)
-    assert found.causes == (Cause.counter_wrong,) and "shift" in found.words
-
-
-def test_what_a_replay_found_right_is_the_weighting_that_is_wanted():
-    """Means of sequences' means, and the same with a window that is not divided."""
-    seen = [means((3, 5, 7, 4), Fraction(N)), means((6, 2, 3, 8), Fraction(N))]
-    assert told(seen, N, seen[:1]).right
-    assert not told([*seen, means((2, 9, 3, 4), Fraction(1))], N, seen[:1]).right
-
-
-def test_a_fault_of_some_windows_is_named():
-    right, wrong = [sums((3, 5, 7, 4), Fraction(19))], [means((3, 5, 7, 4), Fraction(1)), means((6, 2, 3, 8), Fraction(1))]
-    found = told([*right, *wrong], N)
-    assert set(found.causes) == {Cause.loss_not_divided, Cause.mean_of_means} and len(found.windows) == 2
-
-
 @pytest.mark.parametrize("shares", [(1, 0, 0, 1), (1, 2, 1, 1), (0.3, 1.2, 0.9, 1.7), (1, -1, 1, 1)])
 def test_weights_that_have_no_name_are_told(shares):
     found = told([weighed((5, 5, 5, 5), [Fraction(share) / 20 for share in shares]) for _ in range(3)], N)

@@ -2,9 +2,7 @@
 
 import copy
 import io
-import itertools
 import pickle
-import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -49,38 +47,6 @@ def put_back():
     before = names()
     yield
     assert names() == before
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_observers_leave_in_any_order(order):
-    before, calls = names(), list[str]()
-    there = {k: observer(calls, f"{k}") for k in range(3)}
-    wrapper = functional.cross_entropy
-    for k in order:
-        assert functional.cross_entropy is wrapper is not before[0]  # one for all
-        calls.clear()
-        loss()
-        assert calls == [f"{k}" for k in sorted(there, reverse=True)]
-        there.pop(k).restore()
-    assert names() == before
-
-
-def test_an_observer_of_its_own_thread_sees_no_other_until_the_run_goes_on_there():
-    mine, all_of_them = list[str](), list[str]()
-    own, any_thread = observer(mine, "own", own_thread=True), observer(all_of_them, "any")
-
-    def run(follows):
-        if follows:
-            own.follow()
-        loss()
-
-    for follows in (False, True):
-        thread = threading.Thread(target=run, args=(follows,))
-        thread.start()
-        thread.join()
-        assert (len(mine), len(all_of_them)) == ((0, 1), (1, 2))[follows]
-    own.restore()
-    any_thread.restore()
 
 
 class Held(nn.Module):

@@ -85,4 +85,26 @@ class Loop:
 
     @property
     def weights(self):
-        return [p.detach().clone() for p in self.model.parameters() if readable(p)]
+        """And buffers."""
+        return [t.detach().clone() for t in (*self.model.parameters(), *self.model.buffers()) if readable(t)]
+
+
+def is_same(one, other):
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def watched_and_alone(make, **options):
+    """The report of a run, which ends with the weights that it has if nobody watches, and has drawn as many numbers."""
+    ended = []
+    for watches in (True, False):
+        torch.manual_seed(3)
+        loop = make()
+        if watches:
+            report = loop.watched(**options)
+        else:
+            loop.run()
+        ended.append([*loop.weights, torch.rand(3)])
+    assert is_same(*ended), str(report)
+    return report

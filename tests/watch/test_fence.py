@@ -24,7 +24,7 @@ from accumulation_harness.observe import tensors
 from accumulation_harness.watch import Report, averages, replay, report, session, track, watch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, Key, failing, key, noting
-from tests.watch.loops import CLASSES, FEATURES, Loop, network
+from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network
 from tests.watch.test_session import mean
 
 FOLDER = Path(package.__file__).parent
@@ -100,12 +100,6 @@ class Run:
         grads = [torch.zeros(1) if p.grad is None else p.grad for p in self.model.parameters()]
         tensors = [*self.model.state_dict().values(), *self.average.state_dict().values(), *kept, *grads, torch.rand(2)]
         return [*(t.detach().clone() for t in tensors), self.scaler.get_scale(), random.random(), np.random.rand()]
-
-
-def is_same(one, other):
-    return len(one) == len(other) and all(
-        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -340,17 +334,6 @@ def test_two_watches_end_in_any_order(first):
     assert all(one.report().causes == ("mean_of_means",) for one in seen)
 
 
-def test_a_loss_function_that_a_module_keeps_is_not_looked_at_any_longer():
-    loop = Loop()
-    with watch(loop.model, loop.optimizer, tell=None) as seen:
-        kept = {functional.cross_entropy: 0}
-        loop.run()
-    (criterion,) = kept
-    for _ in range(3):
-        criterion(loop.model(torch.randn(4, FEATURES)), torch.arange(4)).backward()
-    assert seen.heads.taken() == ([], False, 0, False, [])
-
-
 def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
     path, said = tmp_path / "run.json", []
     loop = Loop(windows=[(2, 2)] * 24)
@@ -374,6 +357,7 @@ def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
         watch(loop.model, loop.optimizer, path="run.txt")
 
 
+@pytest.mark.slow
 def test_a_log_of_weights_and_biases_keeps_the_steps_of_the_loop(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -104,6 +104,7 @@ class Weighed:
     shares: tuple[float, ...]  # [K] what a loss term of each micro-batch weighs, of what it should
     terms: tuple[float, ...]  # [K]
     num: int  # micro-batches of the window; K of them have terms of this loss
+    loss: str = ""  # what it is called
     rows: tuple[int, ...] = ()  # [K]; empty where not known, as positions
     positions: tuple[int, ...] = ()
     width: int = 1  # loss terms of a vector of the last dimension
@@ -122,6 +123,20 @@ class Weighed:
     def is_right(self) -> bool:
         """Whether every term weighs what it should."""
         return alike(self.shares, self.tolerance) and (self.scaled or near(self.shares[0], 1.0, self.tolerance))
+
+    @property
+    def parts(self) -> list[float]:
+        """What each micro-batch weighs; 1 together where the window is right."""
+        return [share * n / self.all_terms for share, n in zip(self.shares, self.terms, strict=True)]
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """What a report shows of it."""
+        return {
+            "loss": self.loss,
+            "loss terms": [round(n, 3) for n in self.terms[:16]],
+            "weight of a term, of what it should be": [float(f"{share:.4g}") for share in self.shares[:16]],
+        }
 
     def readings(self, usual: int) -> frozenset[Reading]:
         """All that fit, in a run whose windows have `usual` micro-batches."""
@@ -328,7 +343,7 @@ def _resumed(causes: Causes, wrong: Sequence[Weighed]) -> Causes:
 
 
 def _words(reading: Reading, one: Weighed, usual: int) -> str:
-    share = f"the loss terms of a window weigh {sum(_parts(one)):.4g}, with {one.num} micro-batches"
+    share = f"the loss terms of a window weigh {sum(one.parts):.4g}, with {one.num} micro-batches"
     of_times = {
         Cause.loss_not_divided: share if reading.form is Form.terms else f"the means of {one.num} micro-batches are added",
         Cause.loss_divided_twice: share,
@@ -357,11 +372,6 @@ def _short(reading: Reading) -> str:
     if not reading.causes:
         return f"a coefficient of {reading.coefficient:.4g}"
     return " and ".join(cause.replace("_", " ") for cause in reading.causes)
-
-
-def _parts(one: Weighed) -> list[float]:
-    """What each micro-batch weighs; 1 together where the window is right."""
-    return [share * n / one.all_terms for share, n in zip(one.shares, one.terms, strict=True)]
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
@@ -45,19 +46,23 @@ def misplaced(window: Window) -> Iterator[Finding]:
         yield _finding(Cause.optimizer_state_per_micro_batch, window, "the optimizer's state changes between two backwards")
 
 
-def doubtful(window: Window) -> Iterator[Remark]:
-    """What a window with all its weights and sums right may have, and no right one should."""
-    if any(Call.epoch in m.calls for m in window.micro_batches[1:]):
-        yield Remark.over_the_end
-    if window.as_often:
-        yield Remark.as_often
-    parts = [m.contribution for m in window.micro_batches if m.contribution is not None and m.contribution.any()]
-    if len({part.any(axis=1).tobytes() for part in parts}) > 1:
-        yield Remark.unreached
-    for k, part in enumerate(parts[1:], start=1):
-        if any(np.linalg.norm(part - other) <= STILL * np.linalg.norm(part) for other in parts[:k]):
-            yield Remark.same_gradient
-            return
+def doubtful(window: Window) -> list[Remark]:
+    """What a window with all its weights and sums right may have, and no right one should; and what is to be said of it."""
+    micro_batches = window.micro_batches
+    parts = [m.contribution for m in micro_batches if m.contribution is not None and m.contribution.any()]
+    found = {
+        Remark.fed: len({m.fed for m in micro_batches}) > 1,
+        Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),
+        Remark.as_often: window.as_often,
+        Remark.unreached: len({part.any(axis=1).tobytes() for part in parts}) > 1,
+        Remark.same_gradient: any(
+            np.linalg.norm(one - other) <= STILL * np.linalg.norm(one) for other, one in combinations(parts, 2)
+        ),
+        Remark.half: window.half and all(m.scale == 1 for m in micro_batches),
+        Remark.hooked: window.hooked,
+        Remark.buffers_moved: window.buffers_moved and len(micro_batches) > 1,
+    }
+    return [remark for remark, holds in found.items() if holds]
 
 
 def same_labels(window: Window) -> bool | None:

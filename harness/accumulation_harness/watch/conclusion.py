@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
@@ -94,20 +95,14 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
             continue
-        if cause is Cause.gradients_not_cleared and every and 0 < judge.still < judge.windows:
-            yield Finding(
-                cause=Cause.optimizer_state_per_micro_batch, window=finding.window, rung=Rung.ledger, count=finding.count,
-                message="the optimizer is called after every micro-batch, and moves the weights in some calls only",
-                evidence=finding.evidence,
-            )  # fmt: skip
-        elif cause is Cause.gradients_not_cleared and every:
-            yield Finding(
-                cause=Cause.step_every_micro_batch, window=finding.window, rung=finding.rung, count=finding.count,
-                message="the optimizer steps after every micro-batch, and gradients are cleared after several steps",
-                evidence=finding.evidence,
-            )  # fmt: skip
-        else:
+        if cause is not Cause.gradients_not_cleared or not every:
             yield finding
+        elif 0 < judge.still < judge.windows:
+            message = "the optimizer is called after every micro-batch, and moves the weights in some calls only"
+            yield replace(finding, cause=Cause.optimizer_state_per_micro_batch, rung=Rung.ledger, message=message)
+        else:
+            message = "the optimizer steps after every micro-batch, and gradients are cleared after several steps"
+            yield replace(finding, cause=Cause.step_every_micro_batch, message=message)
     configured = judge.configured or 1
     if configured > max(1, judge.forwards) and set(judge.sizes) == {1} and judge.windows > 2 and not found:
         message = f"every window has one micro-batch, and {configured} are configured"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,11 @@ def summed(window: Window, last: Window | None) -> Sum:
         return found
     if window.moved:
         found.remark = Remark.moved_inside
-        return found
-    return _why(window, last, known, gate, size, found)
+    elif (why := _why(window, last, known, gate, size, found)) is not None:
+        found.findings.append(why)
+    else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
+        found.remark = Remark.changed
+    return found
 
 
 def _narrow_gate(num: int) -> float:
@@ -70,67 +74,57 @@ def _narrow_gate(num: int) -> float:
     return max(NARROW_GATE, 1.5 * 2.0**-8 * float(np.sqrt(num)))
 
 
-def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, size: float, found: Sum) -> Sum:
+def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, size: float, found: Sum) -> Finding | None:
     """Something is lost, added or scaled: named only where it reproduces the gradient at the step."""
     first, total = window.micro_batches[0], np.sum(parts, axis=0)
     if first.before is not None and np.linalg.norm(first.before) > gate * size:
-        _, off = proportion(window.gradient, total + first.before)
-        if off <= 10 * gate:
-            found.findings.append(_carried(window, last, first.before, size) or _foreign(window, first.before, size))
-            return found
-    if first.before is None and not first.empty and (left := _carried(window, last, window.gradient - total, size)) is not None:
-        found.findings.append(left)
-        return found
+        if proportion(window.gradient, total + first.before)[1] <= 10 * gate:
+            return _carried(window, last, first.before, size) or _foreign(window, first.before, size)
+    elif first.before is None and not first.empty:
+        left = _carried(window, last, window.gradient - total, size)
+        if left is not None:
+            return left
     scales = [m.scale for m in window.micro_batches]
     if max(scales) > min(scales):
         message = f"the loss scale is {scales[0]:g} in the first micro-batch and {scales[-1]:g} in the last"
-        found.findings.append(_finding(Cause.scaler_updated_in_window, window, message, found.error))
-        return found
-    seen = [m.before is not None or m.empty for m in window.micro_batches[1:]]
+        return _finding(Cause.scaler_updated_in_window, window, message, found.error)
     ends = window.micro_batches[-1].after
-    if not all(seen) or ends is None:
+    if ends is None or any(m.before is None and not m.empty for m in window.micro_batches[1:]):
         named = _by_weights(window, parts, gate, found)
-        found.findings.extend(named)
-        found.suspicious, found.remark = not named, None if named else Remark.changed
-        return found
+        found.suspicious = named is None
+        return named
+    cause, message = _between(window, parts, gate)
     _, off = proportion(window.gradient, ends)
-    between = _between(window, gate)
-    rounded = between is not None and between[0] is Cause.low_precision_accumulator and off <= NARROW_GATE  # after the last, too
-    decays = between is not None and between[0] is Cause.weight_decay_per_micro_batch and _is_of_weights(window, parts)
-    if between is not None and between[0] is not Cause.unexplained and (off <= 10 * gate or rounded or decays):
-        found.findings.append(_finding(between[0], window, between[1], found.error))
-        return found
-    named = _by_weights(window, parts, gate, found)
-    found.findings.extend(named)
-    if not named:
-        # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
-        found.remark = Remark.changed
-    return found
+    after_all = {  # also after the last backward
+        Cause.low_precision_accumulator: off <= NARROW_GATE,
+        Cause.weight_decay_per_micro_batch: _is_of_weights(window, window.gradient - total),
+    }
+    if cause is not None and (off <= 10 * gate or after_all.get(cause, False)):
+        return _finding(cause, window, message, found.error)
+    return _by_weights(window, parts, gate, found)
 
 
-def _between(window: Window, gate: float) -> tuple[Cause, str] | None:
-    """What first happened to `.grad` between two backwards, or inside one."""
-    micro_batches = window.micro_batches
-    for k, m in enumerate(micro_batches):
-        if k:
-            named = _change(window, micro_batches[k - 1], m, k, gate)
-            if named is not None:
-                return named
-        before = np.zeros_like(window.gradient) if m.before is None else m.before
-        if m.after is None or m.contribution is None:
-            continue
-        size = max(float(np.linalg.norm(before)), float(np.linalg.norm(m.contribution)))
-        if np.linalg.norm(m.after - before - m.contribution) > gate * size:
-            what = "loses what was there" if np.linalg.norm(m.after - m.contribution) <= gate * size else "does not add up"
+def _between(window: Window, parts: list[Sketch], gate: float) -> tuple[Cause | None, str]:
+    """What first happened to `.grad` between two backwards, or inside one; no cause where it is not known, or nothing did."""
+    last: Sketch | None = None
+    for k, (m, part) in enumerate(zip(window.micro_batches, parts, strict=True)):
+        before, after = _there(m.before), _there(m.after)
+        if last is not None and (changed := _change(window, last, before * m.scale, m, k, gate)) is not None:
+            return changed
+        size = max(float(np.linalg.norm(before)), float(np.linalg.norm(part)))
+        if np.linalg.norm(after - before - part) > gate * size:
+            what = "loses what was there" if np.linalg.norm(after - part) <= gate * size else "does not add up"
             return Cause.accumulator_overwritten, f"`.grad` {what} in the backward of micro-batch {k + 1}"
-    return None
+        last = after * m.scale
+    return None, ""
 
 
-def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: float) -> tuple[Cause, str] | None:
-    """What happened to `.grad` between two backwards of a window."""
-    if last.after is None:
-        return None
-    a, b = last.after * last.scale, (np.zeros_like(last.after) if this.before is None else this.before * this.scale)
+def _there(gradient: Sketch | None) -> Sketch:
+    return np.zeros((1, 1)) if gradient is None else gradient
+
+
+def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate: float) -> tuple[Cause | None, str] | None:
+    """What happened to `.grad`, from `a` to `b`, between two backwards of a window; None: nothing."""
     size = float(np.linalg.norm(a))
     if not size or np.linalg.norm(b - a) <= gate * size / 10:
         return None
@@ -143,13 +137,12 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
     if off <= 10 * gate:
         if Call.unscale in this.calls:
             return Cause.scaler_updated_in_window, f"gradients are unscaled {where}"
-        factors = [proportion(y.before * y.scale, x.after * x.scale)[0]
-                   for x, y in zip(window.micro_batches, window.micro_batches[1:], strict=False)
-                   if x.after is not None and y.before is not None]  # fmt: skip
+        factors = [proportion(_there(y.before) * y.scale, _there(x.after) * x.scale)[0]
+                   for x, y in pairwise(window.micro_batches) if y.before is not None]  # fmt: skip
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
-    if window.parameters is not None and proportion(b - a, window.parameters)[1] <= 1e-2:
+    if _is_of_weights(window, b - a):
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
     kept = [bool(np.linalg.norm(y - x) <= gate * size) for x, y in zip(a, b, strict=True)]
@@ -157,42 +150,39 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
         return Cause.gradients_cleared_in_window, f"the gradients of {sum(lost)} of {len(lost)} tensors are zero {where}"
     if window.rounded:
         return Cause.low_precision_accumulator, f"the sum so far is rounded to {window.rounded} {where}"
-    return Cause.unexplained, f"`.grad` changes {where}"
+    return None, ""
 
 
-def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
-    """Whether all that the gradient has beside its parts is a multiple of the weights."""
-    return window.parameters is not None and proportion(window.gradient - np.sum(parts, axis=0), window.parameters)[1] <= 1e-2
+def _is_of_weights(window: Window, added: Sketch) -> bool:
+    """Whether what was added to the gradient is a multiple of the weights."""
+    return window.parameters is not None and proportion(added, window.parameters)[1] <= 1e-2
 
 
-def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> list[Finding]:
+def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> Finding | None:
     """The weight of each part in the gradient at the step, by least squares, and what such weights mean."""
     seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
     made = weighted_sum(window.gradient[seen], [part[seen] for part in parts])
     if len(parts) < 2 or not made.told_apart or made.residual > gate:
-        return []
-    found.weights = made.weights
-    weights = np.array(made.weights)
+        return None
+    found.weights, weights = made.weights, np.array(made.weights)
     shares = weights / np.abs(weights).max()
-    zero = np.abs(shares) < 1e-2
-    text = f"micro-batches count {_listed(shares)} of the most"
+    kept, cause = np.flatnonzero(np.abs(shares) >= 1e-2), None
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
-        return [_finding(Cause.clip_per_micro_batch, window, text, found.error)]
-    num, kept = len(parts), np.flatnonzero(~zero)
-    if np.ptp(shares[kept]) > 1e-2:
-        ratios = shares[1:] / shares[:-1] if not zero.any() else np.array([])
+        cause = Cause.clip_per_micro_batch
+    elif np.ptp(shares[kept]) > 1e-2:
+        ratios = shares[1:] / shares[:-1] if len(kept) == len(parts) else np.array([])
         if len(ratios) > 1 and np.ptp(ratios) <= 1e-2 * np.abs(ratios).max():
-            return [_finding(Cause.sum_rescaled_in_window, window, text, found.error)]
-        found.counted = _counted(window, weights, parts, found.error)
-        return []
-    if len(kept) < num and kept[-1] == num - 1 and kept[0] == num - len(kept):
+            cause = Cause.sum_rescaled_in_window
+    elif kept[-1] - kept[0] == len(kept) - 1 < len(parts) - 1:
         there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
-        cause = Cause.accumulator_overwritten if there else Cause.gradients_cleared_in_window
-        return [_finding(cause, window, text, found.error)]
-    if len(kept) < num and kept[0] == 0 and kept[-1] == len(kept) - 1:
-        return [_finding(Cause.accumulator_overwritten, window, text, found.error)]
+        if kept[-1] == len(parts) - 1 and not there:
+            cause = Cause.gradients_cleared_in_window
+        elif kept[-1] == len(parts) - 1 or kept[0] == 0:
+            cause = Cause.accumulator_overwritten
+    if cause is not None:
+        return _finding(cause, window, f"micro-batches count {_listed(shares)} of the most", found.error)
     found.counted = _counted(window, weights, parts, found.error)
-    return []
+    return None
 
 
 def _counted(window: Window, weights: Any, parts: list[Sketch], error: float) -> Finding | None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.compare.linear import proportion
-from accumulation_harness.compare.readings import near
+from accumulation_harness.compare.readings import Weighed, near, told
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
 from accumulation_harness.watch.gradients import ALIKE, Sum, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.slopes import Loss
-from accumulation_harness.watch.weights import Key, Weights, judged, weights_of
+from accumulation_harness.watch.weights import Key, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 MOST_WEIGHED = 64  # windows whose weights are kept, of each loss: the first and the last ones
@@ -40,7 +40,7 @@ class Judge:
         self.findings: dict[Cause, Finding] = {}
         self.remarks: Counter[Remark] = Counter()  # and of how many windows
         self.summed = self.covered = 0  # windows of several micro-batches whose sum was right; whose losses were all weighed
-        self.weights: dict[tuple[int, Key], list[Weights]] = {}  # of every loss of every optimizer
+        self.weights: dict[tuple[int, Key], list[Weighed]] = {}  # of every loss of every optimizer
         self._marks: dict[tuple[int, int], tuple[int, list[set[Any]]]] = {}  # optimizer, micro-batches -> windows, by place
         self.replays: list[Replayed] = []
         self.still = 0  # windows whose step moved no weights
@@ -80,7 +80,7 @@ class Judge:
             last = None
         total = summed(window, last)
         weights, why = weights_of(window, total)
-        if total.weights and not total.findings and weights and all(one.weighed.is_right for one in weights):
+        if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
             # What a micro-batch's loss weighs too much, the sum makes up for.
             total = Sum(error=total.error, weights=total.weights, right=True)
         if total.counted is not None and weights and why is None and not total.right:
@@ -93,18 +93,10 @@ class Judge:
             self._add(finding)
         if is_moved(window) and not calls and not total.findings and not (total.remark is not None and total.remark.is_doubt):
             self.remarks[Remark.moved] += 1
-        if len({m.fed for m in window.micro_batches}) > 1:
-            self.remarks[Remark.fed] += 1
         self.remarks.update(doubtful(window))
-        if window.half and all(m.scale == 1 for m in window.micro_batches):
-            self.remarks[Remark.half] += 1
         if (same := same_labels(window)) is not None:
             self.labels[same] += 1
         self.still += window.still
-        if window.hooked:
-            self.remarks[Remark.hooked] += 1
-        if window.buffers_moved and len(window.micro_batches) > 1:
-            self.remarks[Remark.buffers_moved] += 1
         if total.remark is not None:
             self.remarks[total.remark] += 1
         self.summed += len(window.micro_batches) > 1 and total.right
@@ -135,7 +127,7 @@ class Judge:
                 return True
         return False
 
-    def _weigh(self, window: Window, weights: list[Weights], why: Remark | None) -> None:
+    def _weigh(self, window: Window, weights: Mapping[Key, Weighed], why: Remark | None) -> None:
         several = len(window.micro_batches) > 1
         if not weights:
             if why is not None:
@@ -143,7 +135,7 @@ class Judge:
             return
         after = _after_clip(window)
         if after is not None and abs(after - 1) > ALIKE:
-            if all(near(share * after, 1, one.weighed.tolerance) for one in weights for share in one.weighed.shares):
+            if all(near(share * after, 1, one.tolerance) for one in weights.values() for share in one.shares):
                 message = f"gradients are clipped before they are multiplied by {after:.4g}"
                 self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung=Rung.sketch, message=message))
             else:
@@ -151,8 +143,8 @@ class Judge:
             return
         if self._left_out(window):
             return
-        for one in weights:
-            kept = self.weights.setdefault((window.track, one.key), [])
+        for key, one in weights.items():
+            kept = self.weights.setdefault((window.track, key), [])
             kept.append(one)
             if len(kept) > MOST_WEIGHED:
                 del kept[MOST_WEIGHED // 2]
@@ -160,11 +152,11 @@ class Judge:
             self.covered += why is None
             if why is not None:
                 self.remarks[why] += 1
-        first = weights[0]
-        parts = [c * n for c, n in zip(first.each, first.weighed.terms, strict=True)]
-        self._metrics["accumulation/weight_spread"] = max(first.each) / min(first.each) if min(first.each) > 0 else math.nan
-        self._metrics["accumulation/weight_sum"] = sum(parts)
-        self._metrics["accumulation/loss_terms"] = first.weighed.total
+        first = next(iter(weights.values()))
+        least = min(first.shares)
+        self._metrics["accumulation/weight_spread"] = max(first.shares) / least if least > 0 else math.nan
+        self._metrics["accumulation/weight_sum"] = sum(first.parts)
+        self._metrics["accumulation/loss_terms"] = first.total
 
     def _left_out(self, window: Window) -> bool:
         """Whether a micro-batch was computed and not differentiated."""
@@ -185,13 +177,17 @@ class Judge:
         right = {replayed.window for replayed in self.replays if replayed.right}
         rights, findings, reasons = [], [], []
         for (track, _), seen in self.weights.items():
-            known = [one for one in seen if one.weighed.window in right and track == 0]
-            is_right, found, why = judged(seen, self.usual, known)
-            rights.append(is_right)
-            if found and not self.exchangeable(track):
-                found, why = [], PARTS
-            findings += found
-            reasons += [why] if why and not found else []
+            known = [one for one in seen if one.window in right and track == 0]
+            said = told(seen, self.usual, known)
+            rights.append(said.right)
+            if said.causes and not self.exchangeable(track):
+                reasons.append(PARTS)
+            elif said.causes:
+                first, count = said.windows[0], len(said.windows)
+                shown: dict[str, Any] = {"window": first.window, "evidence": first.evidence, "count": count}
+                findings += [Finding(cause=one, message=said.words, rung=Rung.ledger, **shown) for one in said.causes]
+            elif said.words:
+                reasons.append(said.words)
         return bool(rights) and all(rights), findings, reasons
 
     def exchangeable(self, track: int) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from accumulation_harness.compare.readings import Weighed, alike, near, told
-from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
+from accumulation_harness.compare.readings import Weighed, alike, near
+from accumulation_harness.watch.evidence import MicroBatch, Remark, Window
 from accumulation_harness.watch.gradients import Sum
 from accumulation_harness.watch.slopes import Loss, Slope
 
@@ -16,32 +15,14 @@ BY_VECTOR = (Loss.cross_entropy, Loss.margin)  # with one term for all entries o
 Key = tuple[Loss, int, int]  # a loss of the run: its kind, its classes, its place among those alike
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """The weights of one loss in one window."""
-
-    key: Key
-    weighed: Weighed
-    each: tuple[float, ...]  # weight of one term of each micro-batch in the gradient at the step
-
-    @property
-    def evidence(self) -> dict[str, object]:
-        """What a report shows of them."""
-        return {
-            "loss": self.key[0],
-            "loss terms": [round(n, 3) for n in self.weighed.terms[:16]],
-            "weight of a term, of what it should be": [float(f"{share:.4g}") for share in self.weighed.shares[:16]],
-        }
-
-
-def weights_of(window: Window, summed: Sum) -> tuple[list[Weights], Remark | None]:
+def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark | None]:
     """The weights of every loss; and why they are not known, or do not cover all that was differentiated."""
     looked = [m.slopes for m in window.micro_batches]
     if any(slopes is None for slopes in looked) or (not window.alone and window.ranks is None):
-        return [], None  # what the other ranks hold is looked at in a sample of windows
+        return {}, None  # what the other ranks hold is looked at in a sample of windows
     slopes = [slope for each in looked for slope in each or () if slope.terms]
     if not slopes:
-        return [], Remark.logits_unseen
+        return {}, Remark.logits_unseen
     by_key: dict[Key, list[tuple[MicroBatch, Slope]]] = {}
     for m in window.micro_batches:
         for key, slope in _losses(m.slopes or ()):
@@ -49,8 +30,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[list[Weights], Remark | Non
     why = _incomplete(window, slopes)
     unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
     apart = bool(summed.findings) or window.hooked or why is Remark.another_term or (unseen and len(by_key) > 1)
-    found = [_weights(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()]
-    return found, why
+    return {key: _weighed(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()}, why
 
 
 def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
@@ -67,7 +47,7 @@ def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
     yield from found.items()
 
 
-def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window, summed: Sum, *, apart: bool) -> Weights:
+def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window, summed: Sum, *, apart: bool) -> Weighed:
     """`apart`: the total of the terms cannot be judged."""
     slopes, ranks = [slope for _, slope in pairs], window.ranks
     total, world = sum(slope.terms for slope in slopes), 1
@@ -76,28 +56,24 @@ def _weights(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     factors = {id(m): summed.factor if ranks is None or not ranks.sharded else 1 / world for m, _ in pairs}
     if summed.weights and not summed.findings:
         factors = {id(m): weight for m, weight in zip(window.micro_batches, summed.weights, strict=True)}
-    each = tuple(slope.weight * slope.bent * factors[id(m)] / m.scale for m, slope in pairs)
-    return Weights(
-        key=key,
-        each=each,
-        weighed=Weighed(
-            window=window.index,
-            shares=tuple(c * total for c in each),
-            terms=tuple(slope.terms for slope in slopes),
-            num=len(window.micro_batches),
-            rows=tuple(slope.rows for slope in slopes),
-            positions=tuple(slope.positions for slope in slopes),
-            width=1 if key[0] in BY_VECTOR else key[1],
-            calls=max(slope.calls for slope in slopes),
-            constants=slopes[0].constants,
-            total=total,
-            world=world,
-            multiplied=not near(summed.factor, 1, TOLERANCE),
-            norm=window.norm,
-            scaled=apart,
-            resumed=window.resumed,
-            tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
-        ),
+    return Weighed(
+        loss=key[0],
+        window=window.index,
+        shares=tuple(slope.weight * slope.bent * factors[id(m)] / m.scale * total for m, slope in pairs),
+        terms=tuple(slope.terms for slope in slopes),
+        num=len(window.micro_batches),
+        rows=tuple(slope.rows for slope in slopes),
+        positions=tuple(slope.positions for slope in slopes),
+        width=1 if key[0] in BY_VECTOR else key[1],
+        calls=max(slope.calls for slope in slopes),
+        constants=slopes[0].constants,
+        total=total,
+        world=world,
+        multiplied=not near(summed.factor, 1, TOLERANCE),
+        norm=window.norm,
+        scaled=apart,
+        resumed=window.resumed,
+        tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
     )
 
 
@@ -116,18 +92,3 @@ def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
         if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
     return None
-
-
-def judged(seen: Sequence[Weights], usual: int, right: Sequence[Weights] = ()) -> tuple[bool, list[Finding], str]:
-    """What all windows say of one loss: whether it is right; else what is wrong, or why nothing is known.
-
-    `right`: the windows of them whose replay was right.
-    """
-    found = told([one.weighed for one in seen], usual, [one.weighed for one in right])
-    shown = next((one for one in seen if found.causes and one.weighed is found.windows[0]), None)
-    findings = [
-        Finding(cause=cause, message=found.words, window=shown.weighed.window, rung=Rung.ledger, evidence=shown.evidence,
-                count=len(found.windows))
-        for cause in found.causes if shown is not None
-    ]  # fmt: skip
-    return found.right, findings, found.words
