@@ -97,7 +97,16 @@ def test_means_that_are_added_are_named_in_every_window():
     assert {f.cause: f.steps for f in report.findings} == dict.fromkeys(["mean_of_means", "loss_not_divided"], tuple(range(6)))
 
 
-@pytest.mark.parametrize(("train", "words"), empty.EMPTY.items(), ids=map(name, empty.EMPTY))
+def slow_but_the_first(cases):
+    """Of those that come to the same."""
+    said = [*cases.values()]
+    return [
+        pytest.param(*case, id=name(case[0]), marks=[pytest.mark.slow] * (case[1] in said[:k]))
+        for k, case in enumerate(cases.items())
+    ]
+
+
+@pytest.mark.parametrize(("train", "words"), slow_but_the_first(empty.EMPTY))
 def test_nothing_compared_is_never_equivalent(train, words):
     empty.CALLS.clear()
     report = audited(train)
@@ -105,10 +114,9 @@ def test_nothing_compared_is_never_equivalent(train, words):
     assert any(words in problem for problem in report.problems), report.problems
 
 
-@pytest.mark.parametrize("train", lost_gradients.AT_EVERY_N, ids=name)
-def test_gradients_cleared_at_every_n_show_beside_a_reference(train):
+@pytest.mark.parametrize(("train", "causes"), slow_but_the_first(lost_gradients.AT_EVERY_N))
+def test_gradients_cleared_at_every_n_show_beside_a_reference(train, causes):
     report = audited(train, reference=lost_gradients.cleared_after_the_step)
-    causes = lost_gradients.AT_EVERY_N[train]
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, cause) for n in (1, 4) for cause in causes}
 
 

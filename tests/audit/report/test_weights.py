@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accumulation_harness.audit import audit
-from accumulation_harness.audit.report.weights import COLUMNS, MOST, Weights
+from accumulation_harness.audit.report.weights import COLUMNS, MOST, bars
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -26,7 +26,7 @@ def counting(counts):
 
 
 @pytest.mark.parametrize(
-    ("counts", "bars"),
+    ("counts", "wanted"),
     [
         ((1, 0.5, 1, 1), ["█" * 32 + "┊", "█" * 16 + " " * 16 + "┊", "█" * 32 + "┊", "█" * 32 + "┊"]),
         ((4, 4, 4, 4), ["█" * 8 + "┊" + "█" * 24] * 4),
@@ -34,13 +34,13 @@ def counting(counts):
         ((1, 1, 1, 1), []),
     ],
 )
-def test_each_micro_batch_has_its_bar(counts, bars):
+def test_each_micro_batch_has_its_bar(counts, wanted):
     said = str(audit(counting(counts), batch_size=20, accumulation_steps=(4,))).splitlines()
     drawn = [line for line in said if "┊" in line]
-    assert [line[5:].rpartition(" ")[0].rstrip() for line in drawn] == bars
-    assert [float(line.split()[-1]) for line in drawn] == [float(count) for count in counts] * bool(bars)
+    assert [line[5:].rpartition(" ")[0].rstrip() for line in drawn] == wanted
+    assert [float(line.split()[-1]) for line in drawn] == [float(count) for count in counts] * bool(wanted)
 
 
 def test_no_more_are_drawn_than_can_be_read():
-    bars = list(Weights(40, 3, (1.0,) * 20 + (0.0,) * 20).bars)
-    assert len(bars) == MOST + 1 and bars[-1].split() == ["and", "24", "more"] and bars[0].count("█") == COLUMNS
+    drawn = list(bars((1.0,) * 20 + (0.0,) * 20))
+    assert len(drawn) == MOST + 1 and drawn[-1].split() == ["and", "24", "more"] and drawn[0].count("█") == COLUMNS

@@ -106,9 +106,9 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
 
 
 def _weights(conclusion: Conclusion) -> Iterator[str]:
-    for weights in weights_of(conclusion):
-        yield f"## {weights.title}"
-        yield block("\n".join(weights.bars))
+    for title, bars in weights_of(conclusion).items():
+        yield f"## {title}"
+        yield block("\n".join(bars))
 
 
 def _causes(conclusion: Conclusion) -> Iterator[str]:

@@ -30,9 +30,8 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    {finding.message}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
-    for weights in weights_of(conclusion):
-        yield weights.title
-        yield from weights.bars
+    for title, bars in weights_of(conclusion).items():
+        yield from (title, *bars)
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
     for title, lines in (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.report.conclusion import Conclusion
@@ -16,44 +15,30 @@ COLUMNS = 32  # of the longest bar
 MOST = 16  # micro-batches that are drawn
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Of the first optimizer step that differs, where what the backwards gave makes up both gradients."""
-
-    accumulation_steps: int
-    step: int
-    counts: tuple[float, ...]  # the weight that each micro-batch had, in units of the right one; 1 is right
-
-    @property
-    def title(self) -> str:
-        """What is shown."""
-        return f"N={self.accumulation_steps}, optimizer step {self.step}: how often each micro-batch counts (1 is right)"
-
-    @property
-    def bars(self) -> Iterator[str]:
-        """One line each; `┊` stands at what is right, and a weight that is subtracted is hatched."""
-        unit = COLUMNS / max(1.0, *map(abs, self.counts))
-        for place, count in enumerate(self.counts[:MOST], 1):
-            bar = ("█" if count > 0 else "▒") * round(abs(count) * unit)
-            line = bar.ljust(round(unit)) + "┊" if len(bar) <= round(unit) else f"{bar[: round(unit)]}┊{bar[round(unit) :]}"
-            yield f"{place:>4} {line} {short(round(count, 3) + 0.0)}"
-        if len(self.counts) > MOST:
-            yield f"     and {len(self.counts) - MOST} more"
+def bars(counts: Sequence[float]) -> Iterator[str]:
+    """One line for each weight, in units of the right one; `┊` stands at 1, and a weight that is subtracted is hatched."""
+    unit = COLUMNS / max(1.0, *map(abs, counts))
+    for place, count in enumerate(counts[:MOST], 1):
+        bar = ("█" if count > 0 else "▒") * round(abs(count) * unit)
+        line = bar.ljust(round(unit)) + "┊" if len(bar) <= round(unit) else f"{bar[: round(unit)]}┊{bar[round(unit) :]}"
+        yield f"{place:>4} {line} {short(round(count, 3) + 0.0)}"
+    if len(counts) > MOST:
+        yield f"     and {len(counts) - MOST} more"
 
 
-def weights_of(conclusion: Conclusion) -> list[Weights]:
-    """One per arm and optimizer whose weights are known and wrong."""
-    found: dict[str, Weights] = {}
+def weights_of(conclusion: Conclusion) -> dict[str, list[str]]:
+    """Title -> bars: of each arm and optimizer whose weights are known and wrong, at the first optimizer step that differs."""
+    found: dict[str, list[str]] = {}
     for line in conclusion.lines:
         step = line.first
         if step is None or step.agrees or not line.arm.findings or not (_known(step, step.taken) and _known(step, step.parts)):
             continue
         right = step.parts.weights
-        counts = tuple(own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, right, strict=True))
+        counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, right, strict=True)]
         if max(map(abs, counts)) < math.inf and any(abs(count - 1) > UNEQUAL for count in counts):
-            known = Weights(line.arm.accumulation_steps, step.step, counts)
-            found.setdefault(known.title, known)
-    return list(found.values())
+            title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts (1 is right)"
+            found.setdefault(title, list(bars(counts)))
+    return found
 
 
 def _known(step: StepFacts, parts: WeightedSum) -> bool:
