@@ -58,7 +58,7 @@ _busy = threading.local()
 class Scratch:
     """Images of folders: small files are copied, others are linked, and become copies before they are written to.
 
-    They are made once; later runs find them put back. In small sources, paths of the folders become those of their images.
+    Later runs find them as the first one did. In small sources, paths of the folders become those of their images.
     Files outside that were there before are not changed: what would do so raises PermissionError. New ones are removed.
     Python's own calls are seen, and `torch.save`; what writes by code of its own into a large file that was there is not.
     """
@@ -72,8 +72,7 @@ class Scratch:
         self.passing = os.path.realpath(tempfile.gettempdir()) + os.sep
         self.outside: dict[str, None] = {}  # new files that were written elsewhere, and are gone
         self._new: dict[str, None] = {}  # those of the run
-        self._made: dict[str, tuple[str, str]] = {}  # path -> what it is made by, and of what
-        self._marks: dict[str, Mark] = {}  # and how it was then
+        self._marks: dict[str, Mark] = {}  # path -> how it was made
         named = sorted(map(str, self.images), key=len, reverse=True)
         self._named = re.compile(
             "|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in named if len(name) > 1) or r"(?!)"
@@ -97,24 +96,18 @@ class Scratch:
         return text
 
     def renew(self) -> None:
-        """Make the images as the originals are at first; what an earlier run has written is gone."""
+        """Make the images, or what an earlier run has changed of them; what it has written is gone."""
         with _quietly():
-            if not self._made:
-                left = [MOST, MOST_COPIED]  # entries, bytes
-                for original, image in self.images.items():
-                    image.parent.mkdir(parents=True)
-                    self._image(original, image, left)
-                    self._surround(original, image)
-                self._marks |= self._marks_now()
-                return
             now = self._marks_now()
             for path in sorted(now, reverse=True):
                 if now[path] != self._marks.get(path, ()):
                     (os.rmdir if now[path] is None else os.unlink)(path)
-            if gone := [path for path in sorted(self._made) if now.get(path, ()) != self._marks.get(path)]:
-                for path in gone:
-                    self._make(path)
-                self._marks |= self._marks_now()
+            left = [MOST, MOST_COPIED]  # entries, bytes
+            for original, image in self.images.items():
+                image.parent.mkdir(parents=True, exist_ok=True)
+                self._image(original, image, left)
+                self._surround(original, image)
+            self._marks |= self._marks_now()
 
     def put(self, path: Path, text: str) -> None:
         """A source of this run."""
@@ -130,8 +123,7 @@ class Scratch:
             with suppress(OSError):
                 entries = list(os.scandir(folder))
                 for entry in entries if len(entries) <= MOST_BESIDE else ():
-                    if not os.path.lexists(mine / entry.name) and not self.root.is_relative_to(entry.path):
-                        self._make(f"{mine}/{entry.name}", "link", entry.path)
+                    self._link(f"{mine}/{entry.name}", entry.path)
 
     def _image(self, original: Path | str, image: Path | str, left: list[int]) -> None:
         try:
@@ -141,9 +133,9 @@ class Scratch:
         left[0] -= len(entries)
         is_root = original in self.images
         if not is_root and (len(entries) > MOST_IN_A_FOLDER or left[0] < 0 or any(e.name == "pyvenv.cfg" for e in entries)):
-            self._make(image, "link", original)
+            self._link(image, original)
             return
-        self._make(image, "folder")
+        os.makedirs(image, exist_ok=True)
         for entry in entries:
             mine = f"{image}/{entry.name}"
             with suppress(OSError):
@@ -152,31 +144,31 @@ class Scratch:
                         self._image(entry.path, mine, left)
                 elif entry.is_file() and (size := entry.stat().st_size) <= min(LARGEST_COPY, left[1]):
                     left[1] -= size
-                    self._make(mine, "copy", entry.path)
-                elif not self.root.is_relative_to(entry.path):
-                    self._make(mine, "link", entry.path)
+                    self._copy(mine, entry.path)
+                else:
+                    self._link(mine, entry.path)
 
-    def _make(self, path: Path | str, how: str = "", source: Path | str = "") -> None:
-        """Again as it was made before, if it is not said how."""
-        how, source = self._made.get(str(path), (how, str(source)))
-        if how == "folder":
-            os.mkdir(path)
-        elif how == "link":
+    def _link(self, path: Path | str, source: Path | str) -> None:
+        """Unless something is there, or it holds this folder."""
+        if not os.path.lexists(path) and not self.root.is_relative_to(source):
             os.symlink(source, path)
-        else:
-            with open(source, "rb") as old, open(path, "wb") as new:
-                content, seen = old.read(), os.fstat(old.fileno())
-                if str(path).endswith(SOURCES):
-                    content = self.named_here(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-                new.write(content)
-                os.fchmod(new.fileno(), seen.st_mode & 0o777)
-            os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-        self._made[str(path)] = how, str(source)
+
+    def _copy(self, path: str, source: str) -> None:
+        """Unless it is there."""
+        if os.path.lexists(path):
+            return
+        with open(source, "rb") as old, open(path, "wb") as new:
+            content, seen = old.read(), os.fstat(old.fileno())
+            if path.endswith(SOURCES):
+                content = self.named_here(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+            new.write(content)
+            os.fchmod(new.fileno(), seen.st_mode & 0o777)
+        os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
     def _marks_now(self) -> dict[str, Mark]:
         """Of all that is in this folder."""
         found: dict[str, Mark] = {}
-        folders = [str(self.root / str(k)) for k, _ in enumerate(self.images)]
+        folders = [folder for k, _ in enumerate(self.images) if os.path.isdir(folder := f"{self.root}/{k}")]
         while folders:
             for entry in os.scandir(folders.pop()):
                 if entry.is_dir(follow_symlinks=False):
