@@ -97,8 +97,8 @@ def hostile(tmp_path):
     return tmp_path
 
 
-def run(command, folder, *arguments):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(command, folder, *arguments, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     return subprocess.run([command, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -147,7 +147,7 @@ def test_all_commands_in_a_folder_full_of_our_names(command, hostile):
     assert "N = " in said("plan", "memory=1GB", *TINY[:4])
     options = ("--batch-size", "16", "--accumulation-steps", "4")
     assert "loss_not_divided" in said("audit", "wrong.py:train", *options, code=1)
-    subprocess.run([command.parent / "python", "watched.py"], cwd=hostile, check=True)
+    assert run(command.parent / "python", hostile, "watched.py").returncode == 0
     assert "loss_not_divided" in said("watch", "compare", "run.json", "run.json")
     assert "torch" in said("doctor")
     assert "wrong.py:" in said("lint", "wrong.py", code=1)
@@ -165,11 +165,8 @@ def test_the_pytest_plugin_harms_nobody(command, hostile):
     """In every session of the environment; other plugins, which have imports of their own, are off."""
     (hostile / "tests" / "__init__.py").write_text("")
     (hostile / "tests" / "test_theirs.py").write_text(PLUGIN)
-    tested = [command.parent / "python", "-m", "pytest", "-q", "-p", "accumulation_harness.audit.pytest_plugin", "tests"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        tested, cwd=hostile, env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True
-    )
+    tested = ("-m", "pytest", "-q", "-p", "accumulation_harness.audit.pytest_plugin", "tests")
+    done = run(command.parent / "python", hostile, *tested, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout
 
 
@@ -182,7 +179,7 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel, tmp_path, hostile):
     done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
     assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stdout + done.stderr
     assert all((hostile / name).stat().st_size for name in saved)
-    watched = subprocess.run([command.parent / "python", "watched.py"], cwd=hostile, capture_output=True, text=True)
+    watched = run(command.parent / "python", hostile, "watched.py")
     assert "loss_not_divided" in watched.stdout, watched.stderr
     compared = run(command, hostile, "watch", "compare", "run.json", "run.json")
     assert compared.returncode == 0 and "loss_not_divided" in compared.stdout, compared.stderr

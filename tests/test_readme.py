@@ -1,9 +1,7 @@
 """The README's links lead somewhere, and what it and the first pages show is what is printed beside an installed wheel."""
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import tomllib
 
 from accumulation_harness.audit.command import parsed, parser
 from accumulation_harness.config.compose import compose_trial
-from tests.test_installed import command, wheel  # noqa: F401 (fixtures)
+from tests.test_installed import command, run, wheel  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -72,14 +70,11 @@ def test_what_is_shown_is_what_a_run_prints(page, console, command, tmp_path):  
         (tmp_path / name).write_text(text)
     if "hf_trainer" in console:
         pytest.importorskip("transformers")
-        assert subprocess.run([command.parent / "python", "-c", "import accelerate"]).returncode == 0, "make installs it"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        assert run(command.parent / "python", tmp_path, "-c", "import accelerate").returncode == 0, "make installs it"
     parts = re.split(r"^\$ (.*)$", console, flags=re.M)[1:]
     for line, printed in zip(parts[::2], parts[1::2], strict=True):
         program, *arguments = shlex.split(line, comments=True)
-        done = subprocess.run(
-            [command.parent / program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        done = run(command.parent / program, tmp_path, *arguments)
         missing = [part for part in map(_comparable, re.split(r"\[?\.\.\.\]?", printed)) if part not in _comparable(done.stdout)]
         assert not missing, f"{missing}\nare not in\n{done.stdout}\n{done.stderr}"
 

@@ -1,5 +1,4 @@
 from accumulation_harness.audit.report.conclusion import COLUMNS, ArmResult, Problem
-from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.report import Report
 
-__all__ = ["COLUMNS", "ArmResult", "Problem", "Report", "Status", "remedy"]
+__all__ = ["COLUMNS", "ArmResult", "Problem", "Report"]
