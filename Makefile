@@ -80,8 +80,8 @@ bench: $(VENV)/.ready  ## what the harness costs: a table of ratios (an idle mac
 doctor: $(VENV)/.ready  ## what a report of a bug needs, and why a GPU is not seen
 	$(BIN)/accumulation-harness doctor
 
-gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, GPU tests, grid, benchmarks (MINUTES=25); results/gpu.tar.gz is what to send
-	$(BIN)/python benchmarks/gpu.py --minutes $(or $(MINUTES),25)
+gpu: $(VENV)/.ready  ## on a CUDA machine: what only a card can show, in MINUTES=8; results/gpu/gpu.tar.gz is what to send
+	$(BIN)/python benchmarks/gpu.py --minutes $(or $(MINUTES),8)
 
 trainer: $(VENV)/.ready  ## audit a released trainer in an environment of its own: NAME=trl (scoreboard/trainers.toml)
 	$(BIN)/python scoreboard/record.py $(NAME)

@@ -1,53 +1,133 @@
-"""`make gpu` on a machine with a CUDA card: `python benchmarks/gpu.py [--minutes 25] [--out DIR]`; DIR.tar.gz is what to send.
+"""`make gpu` on a machine with a CUDA card: `python benchmarks/gpu.py [--minutes 8] [--out DIR]`; DIR/gpu.tar.gz is what to send.
 
-Each part runs whatever became of the one before, ends when its share of the time is over, and is packed with all before it.
+Six stages in the order of what only a card can show (`gpu_stages.py`), each with its share of the time that is left. What crashes
+or hangs loses one item of its stage. After each stage the table and the archive are written anew; the table is printed last.
+`--device cpu` rehearses: small sizes, and the stand-in device of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-HARNESS = ("-m", "accumulation_harness")
+SHARES = {"machine": 0.04, "claims": 0.24, "grid": 0.36, "large": 0.15, "planner": 0.08, "cost": 0.13}
+MOST = 15 * 2**20  # bytes of the archive, whose last file is let in by its own size
+CLAIMS = "claims"  # the stage whose answers only a card can give
 
 
-def parts(out: Path, device: str) -> dict[str, tuple[float, tuple[str, ...]]]:
-    """Name -> share of the time, and arguments of Python."""
-    stored = f"results={out}-trials"
-    return {
-        "doctor": (0.05, (*HARNESS, "doctor")),
-        "tests": (0.3, ("-m", "pytest", "-v", "-m", "gpu", "tests", f"--junitxml={out / 'tests.xml'}")),
-        "grid": (0.35, (*HARNESS, "run", "+experiment=gpu", f"device={device}", stored)),
-        "report": (0.05, (*HARNESS, "report", "--results", f"{out}-trials", "--out", f"{out / 'report'}")),
-        "benchmarks": (0.25, ("benchmarks/run.py", "watched", "sweep", "startup", "--rounds", "3")),
+def run_stage(name: str, device: str, work: Path, seconds: float) -> None:
+    """Go on behind an item that ended its process, until all were begun or the time is over."""
+    end, path = time.monotonic() + seconds, os.environ.get("PYTHONPATH", "")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'harness'}:{ROOT}:{path}",
+        "PYTHONUNBUFFERED": "1",
+        "WANDB_MODE": "offline",
     }
+    code, begun = 1, -1
+    while code != 0 and (left := end - time.monotonic()) > 1 and begun < (begun := len(rows_of(work, name, "begun"))):
+        arguments = ("--device", device, "--out", work, "--seconds", f"{left:.1f}")
+        command = [sys.executable, "-X", "faulthandler", Path(__file__).with_name("gpu_stages.py"), name, *arguments]
+        with (work / f"{name}.log").open("a") as log:
+            child = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(left)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # with all that it has started
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(10)  # a driver that does not answer holds it longer
+    if code != 0 and not rows_of(work, name, "items"):
+        lines = (work / f"{name}.log").read_text(errors="replace").split("\n")
+        note = {"stage": name, "item": "the stage", "error": f"cannot start: {next((one for one in reversed(lines) if one), '')}"}
+        with (work / "rows.jsonl").open("a") as file:
+            print(json.dumps(note), file=file)
+
+
+def rows_of(work: Path, stage: str, key: str) -> list[dict[str, Any]]:
+    """The rows of a stage that have `key`."""
+    path = work / "rows.jsonl"
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [row for row in rows if row["stage"] == stage and key in row]
+
+
+def answers(work: Path, stage: str) -> list[tuple[str, str, str]]:
+    """(question, answer, number) of a stage: what was found, and what became of the items that found nothing."""
+    found = []
+    for row in rows_of(work, stage, "what"):
+        answer = {True: "yes", False: "no", None: ""}[row.get("holds")]
+        if stage == CLAIMS and not row["is_card"]:
+            answer = f"needs a card (stand-in: {answer})"
+        found.append((row["what"], answer, row.get("number", "")))
+    failed = {row["item"]: row["error"] for row in rows_of(work, stage, "error")}
+    ended = {row["item"] for row in rows_of(work, stage, "seconds")}
+    found += [(item, "failed", error) for item, error in failed.items()]
+    begun = {row["item"] for row in rows_of(work, stage, "begun")} - ended - failed.keys()
+    found += [(item, "failed", f"crashed, hung or out of time: {stage}.log") for item in sorted(begun)]
+    items = dict.fromkeys(item for row in rows_of(work, stage, "items") for item in row["items"]) or (
+        {} if failed else {"the stage": None}
+    )
+    return found + [(item, "not reached", "") for item in items if item not in ended | begun | failed.keys()]
+
+
+def table(work: Path) -> str:
+    """All answers, as Markdown."""
+    lines = ["| stage | question | answer | number |", "|---|---|---|---|"]
+    for stage in SHARES:
+        lines += [f"| {stage} | {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in answers(work, stage)]
+    return "\n".join(lines) + "\n"
+
+
+def pack(work: Path, out: Path) -> None:
+    """The table and the archive into `out`, the smallest files first, as many as go into 16 MiB."""
+    (work / "table.md").write_text(table(work))
+    (out / "table.md").write_text(table(work))
+    unfinished = out / "gpu.part"
+    with unfinished.open("wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for path in sorted(filter(Path.is_file, work.rglob("*")), key=lambda path: path.stat().st_size):
+            if raw.tell() + path.stat().st_size <= MOST:
+                archive.add(path, arcname=f"gpu/{path.relative_to(work)}")
+    unfinished.replace(out / "gpu.tar.gz")
 
 
 def main() -> int:
-    """1 where a part failed."""
+    """1 where something failed, was not reached, or is answered with no."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
-    parser.add_argument("--device", default="cuda", help="cpu: a rehearsal")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
+    parser.add_argument("--stages", default=",".join(SHARES), help="those of a second run")
     options = parser.parse_args()
-    out = options.out.absolute()
+    names = [name for name in SHARES if name in options.stages.split(",")]
+    out, end = options.out.absolute(), time.monotonic() + 60 * options.minutes
     out.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for name, (share, arguments) in parts(out, options.device).items():
-        limit = ("timeout", "--kill-after=10", f"{60 * options.minutes * share:.0f}")  # its whole group ends
-        with (out / f"{name}.log").open("w") as log:
-            code = subprocess.run([*limit, sys.executable, *arguments], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
-        failed += [name] * (code != 0)
-        print(f"{name}: {'ok' if code == 0 else f'failed with exit code {code}'}, {out / name}.log", flush=True)
-        with tarfile.open(unfinished := out.with_suffix(".part"), "w:gz") as archive:
-            archive.add(out, arcname=out.name)
-        unfinished.replace(out.with_suffix(".tar.gz"))
-    print(f"everything is in {out}.tar.gz: please send it, whatever failed")
-    return int(bool(failed))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        for k, name in enumerate(names):
+            left, started = end - time.monotonic(), time.monotonic()
+            run_stage(name, options.device, work, left * SHARES[name] / sum(SHARES[one] for one in names[k:]))
+            pack(work, out)
+            print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+        print("", table(work), f"everything is in {out}/gpu.tar.gz: please send it, whatever failed", sep="\n")
+        return int(
+            any(
+                "no" in answer.split() or "no)" in answer or answer in ("failed", "not reached")
+                for name in names
+                for _, answer, _ in answers(work, name)
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from accumulation_harness.watch import watch
 Cost = tuple[float, float]  # seconds of processor time, and on the clock
 Side = Callable[[], Cost]
 HERE = Path(__file__).parent
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HARNESS = (sys.executable, "-m", "accumulation_harness")
 TOY = "def train(batch_size, accumulation_steps):\n" + "\n".join(f"    {line}" for line in """
 import torch
@@ -71,19 +72,20 @@ def row(name: str, ours: Side, theirs: Side, rounds: int) -> str:
     return f"| {name} | {' | '.join(told)} | {rounds} |"
 
 
-def sweep(folder: Path, rounds: int, trials: int) -> Iterator[str]:
+def sweep(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     """24 cells beside the hand-written script, whose cells share nothing; the harness has its default arms and measurements."""
-    axes = ("norm=none,batch,group", "precision=float32,float16", "steps=100")
+    kinds = ("norm=none", "precision=float32") if options.few else ("norm=none,batch,group", "precision=float32,float16")
+    axes, nums = (*kinds, f"steps={options.steps}"), "2,4" if options.few else "2,4,8,16"
     yield row(
-        "a sweep of 24 cells of 100 steps over the hand-written script",
-        lambda: command(*HARNESS, "run", "-m", *axes, "accumulation_steps=[2,4,8,16]", f"results={tempfile.mkdtemp(dir=folder)}"),
-        lambda: command(sys.executable, HERE / "by_hand.py", "-m", *axes, "accumulation_steps=2,4,8,16", f"folder={folder}",
+        f"a sweep of {2 if options.few else 24} cells of {options.steps} steps over the hand-written script",
+        lambda: command(*HARNESS, "run", "-m", *axes, f"accumulation_steps=[{nums}]", f"results={tempfile.mkdtemp(dir=folder)}"),
+        lambda: command(sys.executable, HERE / "by_hand.py", "-m", *axes, f"accumulation_steps={nums}", f"folder={folder}",
                         f"hydra.sweep.dir={folder}"),
-        rounds,
+        options.rounds,
     )  # fmt: skip
 
 
-def startup(folder: Path, rounds: int, trials: int) -> Iterator[str]:
+def startup(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     """Commands from the shell beside the import that none can do without."""
     (folder / "toy.py").write_text(TOY)
     tiny = ("workload=digits_mlp", "effective_batch=4", "accumulation_steps=[2]", "steps=1", "algebra_steps=1")
@@ -94,44 +96,46 @@ def startup(folder: Path, rounds: int, trials: int) -> Iterator[str]:
     }
     for name, arguments in sides.items():
         ours = partial(lambda arguments: command(*HARNESS, *arguments()), arguments)
-        yield row(f"{name} over `import torch`", ours, lambda: command(sys.executable, "-c", "import torch"), rounds)
+        yield row(f"{name} over `import torch`", ours, lambda: command(sys.executable, "-c", "import torch"), options.rounds)
 
 
-def watched(folder: Path, rounds: int, trials: int) -> Iterator[str]:
+def watched(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     """A window of four micro-batches of a language model with a watch beside one without, once it no longer looks closely."""
 
     class Side:
         def __init__(self, width: int) -> None:
             layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
             encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-            self.model = nn.Sequential(nn.Embedding(256, width), encoder, nn.Linear(width, 256))
+            self.model = nn.Sequential(nn.Embedding(256, width), encoder, nn.Linear(width, 256)).to(DEVICE)
             self.optimizer = torch.optim.AdamW(self.model.parameters())
 
         def window(self) -> Cost:
             started = time.process_time(), time.perf_counter()
             for _ in range(4):
-                tokens = torch.randint(256, (8, 129))
+                tokens = torch.randint(256, (8, 129), device=DEVICE)
                 logits = self.model(tokens[:, :-1])
                 (functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / 4).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
             return time.process_time() - started[0], time.perf_counter() - started[1]
 
-    for width in (144, 456):  # 1 and 10 million parameters
+    for width in (16,) if options.few else (144, 456):  # 1 and 10 million parameters
         plain, seen = Side(width), Side(width)
         with watch(seen.model, seen.optimizer, tell=None):
             for _ in range(6):
                 seen.window()
             plain.window()
-            yield row(f"a watched window over an unwatched one, width {width}", seen.window, plain.window, 4 * rounds)
+            yield row(f"a watched window over an unwatched one, width {width}", seen.window, plain.window, 4 * options.rounds)
 
 
-def report(folder: Path, rounds: int, trials: int) -> Iterator[str]:
+def report(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     """The first report of many stored trials, copies of one real trial, beside what no report can do without."""
     rows: list[dict[str, object]] = []
     record = studies.run(TrialConfig(experiment="equivalence", steps=30), lambda step, found: rows.extend(found))
     kinds = [(norm, precision) for norm in (Norm.none, Norm.layer) for precision in Precision]
-    for number in range(trials):
+    for number in range(options.trials):
         norm, precision = kinds[number % len(kinds)]
         config = TrialConfig(experiment="equivalence", norm=norm, precision=precision, seed=number)
         labels = {"trial": identity(config), "norm": str(norm), "precision": str(precision), "seed": number}
@@ -139,10 +143,10 @@ def report(folder: Path, rounds: int, trials: int) -> Iterator[str]:
             writer.add(*rows)
             writer.finish({**record, "arms": [{**arm, **labels} for arm in record["arms"]]})
     yield row(
-        f"the first report of {trials:,} trials over `import pandas, matplotlib`",
+        f"the first report of {options.trials:,} trials over `import pandas, matplotlib`",
         lambda: command(*HARNESS, "report", "--results", folder / "results", "--out", tempfile.mkdtemp(dir=folder)),
         lambda: command(sys.executable, "-c", "import pandas, matplotlib"),
-        rounds,
+        options.rounds,
     )
 
 
@@ -155,6 +159,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which of them (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=10_000, help="of the report")
+    parser.add_argument("--steps", type=int, default=100, help="of each cell of the sweep")
+    parser.add_argument("--few", action="store_true", help="2 cells in the sweep, and a small model is watched")
     options = parser.parse_args()
     if sys.platform == "linux":  # PR_SET_CHILD_SUBREAPER: what outlives a command becomes a child of this process
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
@@ -163,7 +169,7 @@ def main() -> None:
     print("| | processor time | on the clock | rounds |\n|---|---|---|---|", flush=True)
     for name in options.names or BENCHMARKS:
         with tempfile.TemporaryDirectory() as folder:
-            for line in BENCHMARKS[name](Path(folder), options.rounds, options.trials):
+            for line in BENCHMARKS[name](Path(folder), options):
                 print(line, flush=True)
 
 

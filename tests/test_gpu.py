@@ -1,124 +1,131 @@
-"""The same claims on a CUDA device; `make gpu` runs these where there is one."""
+"""Before a card: the stages of `make gpu` start and end on a stand-in, what fails loses no other, and the page is made."""
 
-import warnings
-from contextlib import contextmanager
-from typing import Any
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
 
 import pytest
-import torch
 
-from accumulation_harness.config import (
-    Data,
-    Device,
-    Execution,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
+ROOT = Path(__file__).parents[1]
+HEADINGS = (
+    "Questions that only",
+    "The main grid",
+    "Throughput and memory",
+    "125 million",
+    "The cost of measuring",
+    "The machine",
 )
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
-from accumulation_harness.measure.trial import full_batch, run_trial, standard_candidates
-from accumulation_harness.recipes.determinism import choose_device, deterministic
-from accumulation_harness.system import accelerator
+# Each in a way of its own: a mistake, a hang, a crash, a stage that cannot start, a mistake behind an item that is right.
+PLANTED = """
+def mistake(here):
+    yield {"what": "found before"}
+    here.no_such_thing
 
-# Warnings of torch about its own prototypes and deprecations are none of ours: sync debug mode, the compiler, TF32.
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(not accelerator.is_available(), reason=f"needs a CUDA device: {accelerator.why_unavailable()}"),
-]
+def hang(here):
+    time.sleep(1000)
 
-ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
-TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
-RESNET = WorkloadConfig(model=Model.resnet18)
+def crash(here):
+    os.kill(os.getpid(), 11)
 
+def right(here):
+    yield {"what": "a right one", "holds": True, "number": "1"}
 
-@contextmanager
-def waits_told():
-    """What torch warns of inside, waits for the device among it; no later test is warned, whatever is raised inside."""
-    try:
-        torch.cuda.set_sync_debug_mode("warn")  # warns that it is a prototype
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield caught
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+if sys.argv[1] == "large":
+    import no_such_package
+STAGES["machine"] = {"mistake": mistake, "right": right}
+STAGES["claims"] = {"hang": hang, "right": right}
+STAGES["grid"] = {"crash": crash, "right": right}
+STAGES["planner"] = {"right": right, "mistake": mistake}
+STAGES["cost"] = {"right": right}
+
+if __name__ == "__main__":
+"""
 
 
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"norm": Norm.none},
-        {"norm": Norm.group},
-        {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged},
-        {"workload": RESNET, "norm": Norm.group, "steps": 5, "algebra_steps": 5},
-    ],
-    ids=str,
-)
-def test_correct_accumulation_is_equivalent_on_cuda(changes, precision):
-    settings = {"steps": 26, "algebra_steps": 26, **changes}
-    config = TrialConfig(device=Device.cuda, precision=precision, optimizer=ADAM, accumulation_steps=(4,), **settings)
-    for row in run_trial(config, lambda step, rows: None).arms:
-        assert row["verdict"] == "equivalent", row["reasons"]
+def tree(folder):
+    """The checkout, with pages and benchmarks that may be changed."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.name in ("benchmarks", "docs"):
+            shutil.copytree(path, folder / path.name)
+        elif path.name in ("README.md", "mkdocs.yml"):
+            shutil.copy(path, folder)
+        elif not path.name.startswith("."):
+            (folder / path.name).symlink_to(path)
+    return folder
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-@pytest.mark.parametrize("execution", [Execution.compile, Execution.cuda_graph])
-@pytest.mark.parametrize("split", list(Split))
-def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(execution, precision, split):
-    """Unequal micro-batches are several graphs each; BatchNorm's buffers are written by them, and explained as ever."""
-    shared: dict[str, Any] = {"device": Device.cuda, "precision": precision, "split": split, "accumulation_steps": (4,)}
-    config = TrialConfig(**shared, execution=execution, optimizer=ADAM, steps=26, algebra_steps=26)
-    for row in run_trial(config, lambda step, rows: None).arms:
-        assert row["verdict"] == "equivalent", row["reasons"]
-    config = TrialConfig(**shared, execution=execution, norm=Norm.batch, steps=5, algebra_steps=5)
-    accumulated, null = run_trial(config, lambda step, rows: None).arms
-    assert (accumulated["cause"], accumulated["explained"], null["verdict"]) == ("batch_statistics", True, "equivalent")
+def rehearse(root, out, minutes):
+    command = [sys.executable, root / "benchmarks/gpu.py", "--device", "cpu", "--minutes", str(minutes), "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True)
+    with tarfile.open(out / "gpu.tar.gz") as archive:
+        archive.extractall(out, filter="data")
+    assert (out / "gpu.tar.gz").stat().st_size < 16 * 2**20 and (out / "table.md").read_text() in done.stdout, done.stderr
+    lines = [line[2:-2].split(" | ") for line in (out / "table.md").read_text().splitlines()[2:]]
+    return done.returncode, lines
 
 
-@pytest.mark.parametrize("execution", list(Execution))
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged}, {"workload": RESNET, "norm": Norm.group}],
-    ids=str,
-)
-def test_a_step_waits_for_the_device_once(changes, execution):
-    """CUDA's sync debug mode warns at every wait: one for all arms of a step, where the table is read."""
-    config = TrialConfig(device=Device.cuda, execution=execution, clip_norm=1.0, **changes)
-    with deterministic():
-        setting = Setting(config, choose_device(config.device))
-        recipes = {REFERENCE: full_batch(config), **{one.label: one.recipe for one in standard_candidates(config)}}
-        arms = setting.arms(recipes, steps=6, clip_norm=1.0)
-        lock = LockStep(arms, config.seed)
-        ids = next(setting.windows())
-        for _ in range(2):  # the optimizer's state is made, models are compiled or captured
-            lock.step(ids, gradients="compared")
-        for _ in range(2):
-            torch.cuda.synchronize()
-            with waits_told() as caught:
-                lock.step(ids, gradients="compared")
-            waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
-            assert len(waits) == 1, waits
+def page(root, archive, *more):
+    command = [sys.executable, root / "benchmarks/gpu_page.py", archive, "--root", root, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    target, *left = done.stdout.splitlines()
+    return Path(target), left
 
 
-def test_batch_norm_is_explained_on_cuda():
-    config = TrialConfig(
-        device=Device.cuda, workload=RESNET, norm=Norm.batch, optimizer=ADAM, accumulation_steps=(4,), steps=5, algebra_steps=5
+@pytest.mark.slow
+def test_every_stage_starts_and_ends_and_the_page_is_made(tmp_path):
+    """Eight minutes are the most that it may take: on two idle cores it takes two."""
+    root, out = tree(tmp_path / "tree"), tmp_path / "out"
+    code, lines = rehearse(root, out, 8)
+    table = "\n".join(map(" | ".join, lines))
+    assert code == 0 and {line[0] for line in lines} == {"machine", "claims", "grid", "large", "planner", "cost"}, table
+    assert {line[2] for line in lines if line[0] == "claims"} == {"needs a card (stand-in: yes)"}, table
+    target, left = page(root, out / "gpu.tar.gz", "--commit", "0" * 40)
+    assert (
+        target.parent == out
+        and left == []
+        and all(f"## {one}" in text or one in text for text in [target.read_text()] for one in HEADINGS)
     )
-    accumulated, null = run_trial(config, lambda step, rows: None).arms
-    assert (accumulated["verdict"], accumulated["cause"], accumulated["explained"]) == ("different", "batch_statistics", True)
-    assert null["verdict"] == "equivalent"
+    # As if it had been a card: README and the documentation say so.
+    rows = [json.loads(line) | {"is_card": True} for line in (out / "gpu/rows.jsonl").read_text().splitlines()]
+    rows = [row | ({"device": "NVIDIA H100"} if "device" in row else {}) for row in rows]
+    (out / "gpu/rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with tarfile.open(out / "card.tar.gz", "w:gz") as archive:
+        archive.add(out / "gpu/rows.jsonl", arcname="gpu/rows.jsonl")
+    target, left = page(root, out / "card.tar.gz", "--commit", "0" * 40)
+    assert target.parent == root / "docs/findings/gpu" and left == []
+    for name in ("README.md", "docs/performance.md", "docs/gpu.md", "docs/findings/README.md", "mkdocs.yml"):
+        assert (
+            target.name in (root / name).read_text() and "yet" not in (root / name).read_text().partition(target.name)[0][-200:]
+        )
+    assert len(page(root, out / "card.tar.gz", "--commit", "0" * 40)[1]) == 3  # those that add a line can be changed again
 
 
-def test_cpu_and_cuda_agree_in_float64():
-    losses: dict[str, list[float]] = {}
-    for device in (Device.cpu, Device.cuda):
-        found = losses.setdefault(device, [])
-        config = TrialConfig(device=device, precision=Precision.float64, steps=5, algebra_steps=1, accumulation_steps=(4,))
-        run_trial(config, lambda step, rows, found=found: found.append(rows[1]["loss"]))  # type: ignore[misc]
-    assert losses["cpu"] == pytest.approx(losses["cuda"], rel=1e-10)
+@pytest.mark.slow
+def test_what_fails_loses_itself_alone(tmp_path):
+    root = tree(tmp_path / "tree")
+    path = root / "benchmarks/gpu_stages.py"
+    before, _, after = path.read_text().rpartition('if __name__ == "__main__":\n')
+    path.write_text(before + PLANTED + after)
+    code, lines = rehearse(root, tmp_path / "out", 3)
+    failed = [(stage, *found[:2]) for stage, *found in lines if found[1] == "failed"]
+    assert code == 1 and failed == [
+        *(("machine", "mistake", "failed"), ("claims", "hang", "failed"), ("grid", "crash", "failed")),
+        *(("large", "the stage", "failed"), ("planner", "mistake", "failed")),
+    ]
+    assert [stage for stage, *found in lines if found[0] == "a right one"] == ["machine", "claims", "grid", "planner", "cost"]
+    told = {stage: found[2] for stage, *found in lines if found[1] == "failed"}
+    assert "no_such_thing" in told["machine"] and "No module named 'no_such_package'" in told["large"]
+
+
+def test_the_sentences_that_a_card_changes_are_there(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu_page
+
+    assert {name: (ROOT / name).read_text().count(before) for name, (before, _) in gpu_page.SENTENCES.items()} == dict.fromkeys(
+        gpu_page.SENTENCES, 1
+    )

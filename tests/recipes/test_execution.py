@@ -11,6 +11,7 @@ from accumulation_harness.measure import lock_step
 from accumulation_harness.measure.trial import run_trial
 from accumulation_harness.recipes import execution
 from accumulation_harness.recipes.execution import exchange_forward
+from tests.simgpu.graphs import graphed_on_cpu
 
 SMALL: dict[str, Any] = {
     "workload": WorkloadConfig(model=Model.mlp),
@@ -37,33 +38,6 @@ def accumulate(model, batches):
     for batch in batches:
         model(batch).square().sum().backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
-
-
-def graphed_on_cpu(module, sample, **_):
-    """What `torch.cuda.make_graphed_callables` does to memory: inputs, outputs and gradients each stay in one place."""
-    parameters = list(module.parameters())
-    inputs = sample[0]  # torch/cuda/graphs.py: the arguments given are the static inputs themselves
-    for _ in range(3):
-        module(inputs)  # warming up
-    outputs, gradients = module(inputs).detach(), [torch.empty_like(p) for p in parameters]
-
-    class Replay(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, given, *_):
-            if inputs.data_ptr() != given.data_ptr():
-                inputs.copy_(given)
-            with torch.enable_grad():
-                ctx.live = module(inputs)
-            outputs.copy_(ctx.live)
-            return outputs.detach()
-
-        @staticmethod
-        def backward(ctx, *grads):
-            for place, new in zip(gradients, torch.autograd.grad(ctx.live, parameters, grads[0]), strict=True):
-                place.copy_(new)
-            return (None, *(place.detach() for place in gradients))
-
-    return lambda given: Replay.apply(given, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @pytest.fixture

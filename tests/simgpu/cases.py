@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -36,7 +35,6 @@ from accumulation_harness.config import (
 from accumulation_harness.measure import plan, studies
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
-from accumulation_harness.observe import tensors
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.watch import watch
 
@@ -143,12 +141,7 @@ def audited(*middle, divides=True):
     def train(batch_size, accumulation_steps):
         loop(*network(*middle), batch_size, accumulation_steps, divides)
 
-    states = {
-        "is_initialized": lambda: True,
-        "is_current_stream_capturing": lambda: False,
-        "get_rng_state_all": lambda: [device.GENERATOR.get_state()],
-    }
-    with device.entered(), mock.patch.multiple(torch.cuda, **states):
+    with device.entered_as_cuda():
         return sorted({str(one.cause) for one in audit(train, batch_size=16, accumulation_steps=[4]).findings})
 
 
@@ -160,9 +153,8 @@ def watched(divides):
         torch.rand(3, device=device.DEVICE)  # as if there were dropout
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    known = tensors._adds_nothing
     for watches in (True, False):
-        with device.entered(), mock.patch.object(tensors, "_adds_nothing", lambda kind: kind is device.Sim or known(kind)):
+        with device.entered_as_cuda():
             model, window = network()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             seen = watch(model, optimizer, loss=loss_of, tell=None) if watches else None

@@ -309,6 +309,31 @@ def entered():
         yield DEVICE
 
 
+_rand = torch.rand
+
+
+@contextmanager
+def entered_as_cuda():
+    """The same, and it is what an audit and a watch take for CUDA: its generator, and a kind of tensor that they know."""
+    from accumulation_harness.observe import tensors
+
+    known = tensors._adds_nothing
+    states = {
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state_all": lambda: [GENERATOR.get_state()],
+    }
+    with (
+        entered() as device,
+        mock.patch.multiple(torch.cuda, **states),
+        mock.patch.object(
+            torch, "rand", lambda *size, device=None, **rest: _rand(*size, device=DEVICE if device == "cuda" else device, **rest)
+        ),
+        mock.patch.object(tensors, "_adds_nothing", lambda kind: kind is Sim or known(kind)),
+    ):
+        yield device
+
+
 @contextmanager
 def _all(patches):
     from contextlib import ExitStack
