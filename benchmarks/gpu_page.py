@@ -114,7 +114,12 @@ def page(work: Path, machine: Row, commit: str) -> Iterator[str]:
     ):
         yield from ["", f"## {heading}", "", *markdown(question, (row for row in found[stage] if row[2]))]
     open_ones = [(stage, *row) for stage, rows in found.items() for row in rows if row[1] in ("failed", "not reached", "no")]
-    yield from ["", "## Failed, not reached, or answered with no", "", *markdown(("stage", *question), open_ones)]
+    yield from [
+        "",
+        "## Failed, not reached, or answered with no",
+        "",
+        *markdown(("stage", *question), open_ones or [("none", "", "", "")]),
+    ]
 
 
 def summary(work: Path) -> str:
