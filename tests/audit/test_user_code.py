@@ -235,7 +235,7 @@ def test_last_words_are_told(home):
         ("a.toml", "b = 1\n[a]\nb = 8 # rows\n", "a.b", "b = 1\n[a]\nb = 16 # rows\n"),
         ("a.ini", "[other]\nb = 1\n[a]\nb=8\n", "a.b", "[other]\nb = 1\n[a]\nb=16\n"),
         ("a.conf", "a.b: 8\n", "a.b", "a.b: 16\n"),
-        ("a.json", '{"a": {"b": 8}}', "a.b", '{"a": {"b": 16}}'),
+        ("a.json", ' {"c": true,\n"a": {"d": "ä\u2028", "b": 8}}', "a.b", ' {"c": true,\n"a": {"d": "ä\u2028", "b": 16}}'),
         ("a.py", "b = 1\nclass a:\n    b: int = (8 +\n 1)  # ä\n", "a.b", "b = 1\nclass a:\n    b: int = (16)  # ä\n"),
         ("a.py", "x = 'ä'; b = 8\nb = 9\n", "b", "x = 'ä'; b = 16\nb = 9\n"),
         ("a.py", "def a(n, b=8): b = 9\n", "a.b", "def a(n, b=16): b = 9\n"),

@@ -170,10 +170,11 @@ def places(path: Path, source: str) -> Iterator[tuple[str, tuple[int, int]]]:
     if path.suffix not in (".py", ".json", NOTEBOOK):
         yield from _in_lines(path, source)
         return
-    is_json = path.suffix == ".json"  # which Python reads as an expression
-    lines = source.splitlines(keepends=True)
-    starts = [0, *accumulate(map(len, lines))]
-    for name, value in _items(ast.parse(source, mode="eval").body) if is_json else values_in_python(source):
+    head = "(\n" if path.suffix == ".json" else ""  # JSON is an expression of Python's, wherever it begins
+    text = f"{head}{source})" if head else source
+    lines = text.split("\n")
+    starts = [*accumulate((len(line) + 1 for line in lines), initial=-len(head))]  # in the source
+    for name, value in _items(ast.parse(text, mode="eval").body) if head else values_in_python(text):
         ends = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
         begin, end = (starts[row - 1] + len(lines[row - 1].encode()[:column].decode()) for row, column in ends)
         yield name, (begin, end)
