@@ -52,25 +52,18 @@ def final_weights(train):
         original(optimizer, group)
         kept.extend(optimizer.param_groups[-1]["params"])
 
-    torch.optim.Optimizer.add_param_group = keep  # type: ignore[method-assign]
-    try:
-        with torch.random.fork_rng():
-            train()
-    finally:
-        torch.optim.Optimizer.add_param_group = original  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
+        patch.setattr(torch.optim.Optimizer, "add_param_group", keep)
+        train()
     return [p.detach().clone() for p in kept]
 
 
 @pytest.mark.parametrize("train", [*RIGHT, dropout, not_divided], ids=lambda f: f.__name__)
 def test_a_watched_run_is_bit_identical_to_an_unwatched_one(train):
-    plain = final_weights(lambda: train(batch_size=4, accumulation_steps=4))
+    plain = final_weights(lambda: train(4, 4))
     run = Run(batch_size=4, accumulation_steps=4)
-
-    def watched():
-        with Recorder(run, namespaces=[train.__globals__]):
-            train(batch_size=4, accumulation_steps=4)
-
-    seen = final_weights(watched)
+    with Recorder(run, namespaces=[train.__globals__]):
+        seen = final_weights(lambda: train(4, 4))
     assert len(plain) == len(seen) > 0
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     assert run.num_steps > 0
