@@ -153,8 +153,9 @@ def corrected(momentum: float, num: int) -> float:
 def cells_table(arms: DataFrame) -> DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
     columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
-               "gradient_error", "rounding_ratio"]  # fmt: skip
+               "algebra_error", "rounding_ratio"]  # fmt: skip
     table = DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm == 'accumulated'")))], columns=columns)
+    table = table.rename(columns={"algebra_error": "gradient_error"})
     table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
     return table
 

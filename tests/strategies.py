@@ -27,9 +27,10 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.config.settings import BOUNDS
+from accumulation_harness.config.settings import settings as all_settings
 from accumulation_harness.config.validation import validate
 
+BOUNDS = {name: one.bounds for name, one in all_settings().items() if one.bounds}
 DATA = (Data.digits, Data.text, Data.pairs, Data.policy, Data.ignored_labels, Data.class_weights)
 NORMS = (Norm.none, Norm.group, Norm.layer, Norm.batch)
 SHARES = st.one_of(st.floats(0, 0.999), st.sampled_from((0.5, 0.9, 0.95, 0.99, 0.999)))

@@ -19,8 +19,8 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )  # fmt: skip
 from accumulation_harness.config.identity import identity
-from accumulation_harness.config.settings import BOUNDS
 from accumulation_harness.config.validation import validate
+from tests.strategies import BOUNDS
 
 
 def test_defaults_are_valid():

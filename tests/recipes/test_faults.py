@@ -20,7 +20,7 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )
 from accumulation_harness.experiments.replicas import replicas
-from accumulation_harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
+from accumulation_harness.judge.cause import INHERENT, ON_RANKS, Cause
 from accumulation_harness.measure.ranks import SCALED, UNSYNCHRONISED
 from accumulation_harness.measure.trial import Candidate, run_trial, split_plan, standard_candidates, with_faults
 from accumulation_harness.recipes.catalogue import FAULTS
@@ -117,6 +117,8 @@ def test_two_faults_give_two_causes_or_unexplained():
 def test_the_catalogue_is_complete_and_honest():
     """Every cause is planted here, is a setting of a trial, on ranks, told by audits, or a method; in one way alone."""
     planted = [fault.cause for fault in FAULTS]
-    assert sorted([*planted, *INHERENT, *ON_RANKS, *IN_AUDITS, *BY_DESIGN]) == sorted(set(Cause) - {Cause.unexplained})
+    # By its gradient alone the first is a loss scale that changes inside the window; only an audit sees gradients being scaled.
+    elsewhere = (Cause.sum_rescaled_in_window, Cause.memory_bank)
+    assert sorted([*planted, *INHERENT, *ON_RANKS, *elsewhere]) == sorted(set(Cause) - {Cause.unexplained})
     assert all(fault.summary and "#" in (fault.apply.__doc__ or "") for fault in FAULTS), "each cites a thread"
     assert set(ON_RANKS) == {replicas.expected(name, True) for name in {**SCALED, **UNSYNCHRONISED}}

@@ -29,7 +29,7 @@ def test_a_cell_tells_the_worst_of_its_trials():
     [cell] = by_cell([row(seed=0, algebra_error=1e-16), row(seed=1, verdict="degraded", rounding_ratio=3.0), row(seed=2)])
     assert (cell.verdict, cell.agreeing, cell.trials, cell.rounding_ratio) == ("degraded", 1, 3, 1.0)
     [cell] = by_cell([row(), row(seed=1, algebra_error=2e-16), row(seed=2, algebra_error=math.nan)])
-    assert (cell.verdict, cell.agreeing, cell.gradient_error) == ("equivalent", 3, 2e-16)
+    assert (cell.verdict, cell.agreeing, cell.algebra_error) == ("equivalent", 3, 2e-16)
 
 
 def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right():

@@ -1,19 +1,17 @@
-"""Blocks of bytes from whole files: none in two files, none in both halves, and sources that are what they were."""
+"""Blocks of bytes from whole files: none in two files, none in both halves."""
 
-import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.workloads import python_bytes
+from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import _transformer
-from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources
+from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload
 
 CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.python_bytes, model=Model.transformer, width=24), norm=Norm.layer)
 FILES = tuple(bytes([65 + i]) * (LENGTH * (i % 3 + 1) + i) for i in range(20))
 
 
 def made(seed=0):
-    return BytesWorkload(Sources(FILES), _transformer(CONFIG, LENGTH - 1), seed=seed, device=torch.device("cpu"))
+    return BytesWorkload(FILES, _transformer(CONFIG, LENGTH - 1), seed=seed, device=torch.device("cpu"))
 
 
 def test_a_sample_lies_in_one_file_and_a_file_in_one_half():
@@ -28,16 +26,3 @@ def test_a_sample_lies_in_one_file_and_a_file_in_one_half():
     test = letters(workload.held_out.inputs)
     assert test and not test & letters(everything.inputs[: workload.num_samples])
     assert test != letters(made(3).held_out.inputs) or test != letters(made(4).held_out.inputs)
-
-
-def test_sources_that_were_changed_are_refused(monkeypatch):
-    assert Sources((b"ab", b"c")).fingerprint != Sources((b"a", b"bc")).fingerprint
-    monkeypatch.setattr(python_bytes, "PATTERN", "_*.py")
-    monkeypatch.setattr(python_bytes, "KNOWN", {})
-    python_bytes.read_sources.cache_clear()
-    found = python_bytes.read_sources()
-    python_bytes.read_sources.cache_clear()
-    assert found.files and not any(b"\0" in content for content in found.files)
-    monkeypatch.setattr(python_bytes, "KNOWN", {python_bytes.version("torch"): "0" * 64})
-    with pytest.raises(ConfigError, match=r"workload.data=python_bytes: expected torch .* with sources of SHA-256 000000000000"):
-        python_bytes.read_sources()

@@ -50,11 +50,6 @@ class Data(StrEnum):
     custom = "custom"  # the user's own, at `workload.target`
 
 
-EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
-EMBEDDED = (*EMBEDDED_DIGITS, Data.mnist1d, Data.python_bytes)
-TEXTS = (Data.text, Data.python_bytes)
-
-
 TUNING_SEEDS = 100  # and above: of trials that choose learning rates; the others judge
 COUPLED = (Data.pairs, Data.policy, Data.docstrings)  # whose losses take something from the other samples
 
@@ -88,7 +83,29 @@ class Norm(StrEnum):
     layer = "layer"
 
 
-OUR_NORMS = tuple(norm for norm in Norm if norm != Norm.as_is)
+@dataclass(frozen=True)
+class Kind:
+    """What goes with a kind of data."""
+
+    models: tuple[Model, ...]  # that fit it, the usual one first
+    norms: tuple[Norm, ...] = (Norm.none, Norm.batch, Norm.group, Norm.layer)
+    root: bool | None = False  # whether it is read from files of a folder; None: where one is given
+
+
+CONV, MLP = (Model.conv, Model.mlp, Model.resnet18), (Model.mlp, Model.conv, Model.resnet18)
+KINDS = {
+    Data.digits: Kind(CONV),
+    Data.mnist: Kind(CONV, root=True),
+    Data.cifar10: Kind((Model.resnet18, Model.conv, Model.mlp), root=True),
+    Data.mnist1d: Kind((Model.conv1d,)),
+    Data.text: Kind((Model.transformer,), (Norm.layer, Norm.none), None),
+    Data.python_bytes: Kind((Model.transformer,), (Norm.layer, Norm.none)),
+    Data.pairs: Kind((Model.mlp,)),
+    Data.policy: Kind(CONV),
+    Data.docstrings: Kind((Model.towers,), (Norm.none,), None),
+    Data.class_weights: Kind(MLP),
+    Data.ignored_labels: Kind(MLP),
+}
 
 
 class OptimizerName(StrEnum):
@@ -210,17 +227,7 @@ class WorkloadConfig:
         """The name in tables: the data, and the model where it is not the usual one for that data; a task's own name."""
         if self.data == Data.custom:
             return name_of_target(self.target)
-        usual = {
-            Data.cifar10: Model.resnet18,
-            Data.mnist1d: Model.conv1d,
-            Data.text: Model.transformer,
-            Data.python_bytes: Model.transformer,
-            Data.pairs: Model.mlp,
-            Data.docstrings: Model.towers,
-            Data.class_weights: Model.mlp,
-            Data.ignored_labels: Model.mlp,
-        }.get(self.data, Model.conv)
-        return str(self.data) if usual == self.model else f"{self.data}_{self.model}"
+        return str(self.data) if KINDS[self.data].models[0] == self.model else f"{self.data}_{self.model}"
 
 
 @dataclass(frozen=True, kw_only=True)

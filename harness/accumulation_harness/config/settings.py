@@ -77,9 +77,6 @@ def _of(config: Any, prefix: str = "") -> Iterator[Setting]:
             yield Setting(name=name, kind=kind, default=default, **told)
 
 
-BOUNDS = {name: setting.bounds for name, setting in settings().items() if setting.bounds}
-
-
 def expected(name: str) -> str | None:
     """What a value of the setting looks like; None for a name that is no setting."""
     if name in settings():

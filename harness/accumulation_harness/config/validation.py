@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from accumulation_harness.config import (
-    EMBEDDED,
-    TEXTS,
+    KINDS,
     ConfigError,
     Data,
     Execution,
-    Model,
-    Norm,
     OptimizerName,
     Split,
     TrialConfig,
@@ -104,28 +102,21 @@ def _check_workload(config: TrialConfig) -> None:
     scheme, is_address, _ = (config.data.root or "").partition("://")
     if is_address:  # which may hold a password, and settings are stored, logged and shown: not even here
         raise ConfigError("data.root", f"{scheme}://...", "a local folder, never an address")
-    if config.norm == Norm.as_is:
-        raise ConfigError("norm", config.norm, f"none, batch, group or layer with workload.data={workload.data}")
-    if (workload.model == Model.transformer) != (workload.data in TEXTS) or (workload.model == Model.conv1d) != (
-        workload.data == Data.mnist1d
-    ):
-        raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
-    if workload.data in TEXTS and config.norm not in (Norm.layer, Norm.none):
-        raise ConfigError("norm", config.norm, f"layer or none with workload={workload.data}")
-    if (workload.model == Model.towers) != (workload.data == Data.docstrings):
-        raise ConfigError(
-            "workload.model",
-            workload.model,
-            f"{'towers' if workload.data == Data.docstrings else 'a model'} for {workload.data} data",
-        )
-    if workload.data == Data.docstrings and config.norm != Norm.none:
-        raise ConfigError("norm", config.norm, "none with workload=docstrings")
-    if workload.data == Data.pairs and workload.model != Model.mlp:
-        raise ConfigError("workload.model", workload.model, "mlp for pairs data: two perceptrons, one for each half")
-    if workload.data in EMBEDDED and config.data.root is not None:
-        raise ConfigError("data.root", config.data.root, f"null with workload.data={workload.data}, which is embedded")
-    if workload.data in (Data.mnist, Data.cifar10) and config.data.root is None:
+    kind, data = KINDS[workload.data], f"with workload.data={workload.data}"
+    if workload.model not in kind.models:
+        raise ConfigError("workload.model", workload.model, f"{_listed(kind.models)} {data}")
+    if config.norm not in kind.norms:
+        raise ConfigError("norm", config.norm, f"{_listed(kind.norms)} {data}")
+    if kind.root is False and config.data.root is not None:
+        raise ConfigError("data.root", config.data.root, f"null {data}, which is embedded")
+    if kind.root and config.data.root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, or `a, b or c`."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _check_windows(config: TrialConfig) -> None:

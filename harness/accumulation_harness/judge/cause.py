@@ -291,9 +291,6 @@ MEANINGS: dict[Cause, Meaning] = {
 }
 
 INHERENT = frozenset(cause for cause, meaning in MEANINGS.items() if meaning.of_the_model)
-# By its gradient alone this is a loss scale that changes inside the window; only an audit sees gradients being scaled.
-IN_AUDITS = (Cause.sum_rescaled_in_window,)
-BY_DESIGN = (Cause.memory_bank,)  # methods that are another computation on purpose: trials alone have them
 ON_RANKS = (Cause.replica_scale, Cause.replicas_not_synchronised)  # they take several processes
 PRIORITY = {cause: place for place, cause in enumerate(Cause)}
 

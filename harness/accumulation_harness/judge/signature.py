@@ -70,12 +70,7 @@ class Samples:
 
     def largest(self, other: Samples) -> Samples:
         """The larger of each count."""
-        return Samples(
-            repeated=max(self.repeated, other.repeated),
-            missing=max(self.missing, other.missing),
-            foreign=max(self.foreign, other.foreign),
-            unknown=max(self.unknown, other.unknown),
-        )
+        return Samples(**{name: max(count, getattr(other, name)) for name, count in vars(self).items()})
 
 
 def worst(*errors: float) -> float:
@@ -100,7 +95,7 @@ def _by(rule: Callable[[Any, Any], Any]) -> dict[str, Callable[[Any, Any], Any]]
     return {"rule": rule}
 
 
-COUNTED, COLLECTED = _by(operator.add), _by(operator.add)
+COUNTED = _by(operator.add)
 MOST, SMALLEST, WORST, WORST_BY_NAME = _by(max), _by(min), _by(worst), _by(_worst_by_name)
 ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(_longest)
 
@@ -113,8 +108,8 @@ class Signature:
     gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed
     resolution: float = field(default=0.0, metadata=WORST)  # the coarsest to which a gradient could be compared; 0: the gate's
     unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
-    wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # those whose gradient was wrong
-    other_samples: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # windows judged on the other samples the arm saw
+    wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
+    other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
     follows: Causes = field(default=(), metadata=_by(max))  # whose oracle's trajectory it is, and not the full batch's

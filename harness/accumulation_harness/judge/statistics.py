@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from scipy import special
 from accumulation_harness.judge.resampling import Interval
 
 MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
-MOST_AT_ONCE = 4_000  # ways of a few seeds whose sums are tabulated, for draws to look up
 FEW_DRAWN, CLEARLY_NOTHING = 1_000, 0.2  # draws at first; above this p value they are enough
 RESOLUTION = 1e-14  # relative: differences that agree to so many digits have no spread
 ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as equal
@@ -69,14 +67,12 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], 
     apart = math.exp(np.mean(scores[:, 0] - np.nanmean(scores[:, 1:], axis=1)))
     if math.prod(sizes) <= MOST_ENUMERATED:
         return apart, float(np.mean(_sums(scores, sizes) >= observed - ROUNDING))
-    tables = [_sums(scores[few], sizes[few]) for few in _blocks(sizes)]
-
-    def drawn_p(*numbers: int) -> float:
-        sums = sum(table[places] for table, places in zip(tables, _drawn(sizes, numbers, seed), strict=True))
-        return float((1 + np.sum(sums >= observed - ROUNDING)) / (numbers[-1] + 1))
-
-    p = drawn_p(FEW_DRAWN)
-    return apart, p if p > CLEARLY_NOTHING else drawn_p(FEW_DRAWN, MOST_ENUMERATED)
+    rng, p = np.random.default_rng(seed), 0.0
+    for number in (FEW_DRAWN, MOST_ENUMERATED):
+        if p <= CLEARLY_NOTHING:
+            sums = sum(row[rng.integers(size, size=number)] for row, size in zip(scores, sizes, strict=True))
+            p = float((1 + np.sum(sums >= observed - ROUNDING)) / (number + 1))
+    return apart, p
 
 
 def _log_distances(groups: Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -95,26 +91,6 @@ def _sums(scores: NDArray[np.float64], sizes: Sequence[int]) -> NDArray[np.float
     for row, size in zip(scores, sizes, strict=True):
         sums = (sums[:, None] + row[:size]).ravel()
     return sums
-
-
-@lru_cache(maxsize=16)
-def _blocks(sizes: Sequence[int]) -> list[slice]:
-    """Rows that follow each other, as many as have no more than MOST_AT_ONCE ways to choose among them."""
-    ends, ways = [0], 1
-    for row, size in enumerate(sizes):
-        if ways * size > MOST_AT_ONCE:
-            ends, ways = [*ends, row], 1
-        ways *= size
-    return [slice(*both) for both in pairwise([*ends, len(sizes)])]
-
-
-@lru_cache(maxsize=16)
-def _drawn(sizes: Sequence[int], numbers: Sequence[int], seed: int) -> list[NDArray[np.intp]]:
-    """For each block, places in its `_sums`: the last of `numbers` of draws in a row. All cells of as many runs have the same."""
-    rng = np.random.default_rng(seed)
-    for number in numbers:
-        chosen = [rng.integers(size, size=number) for size in sizes]
-    return [np.ravel_multi_index(chosen[few], sizes[few]) for few in _blocks(sizes)]
 
 
 def detectable(differences: Sequence[float], *, level: float = 0.05, power: float = 0.8) -> float:

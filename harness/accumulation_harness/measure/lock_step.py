@@ -42,7 +42,6 @@ from accumulation_harness.recipes.hand_written import NO_SAMPLE
 from accumulation_harness.recipes.micro_batch import hash_seed, windows
 from accumulation_harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
 from accumulation_harness.referee.gradients import (
-    Comparison,
     Elements,
     comparison,
     distances_to,
@@ -369,13 +368,17 @@ class StepRecord:
     """One arm's optimizer step beside the reference's, each at its own parameters."""
 
     loss: float
-    gradient: Comparison  # what the optimizers consumed; NaN when one of the two steps was skipped
-    gradient_norm: float  # ||g_arm||, and
-    gradient_difference_norm: float  # ||g_arm - g_full||; NaN as above
     parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+    gradient_norm: float  # ||g_arm|| of what the optimizer consumed; this and the next are NaN when one of the steps was skipped
+    gradient_difference_norm: float  # ||g_arm - g_full||
+    gradient_distance: float  # this and the next two as in `Comparison`
+    scale: float
+    cosine: float
     learning_rate: float  # of the first parameter group: with which the step was taken, or would have been
-    loss_scale: float  # of the window; 1 where there is none
-    gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
+    loss_scale: float | None  # of the window; None where there is none
+    gradient_error: (
+        float | None
+    )  # ||g - g_64|| / ||g_64||: NaN of an arm without an exact gradient, None where none was asked for
 
 
 class LockStep:
@@ -449,21 +452,23 @@ class LockStep:
         distances = self._distances(weights)
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
         seen = [distances, torch.stack(losses), *moments.values()]
-        movement, *values = torch.cat(seen).tolist()
-        self.movement = movement
+        self.movement, *values = torch.cat(seen).tolist()
         num, rest = len(arms), iter(values[2 * len(arms) :])
         records = {}
         for label, distance, loss in zip(arms, values[:num], values[num:], strict=False):
             four = [next(rest) for _ in range(4)] if label in moments else [math.nan] * 4
+            own = comparison(four)
             records[label] = StepRecord(
                 loss=loss,
-                gradient=comparison(four),
+                parameter_distance=self._relative(distance),
                 gradient_norm=math.sqrt(four[1]),
                 gradient_difference_norm=math.sqrt(four[0]),
-                parameter_distance=distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
+                gradient_distance=own.distance,
+                scale=own.scale,
+                cosine=own.cosine,
                 learning_rate=rates[label],
-                loss_scale=scales[label],
-                gradient_error=errors.get(label, math.nan),
+                loss_scale=scales[label] if arms[label].scaler.is_enabled() else None,
+                gradient_error=None if exact is None else errors.get(label, math.nan),
             )
         return records
 
@@ -488,8 +493,11 @@ class LockStep:
 
     def apart(self, label: str, other: str) -> float:
         """The distance of an arm's weights to another's, relative to the reference's movement."""
-        gap = float(distances_to(self.watches[other].parameters, [self.watches[label].parameters]))
-        return gap / self.movement if self.movement > 0 else (0.0 if gap == 0 else math.inf)
+        return self._relative(float(distances_to(self.watches[other].parameters, [self.watches[label].parameters])))
+
+    def _relative(self, distance: float) -> float:
+        """To the reference's movement."""
+        return distance / self.movement if self.movement > 0 else (0.0 if distance == 0 else math.inf)
 
     def watch_forwards(self, on: bool) -> None:
         """Copy every arm's weights at each forward from now on, or stop doing so."""

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness.config import Precision
 from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
-from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord
+from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
@@ -26,6 +25,7 @@ OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
 
 JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
 HELD_OUT_BATCH = 512
+OF_NULLS = ("loss", "parameter_distance")  # what is kept of the steps of the null band
 
 
 @dataclass
@@ -73,49 +73,26 @@ def train(
     )
     distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
     for t, ids in enumerate(stream):
-        is_refereed = t % config.referee_every == 0
-        looks = is_refereed and setting.masks_are_shared and not setting.not_float64
-        exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if looks else None
+        exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
         records = lock.step(ids, gradients="compared", exact=exact)
         squares: Mapping[str, Row] = noise_scale.read(noise)
         rows: list[Row] = []
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            row = StepRow(
-                step=t,
-                arm=names[label].name,
-                accumulation_steps=names[label].accumulation_steps,
-                replicate=names[label].replicate,
-                loss=record.loss,
-                parameter_distance=record.parameter_distance,
-                **(_consumed(record) if label in recipes else {}),
-                loss_scale=record.loss_scale if label in recipes and config.precision == Precision.float16 else None,
-                gradient_error=record.gradient_error if label in recipes and is_refereed else None,
-                **squares.get(label, {}),
-            )
-            rows.append(row.known)
+            own: Row = {name: value for name, value in vars(record).items() if label in recipes or name in OF_NULLS}
+            rows.append(StepRow(**{"step": t, **names[label].columns, **own, **squares.get(label, {})}).known)
         on_step(t, rows)
     return lock, distances
-
-
-def _consumed(record: StepRecord) -> Row:
-    """What a row says of the gradient g that the arm's optimizer consumed, unscaled and clipped, beside the reference's."""
-    return {
-        "gradient_norm": record.gradient_norm,
-        "gradient_difference_norm": record.gradient_difference_norm,
-        "gradient_distance": record.gradient.distance,
-        "scale": record.gradient.scale,
-        "cosine": record.gradient.cosine,
-        "learning_rate": record.learning_rate,
-    }
 
 
 def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:
     """The exact clipped gradients of the window `ids`, each arm's at its own parameters; of arms that are not judged none.
 
-    One for all at the first step, where all stand alike.
+    One for all at the first step, where all stand alike; none where float64 draws other masks, or there is no float64.
     """
+    if setting.not_float64 or not setting.masks_are_shared:
+        return lambda label: None
     referee, window = setting.referee(), setting.exact.batch(ids)
 
     def gradient(label: str) -> Tensor:

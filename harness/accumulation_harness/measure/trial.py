@@ -27,7 +27,6 @@ from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.memory import num_bytes
-from accumulation_harness.measure.poison import PoisonedWindow
 from accumulation_harness.measure.training import Distances, OnStep, Row, outcome, train
 from accumulation_harness.recipes import catalogue, precision
 from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
@@ -173,45 +172,7 @@ def run_trial(
         check_splits(setting, chosen)
         clock = Clock()
         with _phases_told(config, clock, chosen):
-            return _measured(setting, chosen, on_step, shared or Measurements(), clock, named)
-
-
-def _measured(
-    setting: Setting,
-    candidates: Sequence[Candidate],
-    on_step: OnStep,
-    shared: Measurements,
-    clock: Clock,
-    named: Sequence[str],
-) -> TrialResult:
-    """What `run_trial` says, of a setting that was examined."""
-    config = setting.config
-    clock.phase = "the first windows, in float64"
-    chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
-    recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
-    assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-    ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
-    others = setting.exact.moves_state or any(one.arm not in ours for one in chosen)
-    stream = list(setting.windows(max(WINDOWS, config.steps)))
-    probed = algebra.windows_of(setting, at_least=config.steps if others else 0)
-    check_terms(setting, [*stream, *probed])
-    levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared, clock)
-    exact, rounded = levels.measured()
-    lock, distances = levels.training
-    clock.phase = "the evaluation, and windows without one factor each"
-    short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
-    arms = [
-        _arm_row(setting, one, levels.evidence(one.label, exact, rounded), lock, distances, [stream[0], *short[:1]])
-        for one in chosen
-    ]
-    summary = {
-        "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
-        "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
-        "environment": describe(setting.device, named),
-        "seconds": clock.laps,
-        "measured_by": levels.shared.used,
-    }
-    return TrialResult(arms, summary)
+            return Levels(setting, chosen, on_step, shared or Measurements(), clock).result(named)
 
 
 @contextmanager
@@ -277,21 +238,34 @@ class Levels:
     """L0, L1, the poisoned window and the training of a trial, each once, in an order that waits for no other trial."""
 
     def __init__(
-        self,
-        setting: Setting,
-        chosen: Sequence[Candidate],
-        recipes: Mapping[str, Recipe],
-        stream: Sequence[Tensor],
-        probed: Sequence[Tensor],
-        on_step: OnStep,
-        shared: Measurements,
-        clock: Clock,
+        self, setting: Setting, candidates: Sequence[Candidate], on_step: OnStep, shared: Measurements, clock: Clock
     ) -> None:
-        """`recipes` by label, the reference's and those of `chosen`; `stream`: the trial's windows, `probed`: those of L0."""
-        self.setting, self.recipes, self.stream, self.probed = setting, recipes, stream, probed
-        self.on_step, self.shared, self.clock = on_step, shared, clock
-        self.is_ours = list(chosen) == standard_candidates(setting.config)
-        self.floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
+        config, self.setting, self.on_step, self.shared, self.clock = setting.config, setting, on_step, shared, clock
+        clock.phase = "the first windows, in float64"
+        self.chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
+        self.recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in self.chosen}
+        assert len(self.recipes) == len(self.chosen) + 1, "candidates need distinct names"
+        self.is_ours = self.chosen == standard_candidates(config)
+        ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
+        others = setting.exact.moves_state or any(one.arm not in ours for one in self.chosen)
+        self.stream = list(setting.windows(max(WINDOWS, config.steps)))
+        self.probed = algebra.windows_of(setting, at_least=config.steps if others else 0)
+        check_terms(setting, [*self.stream, *self.probed])
+
+    def result(self, named: Sequence[str]) -> TrialResult:
+        """What `run_trial` says; `named`: operations without a deterministic kernel."""
+        exact, rounded = self.measured()
+        lock, distances = self.training
+        self.clock.phase = "the evaluation, and windows without one factor each"
+        arms = [self._row(one, exact[one.label], rounded[one.label]) for one in self.chosen]
+        summary = {
+            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
+            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
+            "environment": describe(self.setting.device, named),
+            "seconds": self.clock.laps,
+            "measured_by": self.shared.used,
+        }
+        return TrialResult(arms, summary)
 
     @functools.cached_property
     def training(self) -> tuple[LockStep, Distances]:
@@ -312,7 +286,8 @@ class Levels:
 
     def measured(self) -> tuple[dict[str, AlgebraResult], dict[str, Rounding]]:
         """L0, with what was done with the poisoned window, and L1, by label."""
-        level0 = algebra.measurement(self.setting, self.recipes, self.probed, self.floor_arm, ours=self.is_ours)
+        floor_arm = next(candidate.label for candidate in self.chosen if candidate.arm == PERMUTED)
+        level0 = algebra.measurement(self.setting, self.recipes, self.probed, floor_arm, ours=self.is_ours)
         level1 = self._rounding(self.recipes, self.stream[0])
         self._train_meanwhile(level0)
         self.clock.phase = "the run in float64"
@@ -328,23 +303,39 @@ class Levels:
         self.clock.phase = "a window with a loss that is not finite"
         windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
         self.clock.lap("poison")
-        return {label: _beside_poison(result, windows, label) for label, result in exact.items()}, rounded
+        beside = {
+            label: dataclasses.replace(
+                own,
+                signature=dataclasses.replace(own.signature, survivors_error=windows[label].survivors),
+                counters={**own.counters, **poison.differing(windows, label)},
+            )
+            for label, own in exact.items()
+        }
+        return beside, rounded
 
-    def evidence(self, label: str, exact: Mapping[str, AlgebraResult], rounded: Mapping[str, Rounding]) -> Evidence:
-        """All that is known of an arm, but for what a gap is made of."""
-        lock, distances = self.training
+    def _row(self, candidate: Candidate, exact: AlgebraResult, rounded: Rounding) -> Row:
+        """One row of `verdicts.csv`, with the evidence it rests on; a gap is taken apart by factors."""
+        (lock, distances), label, config = self.training, candidate.label, self.setting.config
         overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
-        return Evidence(
-            precision=self.setting.config.precision,
-            algebra=exact[label].algebra,
-            rounding=rounded[label],
+        evidence = Evidence(
+            precision=config.precision,
+            algebra=exact.algebra,
+            rounding=rounded,
             trajectory=distances.trajectory(label),
-            counters={**exact[label].counters, **lock.differing_counters(label)},
-            signature=exact[label].signature,
+            counters={**exact.counters, **lock.differing_counters(label)},
+            signature=exact.signature,
             finite=all(distances.finite(key, overflows[key]) for key in (REFERENCE, label)),
             overflows=overflows[label],
             full_overflows=overflows[REFERENCE],
         )
+        verdict = judge(evidence)
+        if evidence.finite and verdict.verdict in (Outcome.different, Outcome.degraded):
+            short = [ids for ids in (*self.stream, *self.probed) if len(ids) < config.effective_batch]
+            ablated = ablation.attribute(self.setting, candidate.recipe, [self.stream[0], *short[:1]])
+            evidence = dataclasses.replace(evidence, ablation=ablated)
+            verdict = judge(evidence)
+        row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
+        return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))
 
     def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
         """While another trial makes the measurement there is something else to do."""
@@ -373,27 +364,3 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
-
-
-def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
-    """What L0 found of an arm, and what it did with a window that is not finite."""
-    signature = dataclasses.replace(result.signature, survivors_error=windows[label].survivors)
-    return dataclasses.replace(result, signature=signature, counters={**result.counters, **poison.differing(windows, label)})
-
-
-def _arm_row(
-    setting: Setting,
-    candidate: Candidate,
-    evidence: Evidence,
-    lock: LockStep,
-    distances: Distances,
-    attribution_windows: Sequence[Tensor],
-) -> Row:
-    """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
-    config, label = setting.config, candidate.label
-    verdict = judge(evidence)
-    if evidence.finite and verdict.verdict in (Outcome.different, Outcome.degraded):
-        evidence = dataclasses.replace(evidence, ablation=ablation.attribute(setting, candidate.recipe, attribution_windows))
-        verdict = judge(evidence)
-    row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
-    return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))

@@ -20,9 +20,13 @@ from accumulation_harness.referee.gradients import flatten
 class Fault:
     """A wrong way to accumulate."""
 
-    cause: Cause  # what a diagnosis should call it
-    apply: Transform
+    apply: Transform  # under the name of its cause
     changes: Callable[[TrialConfig], bool]  # whether it changes the computation of such a trial at all
+
+    @property
+    def cause(self) -> Cause:
+        """What a diagnosis should call it."""
+        return Cause(self.apply.__name__)
 
     @property
     def id(self) -> str:
@@ -80,34 +84,37 @@ def _averaged(config: TrialConfig) -> bool:
 
 NUM_DIGITS = 1500  # training samples of the digits, on which the matrix runs
 
-FAULTS = (
-    Fault(Cause.loss_not_divided, faults.loss_not_divided, _several),
-    Fault(Cause.loss_divided_twice, faults.loss_divided_twice, _several),
-    Fault(Cause.mean_of_means, faults.mean_of_means, _unequal_terms),
-    Fault(Cause.short_window_divided_by_n, faults.short_window_divided_by_n, _short_windows),
-    Fault(Cause.window_misplaced, faults.window_misplaced, always),
-    Fault(Cause.gradients_cleared_in_window, faults.gradients_cleared_in_window, _several),
-    Fault(Cause.gradients_not_cleared, faults.gradients_not_cleared, always),
-    Fault(Cause.step_every_micro_batch, faults.step_every_micro_batch, _several),
-    Fault(Cause.schedule_per_micro_batch, faults.schedule_per_micro_batch, _several),
-    Fault(Cause.clip_per_micro_batch, faults.clip_per_micro_batch, always),  # L0 has active clipping in every trial
-    Fault(Cause.clip_before_unscale, faults.clip_before_unscale, _scaled),
-    Fault(Cause.scaler_updated_in_window, faults.scaler_updated_in_window, _scaled),
-    Fault(Cause.accumulator_overwritten, faults.accumulator_overwritten, _several),
-    Fault(Cause.low_precision_accumulator, faults.low_precision_accumulator, always),
-    Fault(Cause.underflow_from_division, faults.underflow_from_division, _scaled),
-    Fault(Cause.loss_report_differs, faults.loss_report_differs, _several),
-    Fault(Cause.weight_decay_per_micro_batch, faults.weight_decay_per_micro_batch, _decayed),
-    Fault(Cause.optimizer_state_per_micro_batch, faults.optimizer_state_per_micro_batch, _stateful),
-    Fault(Cause.ema_per_micro_batch, faults.ema_per_micro_batch, _averaged),
-    Fault(Cause.auxiliary_loss_scale, faults.auxiliary_loss_scale, _penalised),
-    Fault(Cause.cached_weights_stale, faults.cached_weights_stale, always),
-    Fault(Cause.non_finite_micro_batch, faults.non_finite_micro_batch, _several),
-    Fault(Cause.resume_in_window, faults.resume_in_window, _several),
-    Fault(Cause.counter_wrong, faults.counter_wrong, always),
-    Fault(Cause.samples_repeated, faults.samples_repeated, always),
-    Fault(Cause.foreign_gradients, faults.foreign_gradients, always),
-    Fault(Cause.normaliser_depends_on_split, faults.normaliser_depends_on_split, _normalised),
+FAULTS = tuple(
+    Fault(*both)
+    for both in {
+        faults.loss_not_divided: _several,
+        faults.loss_divided_twice: _several,
+        faults.mean_of_means: _unequal_terms,
+        faults.short_window_divided_by_n: _short_windows,
+        faults.window_misplaced: always,
+        faults.gradients_cleared_in_window: _several,
+        faults.gradients_not_cleared: always,
+        faults.step_every_micro_batch: _several,
+        faults.schedule_per_micro_batch: _several,
+        faults.clip_per_micro_batch: always,  # L0 has active clipping in every trial
+        faults.clip_before_unscale: _scaled,
+        faults.scaler_updated_in_window: _scaled,
+        faults.accumulator_overwritten: _several,
+        faults.low_precision_accumulator: always,
+        faults.underflow_from_division: _scaled,
+        faults.loss_report_differs: _several,
+        faults.weight_decay_per_micro_batch: _decayed,
+        faults.optimizer_state_per_micro_batch: _stateful,
+        faults.ema_per_micro_batch: _averaged,
+        faults.auxiliary_loss_scale: _penalised,
+        faults.cached_weights_stale: always,
+        faults.non_finite_micro_batch: _several,
+        faults.resume_in_window: _several,
+        faults.counter_wrong: always,
+        faults.samples_repeated: always,
+        faults.foreign_gradients: always,
+        faults.normaliser_depends_on_split: _normalised,
+    }.items()
 )
 
 PLANTED = ("scale", "direction", "tensor")

@@ -17,22 +17,14 @@ SEVERITY = (Outcome.equivalent, Outcome.inconclusive, Outcome.degraded, Outcome.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmCell:
-    """The trials (seeds, sizes) of one combination of settings at one N, and the worst that was found in them."""
+class ArmCell(VerdictRow):
+    """The trials (seeds, sizes) of one combination of settings at one N: the worst of them.
 
-    workload: str
-    norm: str
-    optimizer: str
-    precision: str
-    arm: str
-    accumulation_steps: int
-    verdict: str
-    cause: str
-    explained: bool
+    `algebra_error` is the largest, `rounding_ratio` the median of what was measured, or NaN.
+    """
+
     agreeing: int  # trials with that verdict
     trials: int
-    gradient_error: float  # largest, in float64, relative to the large batch's gradient
-    rounding_ratio: float  # median; NaN where it was not measured
 
     @property
     def name(self) -> tuple[str, str, str, str]:
@@ -54,21 +46,9 @@ def _cell(rows: Sequence[VerdictRow]) -> ArmCell:
     worst = max(rows, key=lambda row: (SEVERITY.index(Outcome(row.verdict)), not row.explained))
     ratios = [row.rounding_ratio for row in rows if not math.isnan(row.rounding_ratio)]
     errors = [row.algebra_error for row in rows if not math.isnan(row.algebra_error)]
-    return ArmCell(
-        workload=worst.workload,
-        norm=worst.norm,
-        optimizer=worst.optimizer,
-        precision=worst.precision,
-        arm=worst.arm,
-        accumulation_steps=worst.accumulation_steps,
-        verdict=worst.verdict,
-        cause=worst.cause,
-        explained=worst.explained,
-        agreeing=sum(row.verdict == worst.verdict for row in rows),
-        trials=len(rows),
-        gradient_error=max(errors, default=math.nan),
-        rounding_ratio=median(ratios) if ratios else math.nan,
-    )
+    measured = {"algebra_error": max(errors, default=math.nan), "rounding_ratio": median(ratios) if ratios else math.nan}
+    agreeing = sum(row.verdict == worst.verdict for row in rows)
+    return ArmCell(**{**vars(worst), **measured}, agreeing=agreeing, trials=len(rows))
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,7 @@ def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell]) -> Caveat:
     where = {name: tuple(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in names}
     if len(where["workload"]) == 1:
         del where["workload"]
-    size = spread([cell.gradient_error for cell in cells])
+    size = spread([cell.algebra_error for cell in cells])
     ratio = spread([cell.rounding_ratio for cell in cells])
     if verdict == Outcome.degraded:
         found = f"accumulation is the same computation, with a rounding error {ratio} times the large batch's."

@@ -78,7 +78,7 @@ def _row(key: tuple[str, ...], cells: Sequence[ArmCell]) -> tuple[str, ...]:
         numbers if arm == ACCUMULATED else f"{numbers} {arm}",
         verdict,
         cause,
-        spread(cell.gradient_error for cell in cells),
+        spread(cell.algebra_error for cell in cells),
     )
 
 

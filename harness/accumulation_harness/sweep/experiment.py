@@ -37,7 +37,7 @@ from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.results.mirror import Mirror
 from accumulation_harness.results.record import in_one_line, told
-from accumulation_harness.results.store import State, Store, TrialWriter
+from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import ending, tuning
 from accumulation_harness.sweep.child import (
     LINE_LENGTH,
@@ -113,22 +113,17 @@ def run_one(config: HarnessConfig) -> None:
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
         Mirror(config.tracking, trial, name=name, folder=writer.folder) as mirror,
     ):
+
+        def on_step(step: int, rows: list[dict[str, Any]]) -> None:
+            writer.add(*rows)
+            mirror.log(step, rows)
+
         shared = Measurements(Path(config.results), f"{trial.experiment}/{name}")
-        record = studies.run(trial, recorder(writer, mirror), shared)
+        record = studies.run(trial, on_step, shared)
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
         writer.finish(record)
         mirror.finish(record)
-
-
-def recorder(writer: TrialWriter, mirror: Mirror) -> Callable[[int, list[dict[str, Any]]], None]:
-    """What a trial calls after each step: its rows go to the store, and as metrics to the mirror."""
-
-    def on_step(step: int, rows: list[dict[str, Any]]) -> None:
-        writer.add(*rows)
-        mirror.log(step, rows)
-
-    return on_step
 
 
 # Parent ------------------------------------------------------------------------------------------------------------------------

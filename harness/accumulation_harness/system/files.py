@@ -11,12 +11,12 @@ from pathlib import Path
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
 
 
-def read_file(path: Path) -> bytes:
-    """Content of a regular file. OSError for anything else, at once: a pipe would wait, a device may have no end."""
+def read_file(path: Path, most: int = -1) -> bytes:
+    """Content of a regular file, or its first `most` bytes. OSError for anything else: a pipe would wait, a device has no end."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        return file.readall()
+        return file.read(most)
 
 
 def keep_others_out() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from accumulation_harness.config import EMBEDDED_DIGITS, ConfigError, Contrast, Data, Model, Norm, TrialConfig
+from accumulation_harness.config import Contrast, Data, Model, Norm, TrialConfig
 from accumulation_harness.workloads import Workload
 from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.digits import read_digits
@@ -77,13 +77,9 @@ def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> Im
 
 def _read_images(config: TrialConfig) -> ImageSet:
     root = config.data.root
-    if config.workload.data in EMBEDDED_DIGITS:
-        return read_digits()
-    if config.workload.data == Data.mnist1d:
-        return read_mnist1d(config.seed)
-    if root is None:
-        raise ConfigError("data.root", "null", f"a local folder that holds {config.workload.data}")
-    return read_mnist(root) if config.workload.data == Data.mnist else read_cifar10(root)
+    if root is not None:
+        return read_mnist(root) if config.workload.data == Data.mnist else read_cifar10(root)
+    return read_mnist1d(config.seed) if config.workload.data == Data.mnist1d else read_digits()
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
-import stat
 import struct
 import zlib
 from pathlib import Path
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accumulation_harness.config import ConfigError
+from accumulation_harness.system.files import read_file
 from accumulation_harness.workloads.images import NUM_CLASSES, ImageSet
 
 MAX_BYTES = 200_000_000  # of a file, also of a gzipped one when unpacked; CIFAR-10's have 31 million, MNIST's 47 million
@@ -33,12 +32,9 @@ def refuse(root: str, expected: str, cause: Exception | None = None) -> NoReturn
 
 
 def read_data(root: str, file: Path, most: int) -> bytes:
-    """Content of a file of at most `most` bytes. ConfigError for anything else: a pipe would wait, a device may have no end."""
+    """Content of a regular file of at most `most` bytes. ConfigError for anything else."""
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                refuse(root, f"a regular file {file.name}")
-            content = stream.read(most + 1)
+        content = read_file(file, most + 1)
     except OSError as error:
         refuse(root, f"a readable {file.name} ({error.strerror})", error)
     if len(content) > most:
