@@ -105,8 +105,7 @@ def test_a_command_that_ends_has_cleared_up_before(start):
     assert not command.temporary.parent.exists() and not command.left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("to_group", [False, True])
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGHUP, True), (signal.SIGINT, True)])
 def test_nothing_is_left_of_a_command_that_is_signalled(start, number, to_group):
     command = start()
     (os.killpg if to_group else os.kill)(command.process.pid, number)

@@ -36,8 +36,10 @@ from accumulation_harness.results.measurements import Measurements
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
 # 9 steps of 196: an epoch of 1,500 ends in a short window of 128.
-SHORT = TrialConfig(effective_batch=196, accumulation_steps=(7,), steps=9, algebra_steps=9, probe_every=5)
-TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
+SHORT = TrialConfig(
+    workload=WorkloadConfig(width=3), effective_batch=196, accumulation_steps=(7,), steps=9, algebra_steps=9, probe_every=5
+)  # fmt: skip
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
 
 
 def run(config, candidates=None):
@@ -49,13 +51,10 @@ def run(config, candidates=None):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm": Norm.none},
-        {"norm": Norm.group, "optimizer": ADAM},
         {"norm": Norm.layer, "optimizer": MOMENTUM, "precision": Precision.float16},
         {"norm": Norm.group, "precision": Precision.bfloat16},
-        {"norm": Norm.none, "precision": Precision.float64, "optimizer": ADAM},
+        {"precision": Precision.float64, "optimizer": ADAM},
         {"norm": Norm.group, "split": Split.ragged, "accumulation_steps": (2, 5, 16)},
-        {"workload": WorkloadConfig(model=Model.mlp), "norm": Norm.layer, "optimizer": ADAM},
         {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged, "accumulation_steps": (3,), "steps": 5, "algebra_steps": 5},
         {"clip_norm": 0.1, "optimizer": dataclasses.replace(ADAM, weight_decay=0.1)},
     ],
@@ -67,8 +66,7 @@ def test_correct_accumulation_is_equivalent(changes):
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-@pytest.mark.parametrize("split", list(Split))
+@pytest.mark.parametrize(("precision", "split"), [(Precision.float32, Split.ragged), (Precision.float16, Split.even)])
 def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision, split):
     rows = run(dataclasses.replace(SHORT, norm=Norm.batch, optimizer=ADAM, precision=precision, split=split))
     accumulated, null = rows["accumulated-7"], rows["permuted-1"]
@@ -89,7 +87,7 @@ def test_a_fault_of_short_windows_is_invisible_where_there_are_none():
 
 
 def test_dropout_differs_and_its_removal_explains_it():
-    rows = run(dataclasses.replace(SHORT, workload=WorkloadConfig(dropout=0.2)))
+    rows = run(dataclasses.replace(SHORT, workload=WorkloadConfig(width=3, dropout=0.2)))
     row = rows["permuted-1"]  # other rows get the masks
     assert (row["verdict"], row["cause"], row["explained"]) == ("different", "stochastic_layers", True)
     # One dropout layer on a CPU draws its masks row by row, so micro-batches in order get the full batch's masks: really equal.
@@ -132,9 +130,9 @@ def test_training_that_explodes_is_inconclusive():
 @pytest.mark.parametrize(
     ("workload", "precision"),
     [
-        (WorkloadConfig(dropout=0.2), Precision.float16),
-        pytest.param(WorkloadConfig(), Precision.float16, marks=pytest.mark.slow),
-        pytest.param(WorkloadConfig(), Precision.float32, marks=pytest.mark.slow),
+        (WorkloadConfig(width=3, dropout=0.2), Precision.float16),
+        pytest.param(WorkloadConfig(width=3), Precision.float16, marks=pytest.mark.slow),
+        pytest.param(WorkloadConfig(width=3), Precision.float32, marks=pytest.mark.slow),
     ],
     ids=["dropout-float16", "float16", "float32"],
 )
@@ -180,7 +178,6 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path, monkeypatch
         "float32": float32,
         "float16": dataclasses.replace(float32, precision=Precision.float16),
         "adam": dataclasses.replace(float32, optimizer=ADAM),
-        "adam in float16": dataclasses.replace(float32, optimizer=ADAM, precision=Precision.float16),
     }
 
     def rows(config, shared):
@@ -198,7 +195,6 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path, monkeypatch
         "float32": {"algebra": "float32", "rounding": "float32", "poison": "float32"},
         "float16": {"algebra": "float32", "rounding": "float16", "poison": "float16"},
         "adam": {"algebra": "adam", "rounding": "float32", "poison": "adam"},
-        "adam in float16": {"algebra": "adam", "rounding": "float16", "poison": "adam in float16"},
     }
 
 
@@ -220,9 +216,8 @@ def test_what_cannot_run_names_its_field(changes, field):
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
-def test_dead_units_of_a_small_micro_batch_are_no_underflow(precision):
+def test_dead_units_of_a_small_micro_batch_are_no_underflow():
     """Four samples under BatchNorm leave other channels dead than 64 do: zeros that exact arithmetic has too."""
-    config = TrialConfig(norm=Norm.batch, precision=precision, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
+    config = TrialConfig(norm=Norm.batch, precision=Precision.float16, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
     row = run(config)["accumulated-16"]
     assert (row["cause"], row["explained"]) == ("batch_statistics", True)

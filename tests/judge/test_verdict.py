@@ -118,3 +118,14 @@ def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(zeros
 def test_weights_that_leave_what_shuffled_rows_do_are_a_remark():
     verdict = judge(changed(trajectory__ratio=1.1e3, trajectory__step=7))
     assert verdict.verdict == Outcome.equivalent and "by 1e+03 times what a shuffled one's do, at window 7;" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong_windows", "counters", "outcome"),
+    [(1, {}, Outcome.inconclusive), (4, {}, Outcome.different), (1, {Counter.windows: (2, 1)}, Outcome.different)],
+)
+def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_float32(wrong_windows, counters, outcome):
+    """A ReLU may have flipped; in every window it is the loop's."""
+    signature = dataclasses.replace(WRONG, probes=4, gradient_error=1e-2, wrong_windows=({},) * wrong_windows)
+    evidence = changed(algebra__not_float64="it cannot", algebra__floor=1e-7, signature=signature, counters=counters)
+    assert judge(evidence).verdict == outcome

@@ -80,3 +80,15 @@ class Centred(torch.optim.SGD):
                 if p.grad is not None and p.dim() > 1:
                     p.grad.sub_(p.grad.mean(1, keepdim=True))
         super().step(*args, **options)
+
+
+class Bare(torch.optim.Optimizer):
+    """It does not call its base class."""
+
+    def __init__(self, groups, lr):
+        self.param_groups = groups
+
+
+def closing(groups, lr):
+    """It asks for a closure."""
+    return torch.optim.LBFGS(next(iter(groups))["params"], lr=lr)

@@ -603,22 +603,12 @@ class Sparse(Images):
 class Checkpointed(nn.Module):
     """Recomputed in the backward by the older of PyTorch's two ways."""
 
-    def __init__(self, hides=False):
+    def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(50, 8), nn.Linear(8, 3)
-        self.hides = hides
+        self.first, self.second = nn.Sequential(nn.Flatten(), nn.Linear(50, 8)), nn.Linear(8, 3)
 
     def forward(self, x):
-        if self.hides:
-            first = lambda x: self.first(x.flatten(1)).tanh()  # noqa: E731
-            return self.second(torch.utils.checkpoint.checkpoint(first, x.clone().requires_grad_(), use_reentrant=True))
-        hidden = self.first(x.flatten(1))
-        return torch.utils.checkpoint.checkpoint(self.second, hidden, use_reentrant=True)
-
-
-class Reentrant(Images):
-    def model(self, norm):
-        return Checkpointed()
+        return self.second(torch.utils.checkpoint.checkpoint(self.first, x.clone().requires_grad_(), use_reentrant=True))
 
 
 class Forces(Frozen):
@@ -647,11 +637,6 @@ class HeldOutOfOtherShape(Images):
         return [(image[:, :4], label) for image, label in super().held_out()]
 
 
-class NotANumberInData(Images):
-    def train(self):
-        return [(image * float("nan"), label) for image, label in super().train()]
-
-
 class InPlace(Images):
     def forward(self, model, batch):
         return model(batch[0].mul_(2))
@@ -660,11 +645,6 @@ class InPlace(Images):
 class Lazy(Images):
     def model(self, norm):
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
-
-
-class Meta(Images):
-    def model(self, norm):
-        return super().model(norm).to("meta")
 
 
 class NoDisk(Images):
@@ -764,7 +744,7 @@ class HiddenGradient(Images):
     """A reentrant checkpoint whose layers no path of the graph leads to but that of the inputs."""
 
     def model(self, norm):
-        return Checkpointed(hides=True)
+        return Checkpointed()
 
 
 class Scripted(Images):
@@ -783,21 +763,6 @@ class TermsRaise(Images):
     def terms(self, batch):
         result: Tensor = batch["labels"]
         return result
-
-
-class CorrectRaises(Images):
-    def correct(self, outputs, batch):
-        raise RuntimeError("no such luck")
-
-
-class NotAModel(Images):
-    def model(self, norm):
-        return lambda x: x
-
-
-class NoTraining(Images):
-    def train(self):
-        return []
 
 
 class Stream(Images):

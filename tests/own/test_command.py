@@ -132,14 +132,7 @@ def test_a_package_and_yaml_of_ones_own(folder):
 
 
 BAD = {
-    ("workload=custom",): "workload.target=null: expected FILE.py:NAME or package.module:NAME",
-    ("workload=custom", "workload.target=mine.py"): "workload.target=mine.py: expected FILE.py:NAME or package.module:NAME",
     ("workload=custom", "workload.target=other.py:Images"): "there is no file other.py",
-    ("workload=custom", "workload.target=lab.sound:Images"): "there is no module lab.sound in this folder",
-    ("workload=custom", "workload.target=mine.py:Images", "workload.width=4"): "nothing with workload=custom: use workload.args",
-    ("workload.target=mine.py:Images",): "workload.target=mine.py:Images: expected nothing without workload=custom",
-    ("norm=as_is",): "norm=as_is: expected none, batch, group or layer with workload.data=digits",
-    ("workload=custom", "workload.target=mine.py:Images", "+workload.args.width=nan"): "workload.args.width=nan: expected",
     ("workload=custom", "workload.target=mine.py:MeanLoss"): "got a tensor of shape []",
 }
 

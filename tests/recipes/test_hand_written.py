@@ -132,17 +132,6 @@ def leaves_a_lost_window_out(arm, window):
     return total
 
 
-def leaves_a_lost_micro_batch_out(arm, window):
-    total = torch.zeros((), dtype=torch.float64)
-    for part in parts_of(window):
-        loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / len(window)
-        if torch.isfinite(loss):
-            loss.backward()
-            total += loss.detach()
-    finish(arm)
-    return total
-
-
 def zeros_for_lost_entries(arm, window):
     total = accumulate(arm, window)
     for p in arm.model.parameters():
@@ -229,13 +218,6 @@ def second_moment_of_something(arm, window):
     return total
 
 
-def averages_each(arm, window):
-    assert arm.ema is not None
-    total = accumulate(arm, window, after=lambda k: arm.ema.update_parameters(arm.model) if k else None)  # type: ignore[union-attr]
-    finish(arm)
-    return total
-
-
 def averages_before_the_step(arm, window):
     assert arm.ema is not None
     total = accumulate(arm, window)
@@ -299,13 +281,6 @@ def last_of_the_window_before(arm, window):
     return torch.as_tensor(total)
 
 
-def forgets_the_last_and_to_divide(arm, window):
-    parts = parts_of(window)[:-1]
-    total = sum(backward(arm, part, len(part)) for part in parts)
-    finish(arm)
-    return torch.as_tensor(total) / len(parts)
-
-
 def looks_before_and_after(arm, window):
     """Forwards of the whole window that no backward goes through."""
     with torch.no_grad():
@@ -330,25 +305,11 @@ def undivided_and_too_fast(arm, window):
     return total
 
 
-def never_clears(arm, window):
-    kept, arm.optimizer.zero_grad = arm.optimizer.zero_grad, lambda *_: None  # type: ignore[method-assign, assignment]
-    total = reports_in_float32(arm, window)
-    arm.optimizer.zero_grad = kept  # type: ignore[method-assign]
-    return total
-
-
 def turns_one_tensor(arm, window):
     """Something that is in no catalogue."""
     handle = next(arm.model.parameters()).register_hook(lambda gradient: gradient.flip(0))
     total = reports_in_float32(arm, window)
     handle.remove()
-    return total
-
-
-def steps_twice(arm, window):
-    total = accumulate(arm, window)
-    arm.optimizer.step()
-    finish(arm)
     return total
 
 
@@ -364,13 +325,10 @@ LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
     looks_before_and_after: "",
     undivided: "loss_not_divided",
     undivided_and_too_fast: "loss_not_divided+schedule_per_micro_batch",
-    never_clears: "gradients_not_cleared",
     turns_one_tensor: "unexplained",
-    steps_twice: "window_misplaced",
     no_backward: "window_misplaced",
     reports_a_little_less: "loss_report_differs",
     leaves_a_lost_window_out: "",
-    leaves_a_lost_micro_batch_out: "non_finite_micro_batch",
     zeros_for_lost_entries: "non_finite_micro_batch",
     clears_after_the_first: "gradients_cleared_in_window",
     keeps_half: "gradients_not_cleared",
@@ -380,7 +338,6 @@ LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
     advances_at_rate_zero: "optimizer_state_per_micro_batch",
     second_moment_of_each: "optimizer_state_per_micro_batch",
     second_moment_of_something: "unexplained",
-    averages_each: "ema_per_micro_batch",
     averages_before_the_step: "unexplained",
     ticks_first: "unexplained",
     old_weights: "cached_weights_stale",
@@ -388,7 +345,6 @@ LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
     noise_beside: "foreign_gradients",
     noise_inside: "unexplained",
     last_of_the_window_before: "window_misplaced",
-    forgets_the_last_and_to_divide: "window_misplaced+loss_not_divided",
 }
 
 

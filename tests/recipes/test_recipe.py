@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import schedulefree
 import torch
-from torch.optim import Optimizer
 
-from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, targets
+from accumulation_harness.config import OptimizerConfig, OptimizerName
 from accumulation_harness.measure.lock_step import Watch
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
-from accumulation_harness.recipes.recipe import make_optimizer, take_step
+from accumulation_harness.recipes.recipe import take_step
 from tests import reference
 from tests.toy import Toy, make_arm
 
@@ -73,43 +71,3 @@ def test_clipping_acts_once_on_the_accumulated_gradient():
     assert watch.gradient is not None and bool(arm.clipped[0])
     norm = np.linalg.norm(expected)
     assert np.abs(watch.gradient.numpy() - expected * 0.05 / (norm + 1e-6)).max() < EXACT
-
-
-class Bare(Optimizer):
-    """It does not call its base class."""
-
-    def __init__(self, groups, lr):
-        self.param_groups = groups
-
-
-def without_decay(groups, lr, alpha=0.5):
-    return torch.optim.RMSprop(groups, lr=lr, alpha=alpha)
-
-
-def own(monkeypatch, make, **settings):
-    monkeypatch.setattr(targets, "load", lambda field, target: make)
-    config = OptimizerConfig(name=OptimizerName.custom, target="mine.py:Mine", lr=0.3, **settings)
-    return make_optimizer(config, [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))])
-
-
-def test_an_optimizer_of_ones_own_gets_what_it_takes(monkeypatch):
-    for group in own(monkeypatch, torch.optim.Adagrad, weight_decay=0.1, args={"lr_decay": 0.2}).param_groups:
-        assert (group["lr"], group["weight_decay"], group["lr_decay"]) == (0.3, 0.1, 0.2)
-    assert own(monkeypatch, without_decay, args={"alpha": 0.25}).param_groups[1]["alpha"] == 0.25
-    assert own(monkeypatch, schedulefree.SGDScheduleFree).param_groups[0]["train_mode"], "ready to step"
-
-
-@pytest.mark.parametrize(
-    ("make", "weight_decay", "message"),
-    [
-        (without_decay, 0.1, "optimizer.weight_decay=0.1: expected 0: Mine takes none"),
-        (lambda groups, lr: [lr], 0.0, "optimizer.target=mine.py:Mine: expected a torch.optim.Optimizer, got list"),
-        (Bare, 0.0, "optimizer.target=mine.py:Mine: expected an optimizer that has called torch.optim.Optimizer.__init__"),
-        (lambda groups, lr: torch.optim.LBFGS(groups[0]["params"], lr=lr), 0.0, "this one asks for a closure"),
-    ],
-    ids=["no weight decay", "a list", "no hooks", "a closure"],
-)
-def test_what_cannot_train_an_arm_is_refused(monkeypatch, make, weight_decay, message):
-    with pytest.raises(ConfigError) as refusal:
-        own(monkeypatch, make, weight_decay=weight_decay)
-    assert message in str(refusal.value)

@@ -1,6 +1,4 @@
-"""Every model with every normalisation: trains in every precision, and couples samples under BatchNorm only."""
-
-import contextlib
+"""Every model with every normalisation couples samples under BatchNorm only."""
 
 import pytest
 import torch
@@ -14,12 +12,6 @@ PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for 
     (Model.transformer, Norm.layer),
     (Model.transformer, Norm.none),
 ]
-PRECISIONS = {
-    "float64": (torch.float64, None),
-    "float32": (torch.float32, None),
-    "float16": (torch.float32, torch.float16),
-    "bfloat16": (torch.float32, torch.bfloat16),
-}
 # Rounding of float64 in a net of twenty layers stays below the first; coupling through batch statistics is far above the second.
 ROUNDING, COUPLED = 1e-11, 1e-4
 
@@ -40,24 +32,6 @@ def gradients(workload, model, ids):
     """Gradient of the summed loss of `ids`, all in one batch."""
     batch = workload.batch(ids)
     return list(torch.autograd.grad(workload.losses(model(batch.inputs), batch).sum(), list(model.parameters())))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("model", "norm"), PAIRS)
-def test_trains_in_every_precision(model, norm, precision):
-    dtype, autocast = PRECISIONS[precision]
-    workload, net = build(model, norm, dtype)
-    batch = workload.batch(torch.arange(4))
-    with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
-        outputs = net(batch.inputs)
-    losses = workload.losses(outputs, batch)
-    torch.autograd.backward(losses.sum())
-    assert outputs.dtype == (autocast or dtype)
-    assert losses.dtype == dtype
-    assert losses.shape == (4,)
-    for name, parameter in net.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 0, f"{name} is not trained"
 
 
 @pytest.mark.parametrize(("model", "norm"), PAIRS)

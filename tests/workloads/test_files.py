@@ -103,33 +103,19 @@ GOOD = python2_pickle(COLOURS[0], LABELS[0].tolist())
 IMAGES, LABELLED, BATCH = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", "data_batch_3"
 DAMAGED: dict[str, tuple[str, bytes | None]] = {
     "missing images": (IMAGES, None),
-    "missing labels": (LABELLED, None),
     "bad magic": (IMAGES, b"\0\0\x09\x03" + idx(GREY)[4:]),
-    "labels where images belong": (IMAGES, idx(LABELS[0])),
     "cut short": (IMAGES, idx(GREY)[:-1]),
-    "too long": (LABELLED, idx(LABELS[0]) + b"\0"),
-    "no header": (LABELLED, b"\0\0"),
     "absurd size": (IMAGES, idx(GREY)[:4] + b"\xff" * 12),
-    "other image size": (IMAGES, idx(GREY[:, :, :27])),
     "fewer labels": (LABELLED, idx(LABELS[0, :-1])),
-    "label of 10": (LABELLED, idx(LABELS[0] + 10)),
     "truncated gzip": (f"{IMAGES}.gz", gzip.compress(idx(GREY))[:2000]),
-    "not gzip": (f"{IMAGES}.gz", idx(GREY)),
     "a bomb of zeros": (f"{IMAGES}.gz", gzip.compress(struct.pack(">4I", 0x0803, 400_000, 28, 28) + bytes(313_600_000), 1)),
-    "missing batch": (BATCH, None),
     "truncated pickle": (BATCH, GOOD[:5000]),
-    "not a pickle": (BATCH, b"<html>404 not found</html>"),
     "a global beyond the admitted": (BATCH, b"\x80\x02cbuiltins\neval\nU\x011\x85R."),
     "a dotted name": (BATCH, b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.mro()\x93."),
-    "no dictionary": (BATCH, pickle.dumps([1, 2], 2)),
     "no labels": (BATCH, pickle.dumps({"data": np.zeros((1, 3072), np.uint8)}, 2)),
-    "grey images": (BATCH, python2_pickle(COLOURS[0][:, :1], LABELS[0].tolist())),
     "shape larger than its content": (BATCH, GOOD.replace(struct.pack("<i", 5), struct.pack("<i", 6), 1)),
     "float images": (BATCH, pickle.dumps({"data": np.zeros((1, 3072)), "labels": [1]}, 4)),
-    "no samples": (BATCH, python2_pickle(COLOURS[0, :0], [])),
-    "labels that are no numbers": (BATCH, pickle.dumps({"data": COLOURS[0, :1].reshape(1, -1), "labels": ["cat"]}, 4)),
     "an index that asks for 32 GB": (BATCH, b"\x80\x02}r\xff\xff\xff\x7f."),
-    "a length of a terabyte": (BATCH, b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"."),
 }
 
 
