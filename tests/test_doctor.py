@@ -7,7 +7,7 @@ import torch
 
 from accumulation_harness.system import accelerator, doctor, driver
 
-H100 = ("580.1", "NVIDIA H100", "81559 MiB", "Disabled", "Default")
+H100 = "580.1"
 OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 
 

@@ -25,7 +25,7 @@ def random_facts(**changes):
 
 def explained_by(consumed, facts, tell=hypotheses):
     found = partly(facts, consumed) if tell is partly else hypotheses(facts)
-    return {str(cause) for cause, _, gradient in found if relative_distance(consumed, gradient) < 1e-12}
+    return {str(cause) for cause, gradient in found if relative_distance(consumed, gradient) < 1e-12}
 
 
 def weighted(facts, weights):

@@ -54,7 +54,7 @@ def arm_of(row: Mapping[str, Any]) -> ArmName:
     >>> str(arm_of({"arm": "accumulated", "accumulation_steps": 4}))
     'accumulated-4'
     """
-    return ArmName(row["arm"], row["accumulation_steps"])
+    return ArmName(row["arm"], row["accumulation_steps"], row.get("replicate", 0))
 
 
 ULP = str(ArmName("ulp"))  # a full batch that starts from weights moved by one ulp

@@ -48,7 +48,7 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float:
     return float(max(below, above))
 
 
-def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]]) -> tuple[float, float]:
     """How many times farther off the arm lies than the runs of its null from each other, and a permutation p value.
 
     `differences`: arm - reference, one per seed; `null`: for each seed, null runs - reference. Where nothing but rounding parts
@@ -67,7 +67,7 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], 
     apart = math.exp(np.mean(scores[:, 0] - np.nanmean(scores[:, 1:], axis=1)))
     if math.prod(sizes) <= MOST_ENUMERATED:
         return apart, float(np.mean(_sums(scores, sizes) >= observed - ROUNDING))
-    rng, p = np.random.default_rng(seed), 0.0
+    rng, p = np.random.default_rng(0), 0.0
     for number in (FEW_DRAWN, MOST_ENUMERATED):
         if p <= CLEARLY_NOTHING:
             sums = sum(row[rng.integers(size, size=number)] for row, size in zip(scores, sizes, strict=True))
@@ -93,12 +93,12 @@ def _sums(scores: NDArray[np.float64], sizes: Sequence[int]) -> NDArray[np.float
     return sums
 
 
-def detectable(differences: Sequence[float], *, level: float = 0.05, power: float = 0.8) -> float:
-    """The smallest mean difference that a paired t test on as many pairs of that spread finds with the given power."""
+def detectable(differences: Sequence[float]) -> float:
+    """The smallest mean difference that a paired t test at 5 % on as many pairs of that spread finds with a power of 80 %."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return float("nan")
-    two_sided, wanted = special.stdtrit(len(values) - 1, [1 - level / 2, power])
+    two_sided, wanted = special.stdtrit(len(values) - 1, [0.975, 0.8])
     return float((two_sided + wanted) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
@@ -113,7 +113,7 @@ def t_test(differences: Sequence[float]) -> float:
     return float(2 * special.stdtr(len(values) - 1, -abs(values.mean()) / error))
 
 
-def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
+def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided permutation p value of a mean paired difference: the labels of each pair are exchangeable under no difference.
 
     Exact for up to 14 pairs, of MOST_ENUMERATED random relabellings beyond; 1 where a difference is not finite.
@@ -123,7 +123,7 @@ def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2 or not np.isfinite(values).all():
         return 1.0  # a run that diverged is no evidence
-    pairs, draws = (values, np.zeros_like(values)), np.random.default_rng(seed)
+    pairs, draws = (values, np.zeros_like(values)), np.random.default_rng(0)
     found = stats.permutation_test(
         pairs, _mean_difference, permutation_type="samples", vectorized=True, n_resamples=MOST_ENUMERATED, rng=draws
     )
@@ -145,7 +145,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def ratio_of_means(top: Sequence[float], bottom: Sequence[float], *, level: float = 0.95) -> Interval:
+def ratio_of_means(top: Sequence[float], bottom: Sequence[float]) -> Interval:
     """mean(top) / mean(bottom) of pairs with Fieller's interval (1954); unbounded where the bottom's mean may be zero.
 
     Never the mean of the ratios: that is biased, and has no bound where a single bottom comes near zero.
@@ -155,7 +155,7 @@ def ratio_of_means(top: Sequence[float], bottom: Sequence[float], *, level: floa
     if num < 2:
         return Interval(float(a.mean() / b.mean()) if num else float("nan"), float("nan"), float("nan"))
     (aa, ab), (_, bb) = np.cov(a, b) / num
-    t2 = special.stdtrit(num - 1, (1 + level) / 2) ** 2
+    t2 = special.stdtrit(num - 1, 0.975) ** 2
     # the r with (mean(a) - r mean(b))^2 <= t^2 Var(mean(a) - r mean(b)), a quadratic in r
     square, linear, constant = b.mean() ** 2 - t2 * bb, a.mean() * b.mean() - t2 * ab, a.mean() ** 2 - t2 * aa
     estimate = float(a.mean() / b.mean())

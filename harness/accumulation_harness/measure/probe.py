@@ -36,7 +36,7 @@ class ConsumedWindow:
 
     arm: Arm
     step: int
-    window: Batch  # in the order in which the arm saw its samples
+    window: Batch
     consumed: Tensor  # [P]
     state: State  # parameters and buffers at its start
     stale: Tensor | None = None  # [P] weights of an earlier window that its last forward has used
@@ -45,6 +45,16 @@ class ConsumedWindow:
     def sizes(self) -> list[int]:
         """Samples of each micro-batch."""
         return [len(part) for part in self.arm.seen]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arm saw the window's samples, and no others."""
+        return self.window.holds(torch.cat(self.arm.seen))
+
+    @property
+    def in_its_order(self) -> ConsumedWindow:
+        """With the window's rows as the arm saw them, of one that `is_whole`."""
+        return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.arm.seen)))
 
 
 class Probe:
@@ -102,15 +112,15 @@ class Probe:
         if watch.gradient is None:
             skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
-        with self.lock.randomness(step):
-            exact_loss, gradient = self.referee.loss_and_gradient(state, window)
+        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
+        exact_loss, gradient = self._at(seen)(state)
         gradient = self.setting.shelf.put(gradient)
         self.setting.shelf.settle([*state.values(), *self.referee.model.parameters()])
         if watch.steps_in_window == 1 and watch.taken is not None:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
-            parts, before = partial(self._parts_of, label, window, state, step), self.carried[label]
-            found = found.merged(check_update(self.setting, arm, watch.gradient, watch.taken, start, before, parts))
-        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
+            parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None
+            update = check_update(self.setting, arm, watch.gradient, watch.taken, start, self.carried[label], parts)
+            found = found.merged(update)
         found = found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
         reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
         if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
@@ -137,28 +147,29 @@ class Probe:
 
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
-        arm, window, samples = seen.arm, seen.window, torch.cat(seen.arm.seen)
+        arm, samples = seen.arm, torch.cat(seen.arm.seen)
         exact = clipped(gradient, arm.clip_norm)
         stepped_once = self.lock.watches[label].steps_in_window == 1
         error = relative_distance(seen.consumed, exact)
-        found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
-        whole = partial(self.referee.loss_and_gradient, window=window)
+        found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(seen))
+        whole = self._at(seen)
         if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, whole)) > ALGEBRA_GATE:
             # no fault is told by the gradient as a whole
-            known = self._small_within(seen) if stepped_once and window.holds(samples) else {}
+            known = self._small_within(seen) if stepped_once and seen.is_whole else {}
             return dataclasses.replace(
                 found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
             )
         if error <= ALGEBRA_GATE:
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
-            if own[0] > ALGEBRA_GATE and window.holds(samples):
-                own += self._losses_within(dataclasses.replace(seen, window=window.in_order(samples)), loss)
+            if own[0] > ALGEBRA_GATE and seen.is_whole:
+                taken = seen.in_its_order
+                own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
             return dataclasses.replace(found, loss_error=min(own))
         resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
-        if window.holds(samples):
-            taken = dataclasses.replace(seen, window=window.in_order(samples))
+        if seen.is_whole:
+            taken = seen.in_its_order
             errors, own_error = self._errors(label, taken, loss) if stepped_once else ({}, 0.0)
             return dataclasses.replace(
                 found,
@@ -192,36 +203,36 @@ class Probe:
 
     def _small_within(self, seen: ConsumedWindow) -> Errors:
         """What is computed within micro-batches, where that gives small tensors as they are; nothing where it does not."""
-        taken = dataclasses.replace(seen, window=seen.window.in_order(torch.cat(seen.arm.seen)))
-        for causes, inside in self.contexts.items() if len(taken.sizes) > 1 else ():
-            compute = self._within(taken, inside)
-            with self.lock.randomness(seen.step):
-                own = clipped(compute(taken.state)[1], seen.arm.clip_norm)
-            if self._worst_tensor(taken, own, compute) <= ALGEBRA_GATE:
+        taken = seen.in_its_order
+        for causes, inside in self._contexts(taken).items():
+            compute = self._at(taken, inside)
+            if self._worst_tensor(taken, clipped(compute(taken.state)[1], seen.arm.clip_norm), compute) <= ALGEBRA_GATE:
                 return {causes: 0.0}
         return {}
 
-    def _within(self, taken: ConsumedWindow, inside: Inside) -> Computed:
-        """The window's objective and gradient with what `inside` says computed within its micro-batches."""
+    def _contexts(self, taken: ConsumedWindow) -> dict[Causes, Inside]:
+        """What may be computed within the window's micro-batches."""
+        return self.contexts if len(taken.sizes) > 1 else {}
+
+    def _at(self, taken: ConsumedWindow, inside: Inside = WHOLE) -> Computed:
+        """The window's objective and gradient, by the state; with what `inside` says computed within its micro-batches."""
 
         def compute(state: State) -> tuple[Loss, Tensor]:
-            return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+            with self.lock.randomness(taken.step):
+                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
 
         return compute
 
+    def _parts(self, taken: ConsumedWindow, inside: Inside = WHOLE, state: State | None = None) -> Parts:
+        """The window's gradient by micro-batches, at its own state unless told."""
+        with self.lock.randomness(taken.step):
+            return self.referee.parts(state or taken.state, taken.window, taken.sizes, inside)
+
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
-        """Three states with weights moved by a few units in the last place, each with the window's draws while it is used."""
+        """Three states with weights moved by a few units in the last place."""
         generator = self.setting.generator(seen.step)
         for _ in range(3):
-            state = {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
-            with self.lock.randomness(seen.step):
-                yield state
-
-    def _losses_within(self, taken: ConsumedWindow, reported: float) -> Iterator[float]:
-        """The error of the reported loss beside those of what is computed within micro-batches, which a gradient may not show."""
-        for inside in self.contexts.values() if len(taken.sizes) > 1 else ():
-            with self.lock.randomness(taken.step):
-                yield loss_error(taken.arm, reported, self.referee.within(taken.state, taken.window, taken.sizes, inside)[0])
+            yield {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
 
     def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
         """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""
@@ -242,13 +253,12 @@ class Probe:
         of_losses, of_gradients = zip(*errors, strict=True)
         return max(of_losses), max(of_gradients)
 
-    def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
+    def _unequal_terms(self, seen: ConsumedWindow) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
         exact = self.setting.exact
-        terms = {exact.num_terms(exact.batch(part)).sum().item() for part in arm.seen}
-        samples = torch.cat(arm.seen)
-        if len(terms) == 1 and window.holds(samples):
-            terms = {n.sum().item() for n in exact.num_terms(window.in_order(samples)).split([len(part) for part in arm.seen])}
+        terms = {exact.num_terms(exact.batch(part)).sum().item() for part in seen.arm.seen}
+        if len(terms) == 1 and seen.is_whole:
+            terms = {n.sum().item() for n in exact.num_terms(seen.in_its_order.window).split(seen.sizes)}
         return len(terms) > 1
 
     def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
@@ -263,8 +273,7 @@ class Probe:
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
         self.setting.shelf.release()
-        with self.lock.randomness(taken.step):
-            parts = self.referee.parts(taken.state, taken.window, taken.sizes)
+        parts = self._parts(taken)
         arm, right = taken.arm, [n * len(taken.sizes) / (sum(parts.terms) or 1) for n in parts.terms]
 
         def attributed(*places: slice) -> Attribution:
@@ -297,13 +306,13 @@ class Probe:
         if not bool(torch.isfinite(taken.consumed).all()):
             return smallest, 0.0
         arm = taken.arm
-        contexts = self.contexts if len(taken.sizes) > 1 else {}
+        contexts = self._contexts(taken)
         for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
             own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, running_statistics(after))
             del gradient, after  # each as large as the model
-            within = self._within(taken, inside)
+            within = self._at(taken, inside)
             smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
             if smallest[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
@@ -311,7 +320,8 @@ class Probe:
             if inside.statistics:
 
                 def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
-                    loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
+                    with self.lock.randomness(taken.step):
+                        loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
                     return loss, running_statistics(then)
 
                 error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
@@ -335,12 +345,7 @@ class Probe:
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
         arm, watch = taken.arm, self.lock.watches[label]
-
-        def parts(state: State) -> Parts:
-            with self.lock.randomness(taken.step):
-                return self.referee.parts(state, taken.window, taken.sizes, inside)
-
-        of = parts(taken.state)
+        of, parts = self._parts(taken, inside), partial(self._parts, taken, inside)
         return WindowFacts(
             parts=of,
             configured_steps=arm.recipe.accumulation_steps,
@@ -365,14 +370,6 @@ class Probe:
         if used is None or torch.equal(used, start) or fingerprint(used) not in self.started[label]:
             return None
         return used
-
-    def _parts_of(self, label: str, window: Batch, state: State, step: int) -> Parts | None:
-        """The micro-batch gradients of a window; None where the arm saw others than its samples."""
-        seen = self.lock.arms[label].seen
-        if not window.holds(torch.cat(seen)):
-            return None
-        with self.lock.randomness(step):
-            return self.referee.parts(state, window.in_order(torch.cat(seen)), [len(part) for part in seen])
 
     def _stale(self, parts: Callable[[State], Parts], state: State, weights: Tensor) -> Parts:
         """`parts` of a forward at other `weights`; the penalty is that of the weights themselves."""
@@ -414,7 +411,7 @@ def inside_causes(setting: Setting) -> dict[Causes, Inside]:
 
 def keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
     """By cause, beside those of its context, the smallest relative distance of `consumed` to the cause's variants, in place."""
-    for cause, _, gradient in variants:
+    for cause, gradient in variants:
         causes = (*context, cause)
         smallest[causes] = min(smallest.get(causes, math.inf), relative_distance(consumed, gradient))
 

@@ -226,11 +226,7 @@ WRONG: dict[str, Transform] = {
     "grad_cache_other_draws": grad_cache_other_draws,
     "temperature_repeated": temperature_repeated,
 }
-BANKS: dict[str, Callable[[int], Bank]] = {
-    "dual_bank": lambda size: Bank(size, has_queries=True),
-    "passage_bank": lambda size: Bank(size, has_queries=False),
-    "momentum_bank": lambda size: Bank(size, has_queries=True, has_momentum=True),
-}
+BANKS = {"dual_bank": Bank(0, True), "passage_bank": Bank(0, False), "momentum_bank": Bank(0, True, has_momentum=True)}
 
 
 def named(name: str) -> Transform:
@@ -249,4 +245,4 @@ def bank_named(name: str) -> Bank | None:
     found = re.fullmatch(r"(\w+)@([0-9]+)(?:\+([0-9]+))?", name)
     if found is None or found[1] not in BANKS:
         return None
-    return dataclasses.replace(BANKS[found[1]](int(found[2])), since=int(found[3] or 0))
+    return dataclasses.replace(BANKS[found[1]], size=int(found[2]), since=int(found[3] or 0))

@@ -86,10 +86,10 @@ def _named_operations() -> Iterator[list[str]]:
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """That many threads for torch inside, or those that there are; the caller's number afterwards, whatever happened inside."""
+def threads(number: int) -> Iterator[None]:
+    """That many threads for torch inside; the caller's number afterwards, whatever happened inside."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

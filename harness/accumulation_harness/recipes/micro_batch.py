@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from accumulation_harness.config import LastWindow
 
-
-class SplitPlan(Protocol):
-    """How a window is cut into micro-batches."""
-
-    def __call__(self, window_size: int) -> list[int]:
-        """Sizes of its micro-batches, each at least 1, summing to the window's."""
-        ...
+SplitPlan = Callable[[int], list[int]]  # samples of a window -> sizes of its micro-batches, each at least 1
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from accumulation_harness.referee.oracle import Parts, clipped, summed
 MISCOUNTED = (
     0.25  # of the window's loss terms, by how many another number of them may be off: beyond it, factors look like counts
 )
-Hypothesis = tuple[Cause, str, Tensor]  # (cause, variant, gradient [P] that would have been consumed)
+Hypothesis = tuple[Cause, Tensor]  # (cause, gradient [P] that would have been consumed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class WindowFacts:
 
 def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
     """Every hypothesis that says something of this window."""
-    for cause, variant, gradient in unclipped(facts):
-        yield cause, variant, clipped(gradient, facts.max_norm)
+    for cause, gradient in unclipped(facts):
+        yield cause, clipped(gradient, facts.max_norm)
     if facts.max_norm is not None and math.isfinite(facts.max_norm):
         yield from clipping(facts, facts.max_norm)
 
@@ -57,40 +57,37 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     shares = facts.parts.shares
     means = summed(g)
     right = summed(shares)
-    yield Cause.loss_not_divided, "means", means
-    yield Cause.loss_not_divided, "sums", right * total
-    for count, divisor in (("configured", num), ("real", len(g))):
-        yield Cause.loss_not_divided, f"weighted_{count}", right * divisor
-        yield Cause.loss_divided_twice, f"means_{count}", means / (divisor * len(g))
-        yield Cause.loss_divided_twice, f"weighted_{count}", right / divisor
-    yield Cause.loss_divided_twice, "means", means / num**2
-    yield Cause.mean_of_means, "real", means / len(g)
+    yield Cause.loss_not_divided, means
+    yield Cause.loss_not_divided, right * total
+    for divisor in (num, len(g)):  # as configured, and as the window is
+        yield Cause.loss_not_divided, right * divisor
+        yield Cause.loss_divided_twice, means / (divisor * len(g))
+        yield Cause.loss_divided_twice, right / divisor
+    yield Cause.loss_divided_twice, means / num**2
+    yield Cause.mean_of_means, means / len(g)
     if len(g) < num:
-        yield Cause.short_window_divided_by_n, "means", means / num
-        yield Cause.short_window_divided_by_n, "weighted", right * (len(g) / num)
-        yield Cause.short_window_divided_by_n, "terms", right * (total / facts.configured_terms)
+        for short in (means / num, right * (len(g) / num), right * (total / facts.configured_terms)):
+            yield Cause.short_window_divided_by_n, short
     for cause, kept in ((Cause.gradients_cleared_in_window, -1), (Cause.accumulator_overwritten, 0)):
-        yield cause, "shares", shares[kept]
-        yield cause, "means", g[kept] / num
-        yield cause, "undivided", g[kept]
-    yield Cause.gradients_cleared_in_window, "all", torch.zeros_like(right)
+        for alone in (shares[kept], g[kept] / num, g[kept]):
+            yield cause, alone
+    yield Cause.gradients_cleared_in_window, torch.zeros_like(right)
     for lost in range(1, len(g) - 1):
         for cause in (Cause.gradients_cleared_in_window, Cause.resume_in_window):
-            yield cause, f"lost_first_{lost}", summed(shares[lost:])
+            yield cause, summed(shares[lost:])
     if facts.left_over is not None:
-        origin = _origin(facts)
-        yield origin, "added", right + facts.left_over
-        yield origin, "added_before_unscaling", right + facts.left_over / facts.loss_scale
+        for factor in (1.0, facts.loss_scale):  # added before unscaling
+            yield _origin(facts), right + facts.left_over / factor
     if facts.penalty is not None:
         for times in penalty_factors(len(g), num, total):
-            yield Cause.auxiliary_loss_scale, f"times_{times:.3g}", right + (times - 1) * facts.penalty
+            yield Cause.auxiliary_loss_scale, right + (times - 1) * facts.penalty
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
-            yield Cause.weight_decay_per_micro_batch, f"in_gradient_{times}", right + times * facts.decay
+            yield Cause.weight_decay_per_micro_batch, right + times * facts.decay
     yield from doubled_scale(shares)
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
-        for cause, variant, gradient in low_precision(summands):
-            yield cause, variant, gradient / divided
+        for cause, gradient in low_precision(summands):
+            yield cause, gradient / divided
 
 
 def penalty_factors(parts: int, num: int, total: float) -> list[float]:
@@ -105,7 +102,7 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     if facts.max_norm is None and product > 0 and float(total).is_integer():
         divisor = round(total * float(right @ right) / product)
         if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
-            yield Cause.counter_wrong, f"divided_by_{divisor}", right * (total / divisor)
+            yield Cause.counter_wrong, right * (total / divisor)
 
 
 def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
@@ -115,12 +112,12 @@ def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     """
     right = clipped(facts.parts.gradient, facts.max_norm).split(list(facts.tensors))
     own = consumed.split(list(facts.tensors))
-    for cause, variant, gradient in hypotheses(facts):
+    for cause, gradient in hypotheses(facts):
         chosen = [
             wrong if wrong.count_nonzero() and (a - wrong).norm() < (a - g).norm() else g
             for a, g, wrong in zip(own, right, gradient.split(list(facts.tensors)), strict=True)
         ]
-        yield cause, variant, torch.cat(chosen)
+        yield cause, torch.cat(chosen)
 
 
 def _origin(facts: WindowFacts) -> Cause:
@@ -146,57 +143,55 @@ def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
     """Hypotheses of a forward with weights of an earlier window, in all micro-batches, in all but the first, or in the first."""
     fresh = facts.parts.shares
     for old in (parts.shares for parts in facts.earlier):
-        for which, shares in (("all", old), ("later", [fresh[0], *old[1:]]), ("first", [old[0], *fresh[1:]])):
-            yield Cause.cached_weights_stale, which, clipped(summed(shares), facts.max_norm)
+        for shares in (old, [fresh[0], *old[1:]], [old[0], *fresh[1:]]):
+            yield Cause.cached_weights_stale, clipped(summed(shares), facts.max_norm)
 
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
     """Hypotheses of clipping at the wrong place or on the wrong scale."""
     shares = facts.parts.shares
     right, num = summed(shares), facts.configured_steps
-    for name, scale in (("", 1.0), ("_scaled", facts.loss_scale)):
+    for scale in (1.0, facts.loss_scale):
         running = torch.zeros_like(right)
         for share in shares:
             running = clipped(running + scale * share, max_norm)
-        yield Cause.clip_per_micro_batch, f"running{name}", running / scale
-        yield Cause.clip_per_micro_batch, f"running{name}_then_window", clipped(running / scale, max_norm)
+        yield Cause.clip_per_micro_batch, running / scale
+        yield Cause.clip_per_micro_batch, clipped(running / scale, max_norm)
     each = summed([clipped(share, max_norm) for share in shares])
-    yield Cause.clip_per_micro_batch, "each", each
-    yield Cause.clip_per_micro_batch, "each_then_window", clipped(each, max_norm)
+    yield Cause.clip_per_micro_batch, each
+    yield Cause.clip_per_micro_batch, clipped(each, max_norm)
     for k in range(1, len(shares)):
         early, late = summed(shares[:k]), summed(shares[k:])
-        yield Cause.clip_per_micro_batch, f"once_after_{k}", clipped(clipped(early, max_norm) + late, max_norm)
+        yield Cause.clip_per_micro_batch, clipped(clipped(early, max_norm) + late, max_norm)
     means = summed(facts.parts.parts)
     undivided = summed([clipped(part, max_norm) for part in facts.parts.parts])
-    yield Cause.clip_before_unscale, "scaled", clipped(right * facts.loss_scale, max_norm) / facts.loss_scale
-    yield Cause.clip_before_unscale, "undivided_sum", clipped(right * num, max_norm)
-    for count, divisor in (("configured", num), ("real", len(shares))):
-        yield Cause.clip_per_micro_batch, f"each_undivided_{count}", undivided / divisor
-        yield Cause.clip_before_unscale, f"undivided_{count}", clipped(right * divisor, max_norm) / divisor
-        yield Cause.clip_before_unscale, f"means_{count}", clipped(means, max_norm) / divisor
-    total = sum(facts.parts.terms)
-    yield Cause.clip_before_unscale, "undivided_terms", clipped(right * total, max_norm) / total
+    yield Cause.clip_before_unscale, clipped(right * num, max_norm)
+    for divisor in (num, len(shares)):
+        yield Cause.clip_per_micro_batch, undivided / divisor
+        yield Cause.clip_before_unscale, clipped(means, max_norm) / divisor
+    for factor in (facts.loss_scale, num, len(shares), sum(facts.parts.terms)):
+        yield Cause.clip_before_unscale, clipped(right * factor, max_norm) / factor
 
 
 def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     """The loss scale doubled (or halved) once inside the window, after micro-batch k; the sum is divided by the last scale."""
     for k in range(1, len(shares)):
         early, late = summed(shares[:k]), summed(shares[k:])
-        yield Cause.scaler_updated_in_window, f"doubled_after_{k}", early / 2 + late
-        yield Cause.scaler_updated_in_window, f"halved_after_{k}", early * 2 + late
+        yield Cause.scaler_updated_in_window, early / 2 + late
+        yield Cause.scaler_updated_in_window, early * 2 + late
     growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
-    yield Cause.scaler_updated_in_window, "doubled_each", summed(growing)
+    yield Cause.scaler_updated_in_window, summed(growing)
 
 
 def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     """The running sum is kept in a narrow format, rounded after every addition; or each gradient is, before that; or both."""
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         running = torch.zeros_like(shares[0])
         for share in shares:
             running = (running + share).to(dtype).double()
-        yield Cause.low_precision_accumulator, name, running
+        yield Cause.low_precision_accumulator, running
         narrow = torch.zeros_like(shares[0], dtype=dtype)
         for share in shares:
             narrow = narrow + share.to(dtype)
-        yield Cause.low_precision_accumulator, f"both_{name}", narrow.double()
-        yield Cause.low_precision_accumulator, f"each_{name}", summed([share.to(dtype).double() for share in shares])
+        yield Cause.low_precision_accumulator, narrow.double()
+        yield Cause.low_precision_accumulator, summed([share.to(dtype).double() for share in shares])

@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import Self
 
 from accumulation_harness.config import TrackingConfig, TrialConfig, to_dict
-from accumulation_harness.config.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName
+from accumulation_harness.config.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName, arm_of
 from accumulation_harness.results import tracking
 from accumulation_harness.results.cells import SEVERITY
 
@@ -38,7 +38,7 @@ class Mirror:
         """The rows of one optimizer step, one per arm."""
         self._run.log(step, flat_metrics(rows))
         for row in rows if self._per_arm else ():
-            arm = _arm(row)
+            arm = arm_of(row)
             if arm.name != NULL and str(arm) != ULP:
                 self._of(arm).log(step, _metrics(row, arm))
 
@@ -46,7 +46,7 @@ class Mirror:
         """Give the runs what was found, and close them."""
         environment = {"environment": record.get("environment", {})}
         self._run.finish(summary(record), {**verdicts(record["arms"]), **environment})
-        ends = {_arm(arm): arm for arm in record["arms"]} | {ArmName(FULL): record.get("reference", {})}
+        ends = {arm_of(arm): arm for arm in record["arms"]} | {ArmName(FULL): record.get("reference", {})}
         for arm, run in self._arms.items():
             found = _scalars(ends.get(arm, {}))
             said: dict[str, Any] = {name: found[name] for name in ("verdict", "cause") if name in found}
@@ -84,7 +84,7 @@ def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def verdicts(arms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """`verdict/ARM` and `cause/ARM` of every arm, and `verdict` and `cause` of the trial: the worst at any N."""
-    found = {f"{name}/{_arm(arm)}": str(arm[name]) for arm in arms for name in ("verdict", "cause")}
+    found = {f"{name}/{arm_of(arm)}": str(arm[name]) for arm in arms for name in ("verdict", "cause")}
     right = [arm for arm in arms if arm["arm"] == ACCUMULATED]
     if not right:
         return found
@@ -98,7 +98,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
 
     Whole under `arms`, and what one sorts by also flat, as `algebra_error/accumulated-4`.
     """
-    arms = {str(_arm(arm)): _scalars(arm) for arm in record["arms"]}
+    arms = {str(arm_of(arm)): _scalars(arm) for arm in record["arms"]}
     flat = {f"{name}/{arm}": found[name] for arm, found in arms.items() for name in FLAT if name in found}
     whole = {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
     return {**flat, **verdicts(record["arms"]), **whole}
@@ -110,11 +110,7 @@ def flat_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
     {'loss/null-1.2': 0.5}
     """
-    return {f"{name}/{arm}": value for row in rows for arm in (_arm(row),) for name, value in _metrics(row, arm).items()}
-
-
-def _arm(row: Mapping[str, Any]) -> ArmName:
-    return ArmName(row["arm"], row["accumulation_steps"], row.get("replicate", 0))
+    return {f"{name}/{arm}": value for row in rows for arm in (arm_of(row),) for name, value in _metrics(row, arm).items()}
 
 
 def _metrics(row: Mapping[str, Any], arm: ArmName) -> dict[str, float]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 
 FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg", "/dev/kfd")  # of NVIDIA, Jetson (two), WSL, AMD
-FIELDS = ("driver_version", "name", "memory.total", "mig.mode.current", "compute_mode")
 PATIENCE_SECONDS = 20.0  # eight cold cards take some of them; a card that has fallen off the bus takes for ever
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What `nvidia-smi` says: FIELDS of each card, and what is wrong with its answer. Without it there are no cards."""
+    """What `nvidia-smi` says: the driver's version, by card, and what is wrong with its answer. Without it there are no cards."""
 
-    cards: tuple[tuple[str, ...], ...] = ()
+    cards: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -29,7 +28,7 @@ def is_there() -> bool:
 
 def version() -> str | None:
     """The version of NVIDIA's driver, where its own tool tells."""
-    return next((card[0] for card in answer().cards), None)
+    return next(iter(answer().cards), None)
 
 
 @cache
@@ -38,7 +37,7 @@ def answer() -> Answer:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Answer()
-    command = [tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_SECONDS, text=True, errors="replace"
@@ -50,8 +49,8 @@ def answer() -> Answer:
     first = next(iter(done.stdout.split("\n")), "").strip()
     if done.returncode:
         return Answer(problem=f"nvidia-smi ended with code {done.returncode}: {first!r}")
-    rows = [tuple(part.strip() for part in line.split(",")) for line in done.stdout.split("\n") if line.strip()]
-    cards = tuple(row for row in rows if len(row) == len(FIELDS) and re.fullmatch(r"\d+(\.\d+)+", row[0]))
+    rows = done.stdout.split()
+    cards = tuple(row for row in rows if re.fullmatch(r"\d+(\.\d+)+", row))
     return Answer(
-        cards, None if cards == tuple(rows) else f"nvidia-smi did not answer with {len(FIELDS)} fields a card: {first!r}"
+        cards, None if len(cards) == len(rows) else f"nvidia-smi did not answer with a version for each card: {first!r}"
     )

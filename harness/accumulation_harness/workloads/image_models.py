@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.config import Norm
+from accumulation_harness.workloads.images import NUM_CLASSES
 
 POOLED = 4  # side of the feature maps that the convolutional net's last layer sees
 
@@ -21,25 +22,18 @@ def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> n
     `max_groups` (32 in Wu & He, arXiv:1803.08494). `layer` on feature maps is GroupNorm with one group: mean and variance
     over all of C, H, W, scale and shift per channel.
     """
-    if dims not in (0, 2):
-        raise ValueError(f"expected dims 0 or 2, got {dims}")
     match norm:
-        case Norm.as_is:
-            raise ValueError("expected a normalisation to be made, got as_is, which is a model's own")
-        case Norm.none:
-            return nn.Identity()
         case Norm.batch:
             return nn.BatchNorm2d(channels) if dims else nn.BatchNorm1d(channels)
         case Norm.group:
-            groups = max(g for g in range(1, max_groups + 1) if channels % g == 0)
-            return nn.GroupNorm(groups, channels)
+            return nn.GroupNorm(max(g for g in range(1, max_groups + 1) if channels % g == 0), channels)
         case Norm.layer:
             return nn.GroupNorm(1, channels) if dims else nn.LayerNorm(channels)
+        case _:
+            return nn.Identity()
 
 
-def make_conv(
-    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
-) -> nn.Sequential:
+def make_conv(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """Conv-norm-ReLU, Conv(stride 2)-norm-ReLU, Linear; `width` channels, then twice as many.
 
     `shape` is (C, H, W) with H = W >= 7. Maps larger than 4x4 after the second convolution are average-pooled to 4x4.
@@ -56,13 +50,11 @@ def make_conv(
         *pooling((side + 1) // 2),
         nn.Flatten(),
         *dropping(dropout),
-        nn.Linear(2 * width * POOLED**2, num_classes),
+        nn.Linear(2 * width * POOLED**2, NUM_CLASSES),
     )
 
 
-def make_conv1d(
-    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
-) -> nn.Sequential:
+def make_conv1d(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """Three of Conv-norm-ReLU along the last axis (5, 3 and 3 places wide, stride 2), and a Linear; 3 * `width` channels.
 
     mnist1d's own net has 25 channels and no normalisation; `shape` is (C, 1, L) with L >= 8, and L = 40 leaves 5 places.
@@ -77,7 +69,7 @@ def make_conv1d(
             nn.ReLU(),
         ]
         length = (length + 2 - reach) // 2 + 1
-    return nn.Sequential(*layers, nn.Flatten(), *dropping(dropout), nn.Linear(hidden * length, num_classes))
+    return nn.Sequential(*layers, nn.Flatten(), *dropping(dropout), nn.Linear(hidden * length, NUM_CLASSES))
 
 
 def make_mlp(
@@ -130,9 +122,7 @@ class GlobalAverage(nn.Module):
         return maps.mean((2, 3))
 
 
-def make_resnet18(
-    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
-) -> nn.Sequential:
+def make_resnet18(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """ResNet-18 for 32x32 images: 3x3 stem, stages of 8, 16, 32 and 64 times `width` channels with two blocks each."""
     base = 8 * width
     layers: list[nn.Module] = [
@@ -146,7 +136,7 @@ def make_resnet18(
         layers.append(BasicBlock(channels_in, channels, stride=1 if stage == 0 else 2, norm=norm))
         layers.append(BasicBlock(channels, channels, stride=1, norm=norm))
         channels_in = channels
-    return nn.Sequential(*layers, GlobalAverage(), *dropping(dropout), nn.Linear(channels_in, num_classes))
+    return nn.Sequential(*layers, GlobalAverage(), *dropping(dropout), nn.Linear(channels_in, NUM_CLASSES))
 
 
 def pooling(side: int) -> list[nn.Module]:
@@ -155,8 +145,6 @@ def pooling(side: int) -> list[nn.Module]:
     A fixed window of side - 3 * (side // 4) at stride side // 4 covers every row, as adaptive pooling does (the same
     operation where 4 divides `side`), and unlike it has a deterministic gradient on CUDA.
     """
-    if side < POOLED:
-        raise ValueError(f"expected feature maps of at least {POOLED}x{POOLED}, got {side}x{side}")
     stride = side // POOLED
     return [] if side == POOLED else [nn.AvgPool2d(side - (POOLED - 1) * stride, stride)]
 

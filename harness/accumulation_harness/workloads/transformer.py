@@ -15,13 +15,7 @@ HEAD_SIZE = 24  # one head at the default width: attention over short lines cost
 
 def make_feature_norm(norm: Norm, features: int) -> nn.Module:
     """LayerNorm or nothing; the other normalisations have no usual meaning over characters."""
-    match norm:
-        case Norm.layer:
-            return nn.LayerNorm(features)
-        case Norm.none:
-            return nn.Identity()
-        case _:
-            raise ValueError(f"expected norm layer or none for a transformer, got {norm}")
+    return nn.LayerNorm(features) if norm == Norm.layer else nn.Identity()
 
 
 class CausalAttention(nn.Module):
