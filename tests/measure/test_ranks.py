@@ -22,11 +22,10 @@ from accumulation_harness.measure.ranks import (
     UNSYNCHRONISED,
     RankFailed,
     Ranks,
+    Wire,
     every,
     manual_sync,
     sizes,
-    summed,
-    window_terms,
 )
 from accumulation_harness.recipes.recipe import Recipe
 from tests.reference import softmax_regression_gradients
@@ -129,7 +128,7 @@ def test_what_goes_over_the_wire(pair, name, num, reductions, count_bytes):
 def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair, setting):
     parts, _, total = sums(setting)
     wanted = sum(2 ** (N - 1 - k) * (parts[0][k] + parts[1][k]) for k in range(N)) / total
-    way = partial(manual_sync, divisor=window_terms, reduction=summed, when=every)
+    way = partial(manual_sync, divisor=Wire.sum_terms, reduction=Wire.sum_gradients, when=every)
     for gradient in consumed(pair.run(way, N)):
         np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-14)
 

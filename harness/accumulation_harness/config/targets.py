@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,12 @@ def told(field: str, target: str, expected: str) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         own = Path(target.rpartition(":")[0]).name
         mine = [frame for frame in frames if Path(frame.filename).name == own] or frames
-        where = f" ({Path(mine[-1].filename).name}:{mine[-1].lineno})" if mine else ""
-        raise ConfigError(field, target, f"{expected}; it raised {said(error)}{where}") from error
+        raise ConfigError(field, target, f"{expected}; it raised {said(error)}{where(mine)}") from error
+
+
+def where(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The file and line of the last of the frames, if any."""
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def said(error: BaseException) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.referee.gradients import flatten, group_names
@@ -41,22 +42,11 @@ def _entries_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
 
 
 def leaves(value: object, device: torch.device) -> Iterator[Tensor]:
-    """The tensors and numbers in a nest of lists and dictionaries, real and on the device.
-
-    Parameters are passed over, and so is what is neither a tensor nor a number.
-    """
-    if isinstance(value, nn.Parameter):
-        return
-    if isinstance(value, Tensor):
-        yield (torch.view_as_real(value) if value.is_complex() else value).to(device, torch.float64)
-    elif isinstance(value, (bool, int, float)):
-        yield torch.tensor(float(value), device=device, dtype=torch.float64)
-    elif isinstance(value, Mapping):
-        for member in value.values():
-            yield from leaves(member, device)
-    elif isinstance(value, (list, tuple, deque)):
-        for member in value:
-            yield from leaves(member, device)
+    """The tensors and numbers in a nest of lists and dictionaries, real and on the device; parameters are passed over."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, NUMBERS) and not isinstance(leaf, nn.Parameter):
+            number = torch.as_tensor(leaf, device=device)
+            yield (torch.view_as_real(number) if number.is_complex() else number).double()
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:

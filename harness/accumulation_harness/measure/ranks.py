@@ -41,8 +41,7 @@ from accumulation_harness.workloads import Batch
 TIMEOUT_S = 120.0  # for one collective, and for the answer to one job
 
 Vector = NDArray[np.float64]
-Divisor = Callable[["Wire", Tensor], Tensor]
-Reduction = Callable[["Wire", Tensor], Tensor]
+OverRanks = Callable[["Wire", Tensor], Tensor]
 SyncRule = Callable[[int, int], bool]  # (position of the micro-batch, micro-batches of the window) -> synchronise after it?
 Way = Callable[["Wire", int, Split], Recipe]  # (wire, N, split) -> the recipe of one way to synchronise
 
@@ -57,13 +56,13 @@ class Wire:
     count_bytes: int = 0
 
     def sum_gradients(self, flat: Tensor) -> Tensor:
-        """[P] sum over the ranks, in place."""
+        """sum_r g_r over the ranks, [P], in place."""
         self.count(flat)
         dist.all_reduce(flat)
         return flat
 
     def sum_terms(self, own: Tensor) -> Tensor:
-        """Sum over the ranks of their numbers of loss terms (0-dim)."""
+        """n, all loss terms of the window (0-dim)."""
         total = own.clone()
         self.count_bytes += total.numel() * total.element_size()
         dist.all_reduce(total)
@@ -75,12 +74,7 @@ class Wire:
         self.gradient_bytes += flat.numel() * flat.element_size()
 
 
-# What a rank divides its summed losses by ------------------------------------------------------------------------------------
-
-
-def window_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n, all loss terms of the window: for gradients that are summed over the ranks."""
-    return wire.sum_terms(own)
+# What a rank divides its summed losses by, beside `Wire.sum_terms`: that is for gradients that are summed over the ranks ----------
 
 
 def scaled_terms(wire: Wire, own: Tensor) -> Tensor:
@@ -94,11 +88,6 @@ def own_terms(wire: Wire, own: Tensor) -> Tensor:
 
 
 # How gradients are combined, and when ----------------------------------------------------------------------------------------
-
-
-def summed(wire: Wire, flat: Tensor) -> Tensor:
-    """sum_r g_r over the ranks, [P]."""
-    return wire.sum_gradients(flat)
 
 
 def averaged(wire: Wire, flat: Tensor) -> Tensor:
@@ -126,7 +115,7 @@ def never(position: int, num: int) -> bool:
     return False
 
 
-def manual_sync(wire: Wire, num: int, split: Split, *, divisor: Divisor, reduction: Reduction, when: SyncRule) -> Recipe:
+def manual_sync(wire: Wire, num: int, split: Split, *, divisor: OverRanks, reduction: OverRanks, when: SyncRule) -> Recipe:
     """The recipe whose running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
 
     def synchronise(arm: Arm) -> None:
@@ -144,7 +133,7 @@ def manual_sync(wire: Wire, num: int, split: Split, *, divisor: Divisor, reducti
     )
 
 
-def with_ddp(wire: Wire, num: int, split: Split, *, divisor: Divisor, when: SyncRule) -> Recipe:
+def with_ddp(wire: Wire, num: int, split: Split, *, divisor: OverRanks, when: SyncRule) -> Recipe:
     """The recipe in which `DistributedDataParallel` averages in the backwards that `when` names, and in no others (`no_sync`)."""
 
     def counted(bucket: Any) -> torch.futures.Future[Tensor]:
@@ -165,12 +154,12 @@ def with_ddp(wire: Wire, num: int, split: Split, *, divisor: Divisor, when: Sync
     )
 
 
-def _divided(wire: Wire, divisor: Divisor, terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+def _divided(wire: Wire, divisor: OverRanks, terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
     return [divisor(wire, torch.stack(list(terms)).sum())] * len(terms)
 
 
 RIGHT: Mapping[str, Way] = {
-    "sum_over_window_terms": partial(manual_sync, divisor=window_terms, reduction=summed, when=once),
+    "sum_over_window_terms": partial(manual_sync, divisor=Wire.sum_terms, reduction=Wire.sum_gradients, when=once),
     "mean_of_scaled": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=once),
     "mean_every_micro_batch": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=every),
     "ddp": partial(with_ddp, divisor=scaled_terms, when=once),
@@ -178,8 +167,8 @@ RIGHT: Mapping[str, Way] = {
 }
 # F15, fairseq#494, transformers#34242; the last is right where all ranks have as many loss terms.
 SCALED: Mapping[str, Way] = {
-    "summed_not_averaged": partial(manual_sync, divisor=scaled_terms, reduction=summed, when=once),
-    "averaged_twice": partial(manual_sync, divisor=window_terms, reduction=averaged, when=once),
+    "summed_not_averaged": partial(manual_sync, divisor=scaled_terms, reduction=Wire.sum_gradients, when=once),
+    "averaged_twice": partial(manual_sync, divisor=Wire.sum_terms, reduction=averaged, when=once),
     "mean_of_local_means": partial(manual_sync, divisor=own_terms, reduction=averaged, when=once),
 }
 # F16, FunASR#3472, build-nanogpt#30; the last two need more than one micro-batch.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accumulation_harness.config import ConfigError, Data, Device, Execution, LastWindow, Model, Split, TrialConfig
 from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
-from accumulation_harness.config.targets import said
+from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
@@ -190,10 +190,9 @@ def _phases_told(config: TrialConfig, clock: Clock, chosen: Sequence[Candidate])
         if not (named and clock.phase) or Path(frames[-1].filename).is_relative_to(ROOT):
             raise
         own = [frame for frame in frames if not {"site-packages", ROOT.name, STANDARD} & {*Path(frame.filename).parts}]
-        where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
         files = {Path(target.partition(":")[0]).name: (field, target) for field, target in named}
         field, target = files.get(Path(own[-1].filename).name, named[-1]) if own else named[-1]
-        raise ConfigError(field, target, f"code that runs in {clock.phase}; it raised {said(error)}{where}") from error
+        raise ConfigError(field, target, f"code that runs in {clock.phase}; it raised {said(error)}{where(own)}") from error
 
 
 def _num_threads(setting: Setting, available: int) -> int:

@@ -6,6 +6,7 @@ The threads named are where real projects shipped the fault.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,18 +33,29 @@ Transform = Callable[[Recipe], Recipe]
 SHRINK = 2.0**27
 
 
+def in_place_of(part: str) -> Callable[[Callable[..., Any]], Transform]:
+    """The fault that has the function decorated as that part of a recipe; of stages, as the only one there."""
+
+    def made(wrong: Callable[..., Any]) -> Transform:
+        @functools.wraps(wrong)
+        def apply(recipe: Recipe) -> Recipe:
+            is_stage = part in ("before_micro_batch", "after_backward")
+            return dataclasses.replace(recipe, **{part: (wrong,) if is_stage else wrong})
+
+        return apply
+
+    return made
+
+
 def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
     """The right stages at the window's boundary but for some."""
     return tuple(stage for stage in BOUNDARY if stage not in dropped)
 
 
-def loss_not_divided(recipe: Recipe) -> Recipe:
+@in_place_of("normalise")
+def loss_not_divided(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
     """Sum of the micro-batches' mean losses, without 1/N (nanoGPT#168, XLM#217)."""
-
-    def own_terms(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-        return terms
-
-    return dataclasses.replace(recipe, normalise=own_terms)
+    return terms
 
 
 def loss_divided_twice(recipe: Recipe) -> Recipe:
@@ -55,13 +67,10 @@ def loss_divided_twice(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=too_often)
 
 
-def mean_of_means(recipe: Recipe) -> Recipe:
+@in_place_of("normalise")
+def mean_of_means(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
     """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842)."""
-
-    def own_terms_times_number(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-        return [n * len(terms) for n in terms]
-
-    return dataclasses.replace(recipe, normalise=own_terms_times_number)
+    return [n * len(terms) for n in terms]
 
 
 def short_window_divided_by_n(recipe: Recipe) -> Recipe:
@@ -76,13 +85,10 @@ def short_window_divided_by_n(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=own_terms_times_n)
 
 
-def window_misplaced(recipe: Recipe) -> Recipe:
+@in_place_of("arrange")
+def window_misplaced(window: Batch, _step: int) -> Batch:
     """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185)."""
-
-    def lose_the_tail(window: Batch, _step: int) -> Batch:
-        return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
-
-    return dataclasses.replace(recipe, arrange=lose_the_tail)
+    return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
 
 
 def gradients_cleared_in_window(recipe: Recipe) -> Recipe:
@@ -132,29 +138,23 @@ def scaler_updated_in_window(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(grow_once,), at_boundary=wrong)
 
 
-def accumulator_overwritten(recipe: Recipe) -> Recipe:
+@in_place_of("after_backward")
+def accumulator_overwritten(arm: Arm) -> None:
     """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498)."""
-    kept: dict[int, Tensor] = {}
-
-    def keep_the_first(arm: Arm) -> None:
-        for p in arm.model.parameters():
-            if p.grad is not None and arm.position == 0:
-                kept[id(p)] = p.grad.clone()
-            elif p.grad is not None:
-                p.grad.copy_(kept[id(p)])
-
-    return dataclasses.replace(recipe, after_backward=(keep_the_first,))
+    kept = arm.memory.setdefault("kept", {})
+    for p in arm.model.parameters():
+        if p.grad is not None and arm.position == 0:
+            kept[p] = p.grad.clone()
+        elif p.grad is not None:
+            p.grad.copy_(kept[p])
 
 
-def low_precision_accumulator(recipe: Recipe) -> Recipe:
+@in_place_of("after_backward")
+def low_precision_accumulator(arm: Arm) -> None:
     """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703)."""
-
-    def round_the_sum(arm: Arm) -> None:
-        for p in arm.model.parameters():
-            if p.grad is not None:
-                p.grad = p.grad.bfloat16().to(p.dtype)
-
-    return dataclasses.replace(recipe, after_backward=(round_the_sum,))
+    for p in arm.model.parameters():
+        if p.grad is not None:
+            p.grad = p.grad.bfloat16().to(p.dtype)
 
 
 def underflow_from_division(recipe: Recipe) -> Recipe:
@@ -177,43 +177,34 @@ def underflow_from_division(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=small, report=report, at_boundary=(multiply_back, *recipe.at_boundary))
 
 
-def loss_report_differs(recipe: Recipe) -> Recipe:
+@in_place_of("report")
+def loss_report_differs(contributions: Sequence[Tensor]) -> Tensor:
     """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706)."""
-
-    def last_alone(contributions: Sequence[Tensor]) -> Tensor:
-        return contributions[-1] * len(contributions)
-
-    return dataclasses.replace(recipe, report=last_alone)
+    return contributions[-1] * len(contributions)
 
 
-def weight_decay_per_micro_batch(recipe: Recipe) -> Recipe:
+@in_place_of("after_backward")
+def weight_decay_per_micro_batch(arm: Arm) -> None:
     """Decoupled weight decay acts after every backward (keras#19990)."""
-
-    def decay(arm: Arm) -> None:
-        group = arm.optimizer.param_groups[0]
-        if arm.position > 0:  # the optimizer's own decay is the first
-            with torch.no_grad():
-                for p in arm.model.parameters():
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-
-    return dataclasses.replace(recipe, after_backward=(decay,))
+    group = arm.optimizer.param_groups[0]
+    if arm.position > 0:  # the optimizer's own decay is the first
+        with torch.no_grad():
+            for p in arm.model.parameters():
+                p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
-def optimizer_state_per_micro_batch(recipe: Recipe) -> Recipe:
+@in_place_of("after_backward")
+def optimizer_state_per_micro_batch(arm: Arm) -> None:
     """Momentum, second moment and bias correction advance with every backward (DeepSpeed#8443)."""
-
-    def advance(arm: Arm) -> None:
-        group = arm.optimizer.param_groups[0]
-        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))[:2]
-        decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
-        for state in arm.optimizer.state.values() if arm.position > 0 else ():
-            for name, decay in decays.items():
-                if state.get(name) is not None:
-                    state[name].mul_(decay)
-            if "step" in state:
-                state["step"] += 1
-
-    return dataclasses.replace(recipe, after_backward=(advance,))
+    group = arm.optimizer.param_groups[0]
+    beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))[:2]
+    decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
+    for state in arm.optimizer.state.values() if arm.position > 0 else ():
+        for name, decay in decays.items():
+            if state.get(name) is not None:
+                state[name].mul_(decay)
+        if "step" in state:
+            state["step"] += 1
 
 
 def ema_per_micro_batch(recipe: Recipe) -> Recipe:
@@ -221,38 +212,27 @@ def ema_per_micro_batch(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(update_ema,))
 
 
-def auxiliary_loss_scale(recipe: Recipe) -> Recipe:
+@in_place_of("auxiliary_share")
+def auxiliary_loss_scale(own: Tensor, normaliser: Tensor) -> Tensor:
     """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000)."""
-
-    def undivided(own: Tensor, normaliser: Tensor) -> Tensor:
-        return torch.ones_like(own)
-
-    return dataclasses.replace(recipe, auxiliary_share=undivided)
+    return torch.ones_like(own)
 
 
-def cached_weights_stale(recipe: Recipe) -> Recipe:
+@in_place_of("forward")
+def cached_weights_stale(arm: Arm, micro_batch: Batch) -> Any:
     """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047)."""
-
-    def with_cached_weights(arm: Arm, micro_batch: Batch) -> Any:
-        if arm.position == 0 and arm.windows % 2 == 0:
-            arm.memory["weights"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
-        cached = arm.memory["weights"]
-        # the cached value, with the gradient going to the parameter itself
-        values = {name: p + (cached[name] - p).detach() for name, p in arm.model.named_parameters()}
-        return functional_call(
-            Forward(arm.workload, arm.model), {f"model.{name}": value for name, value in values.items()}, (micro_batch,)
-        )
-
-    return dataclasses.replace(recipe, forward=with_cached_weights)
+    if arm.position == 0 and arm.windows % 2 == 0:
+        arm.memory["weights"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
+    cached = arm.memory["weights"]
+    # the cached value, with the gradient going to the parameter itself
+    values = {f"model.{name}": p + (cached[name] - p).detach() for name, p in arm.model.named_parameters()}
+    return functional_call(Forward(arm.workload, arm.model), values, (micro_batch,))
 
 
-def normaliser_depends_on_split(recipe: Recipe) -> Recipe:
+@in_place_of("prepare")
+def normaliser_depends_on_split(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
     """Advantages are normalised within each micro-batch (verl#907)."""
-
-    def prepared_apart(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
-        return [workload.prepared(window.rows(chunk)) for chunk in chunks]
-
-    return dataclasses.replace(recipe, prepare=prepared_apart)
+    return [workload.prepared(window.rows(chunk)) for chunk in chunks]
 
 
 def non_finite_micro_batch(recipe: Recipe) -> Recipe:
@@ -281,32 +261,23 @@ def non_finite_micro_batch(recipe: Recipe) -> Recipe:
     )
 
 
-def resume_in_window(recipe: Recipe) -> Recipe:
+@in_place_of("before_micro_batch")
+def resume_in_window(arm: Arm) -> None:
     """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
-
-    def forget_once(arm: Arm) -> None:
-        if arm.windows == 1 and arm.position == 1:
-            clear(arm)
-
-    return dataclasses.replace(recipe, before_micro_batch=(forget_once,))
+    if arm.windows == 1 and arm.position == 1:
+        clear(arm)
 
 
-def counter_wrong(recipe: Recipe) -> Recipe:
+@in_place_of("after_backward")
+def counter_wrong(arm: Arm) -> None:
     """Samples are counted once more for every micro-batch (nanochat#177)."""
-
-    def count(arm: Arm) -> None:
-        arm.samples += len(arm.seen[arm.position])
-
-    return dataclasses.replace(recipe, after_backward=(count,))
+    arm.samples += len(arm.seen[arm.position])
 
 
-def samples_repeated(recipe: Recipe) -> Recipe:
+@in_place_of("arrange")
+def samples_repeated(window: Batch, _step: int) -> Batch:
     """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308)."""
-
-    def repeat_the_first(window: Batch, _step: int) -> Batch:
-        return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))
-
-    return dataclasses.replace(recipe, arrange=repeat_the_first)
+    return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))
 
 
 def foreign_gradients(recipe: Recipe) -> Recipe:
