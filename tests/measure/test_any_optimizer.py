@@ -23,7 +23,6 @@ from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import copied, optimizer_state
 from accumulation_harness.measure.training import outcome
 from accumulation_harness.measure.trial import accumulated, permuted, reference
-from accumulation_harness.measure.update import carried
 from accumulation_harness.recipes.faults import (
     loss_not_divided,
     non_finite_micro_batch,
@@ -32,7 +31,6 @@ from accumulation_harness.recipes.faults import (
 )
 from accumulation_harness.recipes.recipe import Recipe, evaluated, set_mode, take_step
 from accumulation_harness.referee.gradients import flatten
-from accumulation_harness.system.state import moved, snapshot
 from tests.toy import CPU, Toy
 
 CONFIG = TrialConfig(effective_batch=12, accumulation_steps=(3,), steps=6, norm=Norm.none, split=Split.ragged)
@@ -297,28 +295,6 @@ def test_gradients_that_an_optimizer_overwrites_are_compared_as_they_were(monkey
     assert records[REFERENCE].gradient_distance == 0 and records[REFERENCE].scale == pytest.approx(1)
     assert records["right"].gradient_distance < 1e-5 and records["right"].scale == pytest.approx(1, abs=1e-5)
     assert records["wrong"].scale > 2.5
-
-
-def test_a_copy_shares_nothing_and_goes_on_alike():
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))]
-    for make in (MAKERS["of one's own"], MAKERS["two in one"], MAKERS["Lookahead"], MAKERS["SOAP, often"]):
-        optimizer = make([{"params": parameters}])
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5)  # it wraps `step`
-        seen: list[object] = []
-        optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append(0))
-        for _ in range(3):
-            step_with(optimizer, parameters)
-        twin, own = copied(optimizer, parameters)
-        before = snapshot({"optimizer": optimizer})
-        for _ in range(2):
-            step_with(twin, own)
-        assert len(seen) == 3 and not any(torch.equal(p, q) for p, q in zip(parameters, own, strict=True))
-        assert not moved(before, snapshot({"optimizer": optimizer}))
-        for _ in range(2):
-            step_with(optimizer, parameters)
-        assert all(torch.equal(p, q) for p, q in zip(parameters, own, strict=True))
-        assert carried(twin).values and not moved(carried(optimizer), carried(twin))
 
 
 def step_with(optimizer, parameters):

@@ -102,7 +102,7 @@ STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(STATE)])
 def test_state_that_changes_once_is_found(name):
     take, changes = STATE[name]
     row = judge_loop(dataclasses.replace(CONFIG, **changes), take)

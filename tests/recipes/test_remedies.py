@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from accumulation_harness.config import (
+    Model,
     Norm,
     OptimizerConfig,
     OptimizerName,
     Precision,
     Split,
     TrialConfig,
+    WorkloadConfig,
 )
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import full_batch, split_plan
@@ -46,12 +48,18 @@ def right(config=CONFIG):
     return Recipe(accumulation_steps=3, split=split_plan(config, 3))
 
 
-def test_two_pass_statistics_train_as_the_full_batch_does():
-    full, own = trained(CONFIG, full_batch(CONFIG)), trained(CONFIG, REMEDIES["two_pass_statistics"](right()))
+@pytest.mark.parametrize(
+    ("model", "width"), [(Model.conv, 8), (Model.mlp, 4), pytest.param(Model.resnet18, 1, marks=pytest.mark.slow)]
+)
+def test_two_pass_statistics_train_as_the_full_batch_does(model, width):
+    """Its weights and running statistics, through as many layers as there are; neither plain nor constant statistics do."""
+    config = dataclasses.replace(CONFIG, workload=WorkloadConfig(model=model, width=width))
+    full, own = trained(config, full_batch(config)), trained(config, REMEDIES["two_pass_statistics"](right()))
     assert relative_distance(parameters(own), parameters(full)) < SAME
     for name, value in full.model.state_dict().items():
         assert torch.allclose(own.model.state_dict()[name], value, rtol=SAME, atol=SAME), name
-    assert relative_distance(parameters(trained(CONFIG, right())), parameters(full)) > 1e-3
+    for other in (right(), REMEDIES["detached_statistics"](right())):
+        assert relative_distance(parameters(trained(config, other)), parameters(full)) > 1e-3
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16, Precision.bfloat16])

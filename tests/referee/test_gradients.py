@@ -3,14 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from accumulation_harness.config import OptimizerConfig
-from accumulation_harness.recipes.recipe import make_optimizer
 from accumulation_harness.referee.gradients import (
     Elements,
-    by_group,
-    by_tensor,
     compare,
     decompose,
     distances_to,
@@ -58,23 +53,6 @@ def test_weights_are_recovered(weights):
 def test_residual_is_the_share_outside_the_span():
     e = torch.eye(5, dtype=torch.float64)
     assert decompose(3 * e[0] + 4 * e[4], [e[0], e[1]]).residual == pytest.approx(0.8, rel=ROUNDING)
-
-
-def test_tensors_and_groups_find_their_entries_in_the_flat_gradient():
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    flat = flatten(model.parameters())
-    for (name, index), parameter in zip(by_tensor(model).items(), model.parameters(), strict=True):
-        assert torch.equal(flat[index], parameter.detach().double().flatten()), name
-    groups = by_group(model, make_optimizer(OptimizerConfig(), model.parameters()))
-    expected = {"matrices": [model[0].weight, model[2].weight],
-                "vectors": [model[0].bias, model[1].weight, model[1].bias, model[2].bias]}  # fmt: skip
-    for name, parameters in expected.items():
-        own = torch.cat([flat[place] for place in groups[name]])
-        assert torch.equal(own, flatten(parameters)), name  # type: ignore[arg-type]
-    assert groups.keys() == expected.keys()
-    unnamed = torch.optim.SGD([{"params": [model[2].bias]}, {"params": [model[0].weight]}], lr=0.1)
-    sizes = {name: sum(place.stop - place.start for place in places) for name, places in by_group(model, unnamed).items()}
-    assert sizes == {"0": 2, "1": 12}
 
 
 def test_elements_read_in_blocks_are_the_elements(monkeypatch):

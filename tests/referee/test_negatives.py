@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accumulation_harness.config import Contrast
-from accumulation_harness.referee.negatives import Past, gradient_of, within_blocks
+from accumulation_harness.referee.negatives import gradient_of, within_blocks
 
 SIZES = [3, 1, 4]
 
@@ -65,24 +65,3 @@ def test_within_blocks(contrast, texts):
         down = by_loops(model, x, SIZES, contrast)
     place = model.left.numel() + model.right.numel()
     assert float(gradient[place]) == pytest.approx((up - down) / (2 * edge), rel=1e-6)
-
-
-def test_a_bank_holds_what_the_encoders_of_the_past_gave():
-    """Five of two windows of eight, each by the weights of its time or their moving average; must differ from today's."""
-    model, windows = Linear(), [inputs() * factor for factor in (1.0, 1.5, -0.7)]
-    plain, averaged = Past(5), Past(5, decay=0.9)
-    thetas, given = [], []
-    for x in windows:
-        thetas.append({name: value.clone() for name, value in model.state_dict().items()})
-        plain.see(model, x)
-        averaged.see(model, x)
-        given.append(model(x)[0].detach())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.1).add_(0.05)
-    assert plain.before is not None and torch.equal(plain.before[0], given[1][-5:]), "those before the last window"
-    second = Linear()  # phi_1 = 0.9 theta_0 + 0.1 theta_1
-    second.load_state_dict({name: 0.9 * thetas[0][name] + 0.1 * thetas[1][name] for name in thetas[0]})
-    assert averaged.before is not None
-    assert torch.allclose(averaged.before[0], second(windows[1])[0].detach()[-5:], rtol=0, atol=1e-14)
-    assert float((averaged.before[0] - plain.before[0]).abs().max()) > 1e-3

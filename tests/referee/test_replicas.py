@@ -51,21 +51,6 @@ def window():
     return Window(CUTS)
 
 
-@pytest.mark.parametrize("divisor", ["own", "scaled", "window"])
-def test_replicas_that_do_not_speak_or_too_early(window, divisor):
-    factors = {"own": [1 / n for n in window.terms], "scaled": [2 / window.total] * 2, "window": [1 / window.total] * 2}[divisor]
-    own = [[f * s for s in sums] for f, sums in zip(factors, window.sums, strict=True)]
-    assert window.cause(sum(own[0]), sum(own[1])) == "replicas_not_synchronised"
-    for k in (1, 2):
-        early = sum(own[0][:k]) + sum(own[1][:k])
-        for shared in (early, early / 2):
-            assert window.cause(shared + sum(own[0][k:]), shared + sum(own[1][k:])) == "replicas_not_synchronised"
-    evidence = window.evidence(sum(own[0]), sum(own[1]))
-    expected = np.diag([f * window.total for f in factors])
-    np.testing.assert_allclose(evidence.weights, expected, atol=1e-10)
-    assert "own share of the window alone" in diagnose_ranks(evidence).sentence
-
-
 def test_two_faults_are_never_one_confident_answer(window):
     assert window.cause(6 * window.right, 6 * window.right) == "unexplained"  # summed, and not divided by N = 3
     cleared = (window.sums[0][-1] + window.sums[1][-1]) / window.total  # only the last micro-batch

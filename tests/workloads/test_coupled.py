@@ -5,15 +5,12 @@ import pytest
 import torch
 
 from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.referee.oracle import Inside, snapshot
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.pairs import TEMPERATURE
 
 CPU = torch.device("cpu")
 PAIRS = TrialConfig(workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2, penalty=0.3))
 POLICY = TrialConfig(workload=WorkloadConfig(data=Data.policy, penalty=0.3))
-SIZES = [3, 9, 5]
 ROUNDING = 1e-13
 
 
@@ -48,39 +45,3 @@ def test_advantages_are_the_windows_normalised_rewards():
     assert not torch.allclose(apart, policy.prepared(window).targets[:5, 1]), "a micro-batch has another mean"
     narrow = workload(POLICY, torch.float32).batch(ids)
     assert torch.equal(narrow.targets.double(), window.targets), "both widths read the same log"
-
-
-@pytest.mark.parametrize("config", [PAIRS, POLICY], ids=["pairs", "policy"])
-def test_the_referee_computes_within_chunks_what_micro_batches_would(config):
-    """Against separate forwards of every micro-batch, with autograd on the module itself."""
-    setting = Setting(config, CPU)
-    referee, problem = setting.referee(), setting.exact
-    window = problem.batch(torch.arange(17))
-    state = snapshot(referee.model)
-
-    def mean_loss(model, rows):
-        part = problem.prepared(window.rows(rows))
-        last = [p for p in model.parameters() if p.dim() > 1][-1]
-        return problem.losses(model(part.inputs), part).mean() + 0.15 * last.square().sum()
-
-    def gradient(loss, model):  # type: ignore[type-arg]
-        return np.concatenate([g.numpy().ravel() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-    model = setting.initial.double()
-    rows = [slice(0, 3), slice(3, 12), slice(12, 17)]
-    apart = [gradient(mean_loss(model, one), model) for one in rows]
-    together = sum(len(range(17)[one]) / 17 * g for one, g in zip(rows, apart, strict=True))
-    _, within, _ = referee.within(state, window, SIZES, Inside(loss=True))
-    assert within.numpy() == pytest.approx(together, abs=1e-14)
-    for part, g in zip(referee.parts(state, window, SIZES, Inside(loss=True)).parts, apart, strict=True):
-        assert part.numpy() == pytest.approx(g, abs=1e-14)
-    whole = gradient(mean_loss(model, slice(None)), model)
-    exact = referee.gradient(state, window).numpy()
-    assert exact == pytest.approx(whole, abs=1e-14)
-    assert np.linalg.norm(exact - within.numpy()) > 0.01 * np.linalg.norm(exact), "the split must matter"
-    assert referee.parts(state, window, SIZES).gradient.numpy() == pytest.approx(whole, abs=1e-14)
-    penalty = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
-    last = max(k for k, p in enumerate(model.parameters()) if p.dim() > 1)
-    penalty[last] = 0.3 * list(model.parameters())[last].detach()
-    expected = torch.cat([p.flatten() for p in penalty])
-    assert referee.penalty_gradient(state).numpy() == pytest.approx(expected.numpy(), abs=1e-15)

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from accumulation_harness.measure import optimizer_state
 from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.system import accelerator, nest
 from accumulation_harness.workloads import Batch
@@ -58,31 +59,28 @@ class Alive:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
         self.held: dict[int, tuple[int, int]] = {}  # storage -> how many saved tensors hold it, and its bytes
-        self.most = 0
+        self.most = self.most_held = 0  # of both together, and of what autograd holds
 
     def look(self) -> None:
         """Note the bytes that live now, where they are the most so far."""
-        gradients = num_bytes(p.grad for p in self.parameters if p.grad is not None)
-        self.most = max(self.most, gradients + sum(size for _, size in self.held.values()))
+        gradients, held = num_bytes(gradients_of(self.parameters)), sum(size for _, size in self.held.values())
+        self.most, self.most_held = max(self.most, gradients + held), max(self.most_held, held)
 
 
 class Held:
     """A tensor that autograd saved: counted until backward lets go of it."""
 
-    def __init__(self, tensor: Tensor, alive: Alive | None) -> None:
-        self.tensor, self.alive = tensor, alive
-        if alive is not None:
-            storage = tensor.untyped_storage()
-            self.key = storage._cdata
-            count, size = alive.held.get(self.key, (0, storage.nbytes()))
-            alive.held[self.key] = (count + 1, size)
-            alive.look()
+    def __init__(self, tensor: Tensor, alive: Alive) -> None:
+        self.tensor, self.alive, storage = tensor, alive, tensor.untyped_storage()
+        self.key = storage._cdata
+        count, size = alive.held.get(self.key, (0, storage.nbytes()))
+        alive.held[self.key] = (count + 1, size)
+        alive.look()
 
     def __del__(self) -> None:
-        if self.alive is not None:
-            count, size = self.alive.held.pop(self.key)
-            if count > 1:
-                self.alive.held[self.key] = (count - 1, size)
+        count, size = self.alive.held.pop(self.key)
+        if count > 1:
+            self.alive.held[self.key] = (count - 1, size)
 
 
 def of_step(arm: Arm, window: Batch) -> Memory:
@@ -96,31 +94,24 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         gc.collect()
     own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
     known = {tensor.untyped_storage()._cdata for tensor in own}
-    saved: dict[int, int] = {}
-    most, gradients = [0], [0]
+    gradients = [0]
     alive = Alive(list(arm.model.parameters()))
 
-    def pack(tensor: Tensor) -> Held:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in known:
-            saved[storage._cdata] = storage.nbytes()
-            return Held(tensor.detach(), alive)
-        return Held(tensor.detach(), None)
+    def pack(tensor: Tensor) -> Held | Tensor:
+        own = tensor.detach()
+        return own if tensor.untyped_storage()._cdata in known else Held(own, alive)
 
-    def end_micro_batch(_arm: Arm) -> None:
-        most[0] = max(most[0], sum(saved.values()))
-        saved.clear()
+    def unpack(held: Held | Tensor) -> Tensor:
+        return held.tensor if isinstance(held, Held) else held
 
     def see_gradients(arm: Arm) -> None:
-        gradients[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+        gradients[0] = num_bytes(gradients_of(arm.model.parameters()))
         if device is not None:
             peaks.append(device.max_memory_allocated(arm.device))
             device.reset_peak_memory_stats(arm.device)
 
     recipe = arm.recipe
-    arm.recipe = dataclasses.replace(
-        recipe, after_backward=(end_micro_batch, *recipe.after_backward), at_boundary=(see_gradients, *recipe.at_boundary)
-    )
+    arm.recipe = dataclasses.replace(recipe, at_boundary=(see_gradients, *recipe.at_boundary))
     hooks = [p.register_post_accumulate_grad_hook(lambda _: alive.look()) for p in alive.parameters if p.requires_grad]
     peaks: list[int] = []
     foreign = 0
@@ -128,7 +119,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         foreign = device.memory_allocated(arm.device) - num_bytes(kept(arm))
         device.reset_peak_memory_stats(arm.device)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             take_step(arm, window)
     finally:
         arm.recipe = recipe
@@ -140,7 +131,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
         gradients=gradients[0],
         state=num_bytes(state_tensors(arm)),
-        activations=most[0],
+        activations=alive.most_held,
         alive=alive.most,
         peak=peaks[0] - foreign if peaks else None,
         step_peak=peaks[-1] - foreign if peaks else None,
@@ -189,7 +180,7 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
 def kept(arm: Arm) -> Iterator[Tensor]:
     """What the arm holds on its device between two steps."""
     model = arm.model
-    yield from (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
+    yield from (*model.parameters(), *model.buffers(), *gradients_of(model.parameters()))
     yield from (one for one in state_tensors(arm) if one.device.type == arm.device.type)
     if arm.ema is not None:
         yield from (*arm.ema.parameters(), *arm.ema.buffers())
@@ -202,5 +193,9 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 def state_tensors(arm: Arm) -> Iterator[Tensor]:
     """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
-    for entries in arm.optimizer.state.values():
-        yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)
+    return (one for one in optimizer_state.state_tensors(arm.optimizer) if one.dim() > 0)
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Those that there are."""
+    return (p.grad for p in parameters if p.grad is not None)

@@ -74,7 +74,7 @@ class Wire:
         self.gradient_bytes += flat.numel() * flat.element_size()
 
 
-# What a rank divides its summed losses by, beside `Wire.sum_terms`: that is for gradients that are summed over the ranks ----------
+# What a rank divides its summed losses by, beside `Wire.sum_terms`: that is for gradients that are summed over the ranks --------
 
 
 def scaled_terms(wire: Wire, own: Tensor) -> Tensor:

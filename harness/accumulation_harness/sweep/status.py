@@ -56,7 +56,9 @@ def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: floa
     for experiment, names in sorted(by_experiment.items()):
         open_trials = [name for name in names if name in started and states[name] not in (State.finished, State.failed)]
         begun = min((started[name] for name in open_trials), default=now)
-        ended = sum(states[name] == State.finished and _ended(found[name]) >= begun for name in names)
+        ended = sum(
+            states[name] == State.finished and _modified(found[name].folder / "trial.json", 0.0) >= begun for name in names
+        )
         left = len(open_trials) * (now - begun) / ended if ended else (None if open_trials else 0.0)
         standing.append(Standing(experiment, Counter(states[name] for name in names), left))
     return standing
@@ -72,20 +74,12 @@ def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -
     yield from terminal.in_columns(rows)
     for name, one in found.items():
         if one.state == State.running:
-            yield f"running for {clock(max(0.0, now - _begun(one, now)))}: {name}"
+            yield f"running for {clock(max(0.0, now - _modified(one.folder, now)))}: {name}"
     failed = [(name, one) for name, one in found.items() if one.state in (State.failed, State.damaged)]
     for name, one in failed[:MOST_FAILURES]:
         yield f"{one.state}: {name}: {one.detail}"
     if len(failed) > MOST_FAILURES:
         yield f"and {len(failed) - MOST_FAILURES} more"
-
-
-def _ended(status: Status) -> float:
-    return _modified(status.folder / "trial.json", 0.0)
-
-
-def _begun(status: Status, now: float) -> float:
-    return _modified(status.folder, now)
 
 
 def _modified(path: Path, otherwise: float) -> float:
