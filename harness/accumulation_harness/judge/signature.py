@@ -106,7 +106,7 @@ class Signature:
 
     probes: int = field(default=0, metadata=COUNTED)  # windows
     gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed
-    resolution: float = field(default=0.0, metadata=WORST)  # the coarsest to which a gradient could be compared; 0: the gate's
+    resolution: float = field(default=0.0, metadata=MOST)  # the coarsest to which a gradient could be compared; 0: the gate's
     unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
@@ -156,30 +156,21 @@ class Signature:
     def above(self, gate: float) -> Signature:
         """What was seen, with errors up to the gate as zeros: they count as none. A NaN stays one."""
 
-        def snapped(error: float) -> float:
-            return 0.0 if error <= gate else error
-
-        def moved(movement: Movement) -> Movement:
-            return movement if movement.magnitude > gate else Movement()
-
-        def each(errors: Errors) -> Errors:
-            return {causes: snapped(error) for causes, error in errors.items()}
+        def snapped(seen: Any) -> Any:
+            if isinstance(seen, Movement):
+                return seen if seen.magnitude > gate else Movement()
+            if isinstance(seen, Mapping):
+                return {name: snapped(error) for name, error in seen.items()}
+            return 0.0 if seen <= gate else seen
 
         is_wrong = not self.gradient_error <= gate
+        errors = [f.name for f in dataclasses.fields(self) if f.metadata in (SMALLEST, WORST, WORST_BY_NAME, LONGEST)]
         return dataclasses.replace(
             self,
-            gradient_error=snapped(self.gradient_error),
-            wrong_windows=tuple(map(each, self.wrong_windows)) if is_wrong else (),
+            **{name: snapped(getattr(self, name)) for name in errors},
+            wrong_windows=tuple(map(snapped, self.wrong_windows)) if is_wrong else (),
             worst_window=self.worst_window if is_wrong else None,
-            drawn_error=snapped(self.drawn_error),
-            other_samples=tuple(map(each, self.other_samples)),
-            moved=moved(self.moved),
-            update=moved(self.update),
-            state_errors={name: snapped(error) for name, error in self.state_errors.items()},
-            advanced_error=snapped(self.advanced_error),
-            average_error=snapped(self.average_error),
-            loss_error=snapped(self.loss_error),
-            survivors_error=snapped(self.survivors_error),
+            other_samples=tuple(map(snapped, self.other_samples)),
         )
 
     def stored(self) -> dict[str, Any]:

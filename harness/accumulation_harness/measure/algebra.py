@@ -482,7 +482,7 @@ def _run(
                 run.beside.append(lock.apart(label, of[label]))
             if watched and not is_gone:
                 run.seen.append(probe.after(label, ids, t, records[label].loss))
-        setting.shelf.release()
+                setting.shelf.release()
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share = lock.clipped_share(label)

@@ -480,7 +480,7 @@ class LockStep:
         found = []
         for own in others:
             found.append(distances_to(weights[0], [own]))
-            self.shelf.settle([*own, *weights[0]])
+            self.shelf.release()
         return torch.cat(found)
 
     def _count(self, label: str, window: Batch) -> None:

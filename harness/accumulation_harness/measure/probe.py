@@ -14,7 +14,7 @@ from torch import Tensor
 from accumulation_harness.judge.cause import Cause, Causes
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED
 from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, tensors_of
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
 from accumulation_harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
 from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
@@ -78,7 +78,7 @@ class Probe:
             watch = self.lock.watches[label]
             self.consumed_before[label] = watch.gradient if watch.written is None else watch.written
             self.carried[label] = Before.of(arm)
-            shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer), *tensors_of(arm)])
+            shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer)])
         self.lock.watch_forwards(True)
 
     def remember(self) -> None:
@@ -87,26 +87,18 @@ class Probe:
             kept = self.earlier[label]
             kept.append(self.setting.shelf.put(flatten(arm.model.parameters())))
             self.started[label].add(fingerprint(kept[-1]))
-            self.setting.shelf.settle([kept[-1], *arm.model.parameters()])
+            self.setting.shelf.release()
             least, most = REMEMBERED
             if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
                 del kept[1]
 
     def after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
         """What the arm did with the window `ids`; `loss`: the one it reported."""
-        found = self._after(label, ids, step, loss)
-        arm, carried = self.lock.arms[label], self.carried[label]
-        kept = [*self.states[label].values(), *carried.parameters, *state_tensors(carried.optimizer), *tensors_of(arm)]
-        gradient = self.lock.watches[label].gradient
-        self.setting.shelf.settle(kept if gradient is None else [*kept, gradient])
-        return found
-
-    def _after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
         arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
         self.lock.watch_forwards(False)
         window = self.setting.exact.batch(ids)
         start = self.setting.shelf.put(flatten(state[name] for name in self.referee.names))
-        self.setting.shelf.settle(state.values())
+        self.setting.shelf.release()
         stale = self._stale_forward(label, start)
         found = self._inside(label, ids, start, stale)
         if watch.gradient is None:
@@ -115,7 +107,7 @@ class Probe:
         seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
         exact_loss, gradient = self._at(seen)(state)
         gradient = self.setting.shelf.put(gradient)
-        self.setting.shelf.settle([*state.values(), *self.referee.model.parameters()])
+        self.setting.shelf.release()
         if watch.steps_in_window == 1 and watch.taken is not None:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
             parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None

@@ -59,7 +59,7 @@ def measure(
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
     exact = setting.shelf.put(referee.gradient(state, window))
-    setting.shelf.settle(referee.model.parameters())
+    setting.shelf.release()
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
 
@@ -68,7 +68,7 @@ def measure(
         lock.step(ids)
         for arm in arms.values():
             restore(arm.model, state)
-            setting.shelf.settle(arm.model.parameters())
+            setting.shelf.release()
 
     step(ids)
     natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
@@ -93,7 +93,7 @@ def measure(
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))
-                setting.shelf.settle([watch.gradient])
+                setting.shelf.release()
         alpha = spent(done, config.permutations, early)
         if alpha is None:
             continue

@@ -41,7 +41,7 @@ class Shelf:
         """Nobody computes with these tensors for a while; they stay the same objects."""
 
     def release(self) -> None:
-        """Nobody computes with anything that was put here for a while."""
+        """Nobody computes with anything that was put or settled here for a while."""
 
 
 class FileShelf(Shelf):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.signature import Movement, Signature, worst
-from accumulation_harness.measure.lock_step import Setting, Taken, tensors_of
+from accumulation_harness.measure.lock_step import Setting, Taken
 from accumulation_harness.measure.optimizer_state import (
     STEP,
     copied,
@@ -107,7 +107,7 @@ class Twin:
         `advances`: the kinds of state that these have changed, the others being as before.
         """
         optimizer, parameters = copied(before.optimizer, before.parameters)
-        shelf.settle([*before.parameters, *state_tensors(before.optimizer)])
+        shelf.release()
         with kept_randomness(start.device):
             for gradient in first:
                 set_learning_rates(optimizer, [0.0] * len(taken.rates))
@@ -206,7 +206,7 @@ def check_update(
                 yield own.state_errors(twin(start, first, decays=decays, advances=advances))
 
     right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
-    setting.shelf.settle(tensors_of(arm))
+    setting.shelf.release()
     expected, reached = right.weights, own.weights
     difference, decay = reached - expected, before.decay(taken.rates)
     error = Movement()  # of the weights, relative to the update; zero within their rounding
