@@ -215,14 +215,18 @@ def of_class(name):
         (own("Ragged", **SHORT), "equivalent", "cached_weights_stale", "cached_weights_stale"),
         (of_class("Narrow"), "inconclusive", "loss_not_divided", "loss_not_divided"),  # it has no float64
         (of_class("Centred"), "equivalent", "gradients_not_cleared", "gradients_not_cleared"),  # it rewrites its gradients
-        (own("KernelAndBatchNorm", **SHORT), "batch_statistics", "loss_not_divided", "batch_statistics+loss_not_divided"),
     ],
-    ids=["balance", "spectral", "ragged", "stale", "narrow optimizer", "rewritten", "no float64 and BatchNorm"],
+    ids=["balance", "spectral", "ragged", "stale", "narrow optimizer", "rewritten"],
 )
 def test_a_fault_is_named_beside_what_the_task_is(config, right, fault, wrong):
     arms = planted(config, fault)
     assert (arms["accumulated"]["cause"] or arms["accumulated"]["verdict"]) == right, arms["accumulated"]["reasons"]
     assert arms[fault]["cause"] == wrong, arms[fault]["reasons"]
+
+
+def test_batch_norm_without_float64_is_named():
+    arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
+    assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
 
 
 def test_code_that_narrows_its_numbers_is_judged_in_float64():

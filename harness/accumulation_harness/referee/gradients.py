@@ -70,23 +70,18 @@ class Elements:
         self._block = _block(own[0].device)
         is_small = sum(tensor.numel() for tensor in own) <= self._block
         self._vector = flatten(own) if is_small else None
-        self._tensors = [] if is_small else own
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """What stays as it is: many elements, tensor by tensor."""
-        return self._tensors
+        self.tensors = [] if is_small else own  # what stays as it is: many elements, tensor by tensor
 
     def vector(self) -> Tensor:
         """[P] float64, all of them."""
-        return flatten(self._tensors) if self._vector is None else self._vector
+        return flatten(self.tensors) if self._vector is None else self._vector
 
     def kept(self) -> Elements:
         """The same in memory of its own, whatever becomes of the tensors."""
-        return self if self._vector is not None else Elements([tensor.clone() for tensor in self._tensors])
+        return self if self._vector is not None else Elements([tensor.clone() for tensor in self.tensors])
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(Tensor.double, blocks(self._tensors, self._block)) if self._vector is None else iter([self._vector])
+        return map(Tensor.double, blocks(self.tensors, self._block)) if self._vector is None else iter([self._vector])
 
 
 def blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
