@@ -222,7 +222,7 @@ def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
         ("optimizer state after a step", worst(0.0, *signature.state_errors.values())),
         ("reported loss", signature.loss_error),
     )
-    return tuple(f"{what} differ by {error:.1e} in float32 (gate {gate:.0e})" for what, error in measures if error > gate)
+    return _above(((what, error, gate) for what, error in measures), Precision.float32)
 
 
 def _judged(evidence: Evidence) -> Verdict:
@@ -348,8 +348,8 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
     return _above(algebra_measures(algebra))
 
 
-def _above(measures: Iterable[tuple[str, float, float]]) -> tuple[str, ...]:
-    return tuple(f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in measures if error > gate)
+def _above(measures: Iterable[tuple[str, float, float]], of: Precision = Precision.float64) -> tuple[str, ...]:
+    return tuple(f"{what} differ by {error:.1e} in {of} (gate {gate:.0e})" for what, error, gate in measures if error > gate)
 
 
 def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -78,15 +77,14 @@ def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
     seen = {label: watch for label, watch in watches.items() if watch.is_seen}
     if not seen:
         return {}
-    norms, terms = ([getattr(watch, kind) for watch in seen.values()] for kind in ("norms", "terms"))
-    kinds = (chain.from_iterable(norms), chain.from_iterable(terms), (watch.scale for watch in seen.values()))
-    values = iter(torch.cat([torch.stack(list(kind)).double().reshape(-1) for kind in kinds]).tolist())
-    lengths = [[next(values) for _ in own] for own in norms]
-    shares = [[next(values) for _ in own] for own in terms]
+    numbers = [(*watch.norms, *watch.terms, watch.scale) for watch in seen.values()]
+    values = iter(torch.stack([one.double().reshape(()) for own in numbers for one in own]).tolist())
     rows = {}
-    for (label, watch), length, share, scale in zip(seen.items(), lengths, shares, values, strict=True):
+    for label, watch in seen.items():
+        lengths, share = ([next(values) for _ in own] for own in (watch.norms, watch.terms))
+        scale = next(values)
         num, samples = len(watch.arm.seen), sum(map(len, watch.arm.seen))
-        *parts, window = [(x / scale) ** 2 for x in length]
+        *parts, window = [(length / scale) ** 2 for length in lengths]
         # what a micro-batch adds is w_k g_k: nothing where it has no loss term
         small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True) if own)
         rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": window}

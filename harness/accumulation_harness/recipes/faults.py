@@ -40,7 +40,8 @@ def in_place_of(part: str) -> Callable[[Callable[..., Any]], Transform]:
         @functools.wraps(wrong)
         def apply(recipe: Recipe) -> Recipe:
             is_stage = part in ("before_micro_batch", "after_backward")
-            return dataclasses.replace(recipe, **{part: (wrong,) if is_stage else wrong})
+            changed: dict[str, Any] = {part: (wrong,) if is_stage else wrong}
+            return dataclasses.replace(recipe, **changed)
 
         return apply
 

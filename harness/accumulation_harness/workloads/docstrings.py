@@ -64,7 +64,7 @@ def read_pairs(root: str | None) -> Pairs:
     Raises `ConfigError` when the folder has fewer than two modules with pairs.
     """
     libraries = {"": Path(root)} if root is not None else {"": Path(ast.__file__).parent, "numpy": Path(np.__file__).parent}
-    found = [pair for name, folder in libraries.items() for pair in _harvest(name, folder, root)]
+    found = [pair for name, folder in libraries.items() for pair in _harvest(name, folder)]
     pairs = distinct(found)
     modules = sorted({pair.module for pair in pairs})
     if len(modules) < 2:
@@ -92,13 +92,13 @@ def distinct(pairs: Sequence[Pair]) -> list[Pair]:
     return kept
 
 
-def _harvest(library: str, folder: Path, root: str | None) -> Iterator[Pair]:
+def _harvest(library: str, folder: Path) -> Iterator[Pair]:
     left = MAX_BYTES
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if LEFT_OUT.intersection(parts[:-1]) or parts[-1].startswith("test"):
             continue
-        content = path.read_bytes() if root is None else read_data(root, path, left)
+        content = read_data(str(folder), path, left)
         left -= len(content)
         yield from pairs_of(".".join([library, *parts] if library else parts), content)
 
