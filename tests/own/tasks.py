@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import torch.nn.utils.prune
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 SAMPLES = 40  # trained on; another 12 are held out
 
@@ -38,6 +39,15 @@ class Images:
         return F.cross_entropy(outputs, batch[1], reduction="none")
 
 
+def images(model, task=Images):
+    """The class of a task with another model."""
+    return type("Other", (task,), {"model": lambda self, norm: model()})
+
+
+def hidden(first):
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
 class OddBatchNorm(Images):
     """BatchNorm without scale and shift, and without running statistics."""
 
@@ -62,11 +72,7 @@ class Frozen(Images):
         return model
 
 
-class Drops(Images):
-    """Dropout in a layer, and in a function that is told by an attribute."""
-
-    def model(self, norm):
-        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3))
+Drops = images(lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3)))
 
 
 class Variational(Images):
@@ -101,13 +107,6 @@ class Dropping(nn.Module):
         return F.dropout(x, self.attention_dropout, self.training)
 
 
-class OneDraw(Variational):
-    """A code of four numbers, and a single draw in a forward."""
-
-    def model(self, norm):
-        return NoisyCode()
-
-
 class NoisyCode(nn.Module):
     def __init__(self):
         super().__init__()
@@ -116,6 +115,9 @@ class NoisyCode(nn.Module):
     def forward(self, x):
         mean, logarithm = self.encoder(x.flatten(1)).chunk(2, dim=1)
         return self.decoder(mean + (0.5 * logarithm).exp() * torch.randn_like(mean)), mean, logarithm
+
+
+OneDraw = images(NoisyCode, Variational)  # a code of four numbers, and a single draw in a forward
 
 
 class Encoding(Mapping[str, Tensor]):
@@ -258,9 +260,7 @@ class Masked(Layers):
         return self.last(out.tanh().sum(1))
 
 
-class MaskedSteps(Images):
-    def model(self, norm):
-        return Masked()
+MaskedSteps = images(Masked)
 
 
 class Named(nn.Sequential):
@@ -276,9 +276,7 @@ class Named(nn.Sequential):
         return x
 
 
-class TwoNames(Images):
-    def model(self, norm):
-        return Named()
+TwoNames = images(Named)
 
 
 class Weighing(nn.Module):
@@ -358,9 +356,7 @@ class Waves(nn.Module):
         return ((x.flatten(1) * self.turns) @ self.weight).abs()
 
 
-class Complex(Images):
-    def model(self, norm):
-        return nn.Sequential(Waves(), nn.Linear(3, 3))
+Complex = images(lambda: nn.Sequential(Waves(), nn.Linear(3, 3)))
 
 
 class Doubled(torch.autograd.Function):
@@ -376,24 +372,19 @@ class Doubled(torch.autograd.Function):
         return 2 * gradients[0]
 
 
-class Kernel(Images):
-    """A part that has no float64."""
-
-    batch_norm = False
-
-    def model(self, norm):
-        norms = [nn.BatchNorm1d(8)] if self.batch_norm else []
-        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
-
-
 class OfKernel(nn.Module):
     def forward(self, x):
         doubled: Tensor = Doubled.apply(x)
         return doubled
 
 
-class KernelAndBatchNorm(Kernel):
-    batch_norm = True
+def of_kernel(*norms):
+    """A part that has no float64."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
+
+
+Kernel = images(of_kernel)
+KernelAndBatchNorm = images(lambda: of_kernel(nn.BatchNorm1d(8)))
 
 
 class Pair(NamedTuple):
@@ -434,31 +425,16 @@ class Centred(nn.Module):
         return self.linear((x - x.mean(0)).flatten(1))
 
 
-class Mixed(Images):
-    """A layer of the user's own that mixes rows as BatchNorm does."""
-
-    def model(self, norm):
-        return Centred()
+Mixed = images(Centred)  # a layer of the user's own that mixes rows as BatchNorm does
 
 
-class Spectral(Images):
-    """Spectral normalisation, whose power iteration goes on with each forward."""
-
-    def model(self, norm):
-        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
-        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+Spectral = images(lambda: hidden(spectral_norm(nn.Linear(50, 8))))  # a power iteration goes on with each forward
 
 
-class OldSpectral(Images):
-    def model(self, norm):
-        first = nn.utils.spectral_norm(nn.Linear(50, 8))
-        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+OldSpectral = images(lambda: hidden(nn.utils.spectral_norm(nn.Linear(50, 8))))
 
 
-class SpectralAndBatchNorm(Images):
-    def model(self, norm):
-        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
-        return nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+SpectralAndBatchNorm = images(lambda: nn.Sequential(nn.BatchNorm2d(2), hidden(spectral_norm(nn.Linear(50, 8)))))
 
 
 class Codebook(nn.Module):
@@ -476,14 +452,10 @@ class Codebook(nn.Module):
         return shifted
 
 
-class FollowsInputs(Images):
-    def model(self, norm):
-        return nn.Sequential(Codebook(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
+FollowsInputs = images(lambda: nn.Sequential(Codebook(), hidden(nn.Linear(50, 8))))
 
 
-class MixedBesideBatchNorm(Images):
-    def model(self, norm):
-        return nn.Sequential(nn.BatchNorm2d(2), Centred())
+MixedBesideBatchNorm = images(lambda: nn.Sequential(nn.BatchNorm2d(2), Centred()))
 
 
 @dataclass
@@ -522,9 +494,7 @@ class Unbalanced(Balanced):
     share = 0.0
 
 
-class BalancedAfterBatchNorm(Balanced):
-    def model(self, norm):
-        return nn.Sequential(nn.BatchNorm2d(2), Experts())
+BalancedAfterBatchNorm = images(lambda: nn.Sequential(nn.BatchNorm2d(2), Experts()), Balanced)
 
 
 # -- tasks that cannot be judged ------------------------------------------------------------------------------------------
@@ -642,9 +612,7 @@ class InPlace(Images):
         return model(batch[0].mul_(2))
 
 
-class Lazy(Images):
-    def model(self, norm):
-        return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+Lazy = images(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
 
 
 class NoDisk(Images):
@@ -670,9 +638,7 @@ class Leaving(nn.Module):
         return self.last[0]
 
 
-class Leaves(Images):
-    def model(self, norm):
-        return Leaving()
+Leaves = images(Leaving)
 
 
 class Weighted(Frozen):
@@ -724,13 +690,6 @@ class Alike(Frozen):
         return model(batch[0] / 2) + model(batch[0])
 
 
-class Temperature(Frozen):
-    """A tensor with 1e-12 of the whole gradient."""
-
-    def model(self, norm):
-        return Scaling()
-
-
 class Scaling(nn.Module):
     def __init__(self):
         super().__init__()
@@ -740,11 +699,8 @@ class Scaling(nn.Module):
         return self.layer(x.flatten(1)) + 1e-12 * self.scale * x.flatten(1)[:, :3]
 
 
-class HiddenGradient(Images):
-    """A reentrant checkpoint whose layers no path of the graph leads to but that of the inputs."""
-
-    def model(self, norm):
-        return Checkpointed()
+Temperature = images(Scaling)  # a tensor with 1e-12 of the whole gradient
+HiddenGradient = images(Checkpointed)  # a reentrant checkpoint: no path of the graph but that of the inputs leads to its layers
 
 
 class Scripted(Images):
