@@ -37,16 +37,27 @@ def micro_batches(window):
     return [window.rows(part) for part in torch.arange(len(window)).chunk(5)]
 
 
+def plain(arm, rows):
+    return arm.workload.losses(arm.model(rows.inputs[0]), rows).sum()
+
+
+def accumulate(arm, window, loss=plain, parts=None, factor=lambda: 1.0, after=nothing):
+    """The sum of the micro-batches' losses, whose gradients are `factor` times as large; `after` each backward."""
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in parts or micro_batches(window):
+        one = loss(arm, rows) / len(window)
+        (one * factor()).backward()
+        total = total + one.detach()
+        after(arm)
+    return total
+
+
 def loop(after=nothing, factor=lambda arm: 1.0, averages=lambda arm: 1):
     """The right loop; `after` each step, `factor` of each loss, `averages` that are taken in a window."""
 
     def take(arm, window):
         arm.optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64)
-        for rows in micro_batches(window):
-            loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
-            (loss * factor(arm)).backward()
-            total = total + loss.detach()
+        total = accumulate(arm, window, factor=lambda: factor(arm))
         arm.optimizer.step()
         for _ in range(averages(arm) if arm.ema is not None else 0):
             arm.ema.update_parameters(arm.model)
@@ -152,26 +163,27 @@ def test_weights_in_the_format_under_test_alone_are_no_rounding():
 def cast(arm, window):
     """Scores in float32, as language models take their losses, and a sum of one's own in float32."""
     main = [torch.zeros_like(p, dtype=torch.float32) for p in arm.model.parameters()]
-    total = torch.zeros((), dtype=torch.float64)
-    for rows in micro_batches(window):
-        loss = arm.workload.losses(arm.model(rows.inputs[0]).float(), rows).sum() / len(window)
-        loss.backward()
-        total = total + loss.detach()
+
+    def add(arm):
         for own, p in zip(main, arm.model.parameters(), strict=True):
             own += 0 if p.grad is None else p.grad.float()
             p.grad = None
-    return stepped(arm, main, total)
+
+    def loss(arm, rows):
+        return arm.workload.losses(arm.model(rows.inputs[0]).float(), rows).sum()
+
+    return stepped(arm, main, accumulate(arm, window, loss, after=add))
 
 
 def rounded(arm, window):
     """Integer tensors divided by each other: torch gives float32."""
-    total = torch.zeros((), dtype=torch.float64)
-    for rows in [*micro_batches(window)[:3], window.rows(slice(6, None))]:
-        mine, whole = arm.workload.num_terms(rows).sum(), arm.workload.num_terms(window).sum()
-        loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / mine * (mine / whole)
-        loss.backward()
-        total = total + loss.detach()
-    return stepped(arm, None, total)
+    whole = arm.workload.num_terms(window).sum()
+
+    def loss(arm, rows):
+        mine = arm.workload.num_terms(rows).sum()
+        return plain(arm, rows) / mine * (mine / whole) * len(window)
+
+    return stepped(arm, None, accumulate(arm, window, loss, [*micro_batches(window)[:3], window.rows(slice(6, None))]))
 
 
 def differentiated(arm, window):
@@ -222,32 +234,26 @@ def test_what_a_loop_may_do_otherwise_is_right(take):
 
 def in_two_ways(arm, window, factor=1.0):
     """`Alike` by hand: two forwards, one of inputs that are no rows of the data, and losses of one's own."""
-    total = torch.zeros((), dtype=torch.float64)
-    for rows in micro_batches(window):
+
+    def loss(arm, rows):
         images, labels = rows.inputs
-        outputs = arm.model(images / 2) + arm.model(images)
-        loss = nn.functional.cross_entropy(outputs, labels, reduction="sum") / len(window)
-        (loss * factor).backward()
-        total = total + loss.detach()
-    return stepped(arm, None, total)
+        return nn.functional.cross_entropy(arm.model(images / 2) + arm.model(images), labels, reduction="sum")
+
+    return stepped(arm, None, accumulate(arm, window, loss, factor=lambda: factor))
 
 
 def repeated(arm, window):
     """The first micro-batch in the last one's place, where every row has an equal one."""
-    first, total = micro_batches(window)[0], torch.zeros((), dtype=torch.float64)
-    for rows in [*micro_batches(window)[:-1], first]:
-        loss = arm.workload.losses(arm.workload.forward(arm.model, rows), rows).sum() / len(window)
-        loss.backward()
-        total = total + loss.detach()
-    return stepped(arm, None, total)
+
+    def loss(arm, rows):
+        return arm.workload.losses(arm.workload.forward(arm.model, rows), rows).sum()
+
+    parts = micro_batches(window)
+    return stepped(arm, None, accumulate(arm, window, loss, [*parts[:-1], parts[0]]))
 
 
 def one_small_tensor(arm, window):
-    total = torch.zeros((), dtype=torch.float64)
-    for rows in micro_batches(window):
-        loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
-        loss.backward()
-        total = total + loss.detach()
+    total = accumulate(arm, window)
     arm.model.scale.grad.mul_(1.5)
     return stepped(arm, None, total)
 

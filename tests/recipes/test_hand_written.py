@@ -68,6 +68,12 @@ def accumulate(arm, window, before=lambda k: None, after=lambda k: None):
     return total
 
 
+def finished(arm, window, **around):
+    total = accumulate(arm, window, **around)
+    finish(arm)
+    return total
+
+
 def whole_window(arm, window):
     """Accumulates nothing: a window is one forward and one backward."""
     loss = backward(arm, window, len(window))
@@ -115,9 +121,7 @@ def test_rows_are_recognised_by_their_content():
 
 
 def reports_in_float32(arm, window):
-    total = torch.tensor(float(accumulate(arm, window)))
-    finish(arm)
-    return total
+    return finished(arm, window).float()
 
 
 def reports_a_little_less(arm, window):
@@ -142,9 +146,7 @@ def zeros_for_lost_entries(arm, window):
 
 
 def clears_after_the_first(arm, window):
-    total = accumulate(arm, window, before=lambda k: arm.model.zero_grad() if k == 1 else None)
-    finish(arm)
-    return total
+    return finished(arm, window, before=lambda k: arm.model.zero_grad() if k == 1 else None)
 
 
 def keeps_half(arm, window):
@@ -163,9 +165,7 @@ def keeps_half(arm, window):
 
 def begins_with_something(arm, window):
     sum(p.square().sum() for p in arm.model.parameters()).backward()  # type: ignore[union-attr]
-    total = accumulate(arm, window)
-    finish(arm)
-    return total
+    return finished(arm, window)
 
 
 def steps_after_the_first(arm, window):
@@ -190,9 +190,7 @@ def advances_at_rate_zero(arm, window):
             for group, rate in zip(arm.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    total = accumulate(arm, window, after=advance)
-    finish(arm)
-    return total
+    return finished(arm, window, after=advance)
 
 
 def second_moment_of_each(arm, window):
@@ -205,17 +203,13 @@ def second_moment_of_each(arm, window):
             for state in filter(None, [arm.optimizer.state.get(p)]):
                 state["exp_avg_sq"].mul_(beta).addcmul_(p.grad, p.grad, value=1 - beta)
 
-    total = accumulate(arm, window, after=advance)
-    finish(arm)
-    return total
+    return finished(arm, window, after=advance)
 
 
 def second_moment_of_something(arm, window):
     for state in arm.optimizer.state.values():
         state["exp_avg_sq"].mul_(0.9)
-    total = accumulate(arm, window)
-    finish(arm)
-    return total
+    return finished(arm, window)
 
 
 def averages_before_the_step(arm, window):
