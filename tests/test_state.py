@@ -65,9 +65,7 @@ def state(run, **how):
 CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a weight": (lambda r: r.model[0].weight.data.mul_(2), "model.0.weight"),
     "a buffer": (lambda r: r.model[1].running_var.add_(1), "model.1.running_var"),
-    "a counter of batches": (lambda r: r.model[1].num_batches_tracked.add_(1), "model.1.num_batches_tracked"),
     "a plain tensor": (lambda r: r.model.prior.add_(1), "model.prior"),
-    "a plain number": (lambda r: setattr(r.model, "calls", 4), "model.calls"),
     "half of a complex weight": (lambda r: torch.view_as_real(r.model.spectrum.data)[:, 1].add_(1), "model.spectrum"),
     "a tensor kept on a parameter": (lambda r: r.model[0].weight.main_grad.add_(1), "model.0.weight.main_grad"),
     "a tensor in a deque": (lambda r: r.model.memory.past[0].add_(1), "model.memory.past[0]"),
@@ -78,12 +76,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.optimizer.state[r.model[2].weight]["exp_avg"].mul_(2),
         "optimizer.state[model.2.weight].exp_avg",
     ),
-    "one group's counter": (
-        lambda r: r.optimizer.state[r.model[2].bias]["step"].sub_(1),
-        "optimizer.state[model.2.bias].step",
-    ),
     "a group's setting": (lambda r: r.optimizer.param_groups[1].update(betas=(0.8, 0.999)), "optimizer.param_groups[1].betas"),
-    "a rate": (lambda r: r.optimizer.param_groups[0].update(lr=0.2), "optimizer.param_groups[0].lr"),
     "a schedule": (lambda r: setattr(r.schedule, "last_epoch", 7), "schedule.last_epoch"),
     "an average": (lambda r: r.ema.module[0].bias.data.add_(1), "ema.module.0.bias"),
     "a scale": (lambda r: r.scaler._scale.mul_(2), "scaler._scale"),

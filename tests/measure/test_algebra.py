@@ -26,13 +26,13 @@ CONFIG = TrialConfig(
 FLOOR, WRONG = "floor", "wrong"
 
 
-def after_backward_scaled(factor):
-    """The accumulated gradient times `factor`, just before the step."""
+def scaled(factor):
+    """The accumulated gradient of each window times `factor` of its number, just before the step."""
 
     def scale(arm):
         for parameter in arm.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad.mul_(factor)
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor(arm.windows))
 
     return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
 
@@ -48,17 +48,6 @@ def algebra(setting, change=lambda recipe: recipe):
     return measure(setting, recipes, stream(setting), FLOOR)[WRONG]
 
 
-def drifting(size):
-    """The first window alone, which the trajectory never forgets: its gradient is larger by a relative `size`."""
-
-    def scale(arm):
-        for parameter in arm.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad.mul_(1 + size * (arm.windows == 2))  # windows 0 and 1 are probed, and so is every short one
-
-    return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
-
-
 def numpy_trajectory(numbers, scales):
     """Weights after each of the steps of plain SGD, the gradient of step t multiplied by `scales[t]`."""
     theta, path = numbers.start, []
@@ -70,7 +59,7 @@ def numpy_trajectory(numbers, scales):
 
 def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(toy_setting, make_numpy):
     setting = toy_setting(CONFIG)
-    found, numbers = algebra(setting, after_backward_scaled(1.25)), make_numpy(setting)
+    found, numbers = algebra(setting, scaled(lambda _: 1.25)), make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, dict.fromkeys(range(STEPS), 1.25))
     distances = [np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True)]
     assert found.algebra.trajectory_error == pytest.approx(max(distances), rel=1e-10)
@@ -88,8 +77,8 @@ def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(to
     numbers = make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, {2: 1 + 1e-3})
     moved = max(np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True))
-    found = algebra(setting, drifting(size * TRAJECTORY_GATE * 1e-3 / moved))
     planted = size * TRAJECTORY_GATE * 1e-3 / moved
+    found = algebra(setting, scaled(lambda window: 1 + planted * (window == 2)))  # 0 and 1 are probed
     assert found.algebra.gradient_error == (pytest.approx(planted, rel=1e-4) if fails else pytest.approx(0, abs=ALGEBRA_GATE))
     assert found.algebra.parted_at is None
     assert found.algebra.trajectory_error == pytest.approx(size * TRAJECTORY_GATE, rel=0.01)
@@ -108,7 +97,7 @@ def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolve
         pieces = torch.from_numpy(theta).split([p.numel() for p in setting.initial.parameters()])
         for parameter, piece in zip(setting.initial.parameters(), pieces, strict=True):
             parameter.data = piece.view_as(parameter).double()
-    right, wrong = algebra(setting).signature, algebra(setting, after_backward_scaled(1 + 1e-3)).signature
+    right, wrong = algebra(setting).signature, algebra(setting, scaled(lambda _: 1 + 1e-3)).signature
     assert 1e-11 < right.resolution < 1e-7 and right.gradient_error <= ALGEBRA_GATE and right.is_exact
     assert wrong.gradient_error == pytest.approx(1e-3, rel=1e-3) and not wrong.is_exact
     elsewhere = algebra(toy_setting(config)).signature
@@ -126,23 +115,17 @@ AMPLIFIED = TrialConfig(
 )
 
 
-def wrong_in(window, size):
-    """The accumulated gradient of one window is larger by a relative `size`."""
-
-    def scale(arm):
-        for parameter in arm.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(1 + size * (arm.windows == window))
-
-    return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
-
-
 @pytest.mark.slow
 def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found():
     """Adam with lr = 2 throws a transformer about: shuffled rows part it from the full batch within ten steps."""
     setting = Setting(AMPLIFIED, CPU)
     right = accumulated(AMPLIFIED, 2)
-    recipes = {REFERENCE: reference(AMPLIFIED), FLOOR: permuted(AMPLIFIED, 0), "right": right, WRONG: wrong_in(28, 1e-3)(right)}
+    recipes = {
+        REFERENCE: reference(AMPLIFIED),
+        FLOOR: permuted(AMPLIFIED, 0),
+        "right": right,
+        WRONG: scaled(lambda window: 1 + 1e-3 * (window == 28))(right),
+    }
     results = measure(setting, recipes, list(setting.windows(30)), FLOOR)
     for label in (FLOOR, "right"):
         found = results[label].algebra
