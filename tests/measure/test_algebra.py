@@ -57,12 +57,15 @@ def numpy_trajectory(numbers, scales):
     return path
 
 
+def apart(wrong, right, numbers):
+    return max(np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True))
+
+
 def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(toy_setting, make_numpy):
     setting = toy_setting(CONFIG)
     found, numbers = algebra(setting, scaled(lambda _: 1.25)), make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, dict.fromkeys(range(STEPS), 1.25))
-    distances = [np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True)]
-    assert found.algebra.trajectory_error == pytest.approx(max(distances), rel=1e-10)
+    assert found.algebra.trajectory_error == pytest.approx(apart(wrong, right, numbers), rel=1e-10)
     assert found.algebra.gradient_error == pytest.approx(0.25, rel=1e-12)
     worst = found.signature.worst_window
     assert worst is not None and worst.whole.scale == pytest.approx(1.25, rel=1e-12)
@@ -76,8 +79,7 @@ def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(to
     setting = toy_setting(dataclasses.replace(CONFIG, effective_batch=8, probe_every=10))  # 24 = 3 x 8: no short window
     numbers = make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, {2: 1 + 1e-3})
-    moved = max(np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True))
-    planted = size * TRAJECTORY_GATE * 1e-3 / moved
+    planted = size * TRAJECTORY_GATE * 1e-3 / apart(wrong, right, numbers)
     found = algebra(setting, scaled(lambda window: 1 + planted * (window == 2)))  # 0 and 1 are probed
     assert found.algebra.gradient_error == (pytest.approx(planted, rel=1e-4) if fails else pytest.approx(0, abs=ALGEBRA_GATE))
     assert found.algebra.parted_at is None

@@ -54,11 +54,15 @@ def pair(setting):
     assert not Path(two.folder.name).exists()
 
 
+def start_of(setting):
+    return torch.cat([p.detach().double().reshape(-1) for p in setting.initial.parameters()]).numpy()
+
+
 def sums(setting):
     """Numpy: summed gradients by rank and micro-batch, loss terms by rank, and of the window. Ragged: 4 + 9 samples."""
     toy = Toy()
     ids = ranks.whole_windows(setting)[0].numpy()
-    theta = torch.cat([p.detach().double().reshape(-1) for p in setting.initial.parameters()]).numpy()
+    theta = start_of(setting)
     each = softmax_regression_gradients(theta[:15].reshape(3, 5), theta[15:], toy.x.numpy()[ids], toy.y.numpy()[ids])
     terms = 1 + ids % 4
     each = terms[:, None] * each
@@ -80,7 +84,7 @@ def test_right_ways_take_the_step_of_the_mean_over_all_loss_terms(pair, setting,
     traces = pair.run(RIGHT[name], N)
     for gradient in consumed(traces):
         np.testing.assert_allclose(gradient, right, rtol=0, atol=1e-14)
-    start = torch.cat([p.detach().double().reshape(-1) for p in setting.initial.parameters()]).numpy()
+    start = start_of(setting)
     np.testing.assert_allclose(traces[0].parameters[0], start - 0.5 * right, rtol=0, atol=1e-14)
     assert np.array_equal(traces[0].parameters[0], traces[1].parameters[0])
 

@@ -1,8 +1,9 @@
 """ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on small images."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tests.own.tasks import Images
 
 SAMPLES = 64  # trained on; another 8 are held out
 
@@ -40,23 +41,14 @@ def resnet(blocks, width, classes):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
-class Photographs:
+class Photographs(Images):
     """Random images of 1,000 classes."""
 
     def __init__(self, width=64, size=64):
-        self.width = width
+        self.width, self.samples = width, SAMPLES
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(SAMPLES + 8, 3, size, size, generator=generator)
         self.labels = torch.randint(1000, (SAMPLES + 8,), generator=generator)
 
     def model(self, norm):
         return resnet((3, 4, 6, 3), self.width, 1000)
-
-    def train(self):
-        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
-
-    def held_out(self):
-        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES, SAMPLES + 8)]
-
-    def losses(self, outputs, batch):
-        return F.cross_entropy(outputs, batch[1], reduction="none")

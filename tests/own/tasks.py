@@ -23,17 +23,17 @@ class Images:
         generator = torch.Generator().manual_seed(seed)
         self.images = torch.randn(52, 2, 5, 5, generator=generator)
         self.labels = torch.randint(3, (52,), generator=generator)
-        self.width = width
+        self.width, self.samples = width, SAMPLES
 
     def model(self, norm):
         convolution = nn.Conv2d(2, self.width, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(self.width), nn.ReLU(), nn.Flatten(), nn.Linear(self.width * 25, 3))
 
     def train(self):
-        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
+        return [(self.images[i], int(self.labels[i])) for i in range(self.samples)]
 
     def held_out(self):
-        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES, 52)]
+        return [(self.images[i], int(self.labels[i])) for i in range(self.samples, len(self.images))]
 
     def losses(self, outputs, batch):
         return F.cross_entropy(outputs, batch[1], reduction="none")

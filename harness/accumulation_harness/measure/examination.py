@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,14 +80,15 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     workload.correct(outputs, window)
     _try_held_out(workload, model, state, len(window))
     calm = without_dropout(model)
-    outputs, losses = _tried(workload, calm, state, window, 0)
-    if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
+    tried = partial(_tried, workload, calm, state, window)
+    outputs, losses = tried(0)
+    if not _same_numbers(tried(0), (outputs, losses)):
         raise workload.refused("forwards that repeat from the same weights, buffers and seed of torch; two of them differ")
-    if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+    if not _same_numbers(tried(1), (outputs, losses)):
         for one in (initial, calm):
             mark_draws(one, one is initial)
-        outputs, losses = _tried(workload, calm, state, window, 0)
-        if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+        outputs, losses = tried(0)
+        if not _same_numbers(tried(1), (outputs, losses)):
             known = ", ".join(name for name in CONSTANTS if not name.endswith("_"))
             raise workload.refused(
                 f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"

@@ -17,8 +17,15 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from accumulation_harness.config import ConfigError, TrialConfig
+import torch
+
+from accumulation_harness.config import ConfigError, LastWindow, TrialConfig
 from accumulation_harness.config.compose import BadInput, compose_trial
+from accumulation_harness.measure import memory
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device, deterministic
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.system.processes import die_with_parent, interrupts_blocked, run_command
 from accumulation_harness.system.terminal import one_line
 
@@ -56,17 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
         config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked
-        for line in by_trying(config) if AUTO in given else by_budget(config, parse_bytes(budgets[0])):
+        for line in by_trying(config) if AUTO in given else explain(config, parse_bytes(budgets[0])):
             print(line)
     except (BadInput, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return 2
     return 0
-
-
-def by_budget(config: TrialConfig, budget: int) -> list[str]:
-    """The lines that explain what fits into `budget` bytes, measured; ConfigError where nothing does."""
-    return explain(choose(config.effective_batch, budget, *fit_memory(config)), budget, config.effective_batch)
 
 
 def by_trying(config: TrialConfig) -> Iterator[str]:
@@ -99,13 +101,6 @@ def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError
 
 def take_windows(config: TrialConfig, micro_batch: int) -> None:
     """Train on windows of B samples in micro-batches of b."""
-    import torch
-
-    from accumulation_harness.measure.lock_step import Setting
-    from accumulation_harness.recipes.determinism import choose_device, deterministic
-    from accumulation_harness.recipes.micro_batch import Even
-    from accumulation_harness.recipes.recipe import Recipe, take_step
-
     size = config.effective_batch
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
     device = choose_device(config.device)
@@ -134,15 +129,6 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
 
     Both windows accumulate: beside the gradients that are there already, those of a micro-batch take memory of their own.
     """
-    import torch
-
-    from accumulation_harness.config import LastWindow
-    from accumulation_harness.measure import memory
-    from accumulation_harness.measure.lock_step import Setting
-    from accumulation_harness.recipes.determinism import choose_device, deterministic
-    from accumulation_harness.recipes.micro_batch import Even
-    from accumulation_harness.recipes.recipe import Recipe
-
     device = choose_device(config.device)
     with deterministic(config.precision, device):
         setting = Setting(config, device)
@@ -170,8 +156,10 @@ def choose(effective_batch: int, budget: float, static: float, per_sample: float
     return fitting[-1]
 
 
-def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
-    """What is printed: b and N, the memory they take of the `budget` bytes, and what they save."""
+def explain(config: TrialConfig, budget: int) -> list[str]:
+    """What is printed: b and N, the memory they take of the `budget` bytes, measured, and what they save; ConfigError without."""
+    effective_batch = config.effective_batch
+    plan = choose(effective_batch, budget, *fit_memory(config))
     b, num = plan.micro_batch, plan.accumulation_steps
     whole = max(plan.static + plan.per_sample * effective_batch, plan.step)
     cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"

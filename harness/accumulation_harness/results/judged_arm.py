@@ -107,30 +107,13 @@ class EvidenceRow:
     def of(cls, evidence: Evidence) -> Self:
         """What the columns say of the arm that was judged from `evidence`."""
         algebra, rounding, trajectory = evidence.algebra, evidence.rounding, evidence.trajectory
-        return cls(
-            gradient_error=algebra.gradient_error,
-            state_error=algebra.state_error,
-            trajectory_error=algebra.trajectory_error,
-            loss_error=algebra.loss_error,
-            algebra_steps=algebra.steps,
-            algebra_floor=algebra.floor,
-            clipping_active=algebra.clipping_active,
-            clipped_share=algebra.clipped_share,
-            short_windows=algebra.short_windows,
-            unequal_terms=algebra.unequal_terms,
-            parted_at=math.nan if algebra.parted_at is None else algebra.parted_at,
-            rounding_high=rounding.high,
-            rounding_windows=rounding.windows,
-            full_error=rounding.full_error,
-            arm_error=rounding.arm_error,
-            rank_p=rounding.rank_p,
-            permutations=rounding.permutations,
-            skipped=rounding.skipped,
-            final_distance=trajectory.final_distance,
-            jump_step=math.nan if trajectory.jump_step is None else trajectory.jump_step,
-            oracle_error=evidence.signature.explanations.get((Cause.batch_statistics,), math.nan),
-            counters=", ".join(sorted(evidence.counters)),
-        )
+        known = vars(trajectory) | vars(rounding) | vars(algebra)
+        known |= {"algebra_steps": algebra.steps, "algebra_floor": algebra.floor}
+        known |= {"rounding_high": rounding.high, "rounding_windows": rounding.windows}
+        known |= {name: math.nan for name in ("parted_at", "jump_step") if known[name] is None}
+        known["oracle_error"] = evidence.signature.explanations.get((Cause.batch_statistics,), math.nan)
+        known["counters"] = ", ".join(sorted(evidence.counters))
+        return cls(**{name: known[name] for name in EVIDENCE_COLUMNS})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from typing_extensions import Self
 
 from accumulation_harness.config import TrackingConfig, TrialConfig, to_dict
 from accumulation_harness.config.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName, arm_of
@@ -23,15 +20,15 @@ TRIAL, ARM = "trial", "arm"  # job types
 FLAT = ("algebra_error", "rounding_ratio", "trajectory_ratio", "held_out_loss", "held_out_accuracy", "final_loss", "explained")
 
 
-class Mirror:
+class Mirror(ExitStack):
     """What is told to W&B of one trial; as a context manager it closes its runs, as failed after an exception."""
 
     def __init__(self, config: TrackingConfig, trial: TrialConfig, *, name: str, folder: Path) -> None:
         """`name`: the trial's identity; `folder`: where the logs of the runs are written."""
+        super().__init__()
         self._trial, self._name, self._per_arm = trial, name, config.per_arm
-        self._runs = ExitStack()
         self._open = partial(tracking.open_run, config, experiment=trial.experiment, folder=folder, tags=_tags(trial))
-        self._run = self._runs.enter_context(self._open(settings(trial, name), name=name, job_type=TRIAL))
+        self._run = self.enter_context(self._open(settings(trial, name), name=name, job_type=TRIAL))
         self._arms: dict[ArmName, tracking.Run] = {}
 
     def log(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -55,14 +52,8 @@ class Mirror:
     def _of(self, arm: ArmName) -> tracking.Run:
         if arm not in self._arms:
             own = settings(self._trial, self._name, arm)
-            self._arms[arm] = self._runs.enter_context(self._open(own, name=f"{self._name} {arm}", job_type=ARM))
+            self._arms[arm] = self.enter_context(self._open(own, name=f"{self._name} {arm}", job_type=ARM))
         return self._arms[arm]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._runs.__exit__(kind, error, trace)
 
 
 def settings(trial: TrialConfig, name: str, arm: ArmName | None = None) -> dict[str, Any]:

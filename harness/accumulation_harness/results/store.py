@@ -30,7 +30,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -310,7 +309,7 @@ class TrialWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._lock.is_locked and error is not None and not isinstance(error, KeyboardInterrupt):
             try:
                 write_failed(self.folder, "".join(traceback.format_exception(kind, error, trace)))

@@ -6,10 +6,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
-
-from typing_extensions import Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -58,10 +56,11 @@ class TimeLeft:
         return f"about {clock(sum(known) / at_once)} left{others}"
 
 
-class Progress:
+class Progress(ExitStack):
     """How far the trials are; `skipped` ones are finished from the start and cost no time."""
 
     def __init__(self, *, total: int, skipped: int) -> None:
+        super().__init__()
         if skipped:
             self.note(f"{skipped} of {total} trials are finished already.")
         self._total = total
@@ -73,7 +72,8 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True))
+            bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True))
+            self._bar = self.enter_context(bar)
             self._task = self._bar.add_task("starting", total=total, completed=skipped, left="")
 
     def show(self, *, done: int, running: int, failed: int, elsewhere: int, left: Callable[[], str]) -> None:
@@ -89,15 +89,6 @@ class Progress:
     def note(self, text: str) -> None:
         """Print something that stays; rich puts it above the bar."""
         print(text, file=sys.stderr, flush=True)
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def clock(seconds: float) -> str:

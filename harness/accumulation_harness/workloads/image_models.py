@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.config import Norm
-from accumulation_harness.workloads.images import NUM_CLASSES
+from accumulation_harness.workloads.images import NUM_CLASSES, Shape
 
 POOLED = 4  # side of the feature maps that the convolutional net's last layer sees
 
@@ -33,7 +33,7 @@ def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> n
             return nn.Identity()
 
 
-def make_conv(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
+def make_conv(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """Conv-norm-ReLU, Conv(stride 2)-norm-ReLU, Linear; `width` channels, then twice as many.
 
     `shape` is (C, H, W) with H = W >= 7. Maps larger than 4x4 after the second convolution are average-pooled to 4x4.
@@ -54,7 +54,7 @@ def make_conv(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: f
     )
 
 
-def make_conv1d(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
+def make_conv1d(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """Three of Conv-norm-ReLU along the last axis (5, 3 and 3 places wide, stride 2), and a Linear; 3 * `width` channels.
 
     mnist1d's own net has 25 channels and no normalisation; `shape` is (C, 1, L) with L >= 8, and L = 40 leaves 5 places.
@@ -72,9 +72,7 @@ def make_conv1d(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout:
     return nn.Sequential(*layers, nn.Flatten(), *dropping(dropout), nn.Linear(hidden * length, NUM_CLASSES))
 
 
-def make_mlp(
-    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
-) -> nn.Sequential:
+def make_mlp(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10) -> nn.Sequential:
     """Two hidden layers of 8 * width units, each Linear-norm-ReLU, and a Linear."""
     channels, height, side = shape
     hidden = 8 * width
@@ -122,7 +120,7 @@ class GlobalAverage(nn.Module):
         return maps.mean((2, 3))
 
 
-def make_resnet18(shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
+def make_resnet18(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
     """ResNet-18 for 32x32 images: 3x3 stem, stages of 8, 16, 32 and 64 times `width` channels with two blocks each."""
     base = 8 * width
     layers: list[nn.Module] = [

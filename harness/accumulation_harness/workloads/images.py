@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from accumulation_harness.workloads import Batch, Workload, wide
 
 NUM_CLASSES = 10
+Shape = tuple[int, int, int]  # (C, H, W)
 IGNORED_EVERY = 3  # training ids are in a random order, so any third is as good as another
 
 
@@ -33,7 +34,7 @@ class ImageSet:
         return ImageSet(images[:num_train], labels[:num_train], images[num_train:], labels[num_train:], peak)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """(C, H, W) of one image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
@@ -55,7 +56,7 @@ class ImageWorkload(Workload):
     """
 
     def __init__(
-        self, data: ImageSet, make_model: Callable[[tuple[int, int, int]], nn.Module], *, device: torch.device, dtype: torch.dtype
+        self, data: ImageSet, make_model: Callable[[Shape], nn.Module], *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.num_samples = len(data.labels)
         self._shape = data.shape

@@ -10,7 +10,7 @@ from accumulation_harness.config import Norm
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.workloads import Batch, wide
 from accumulation_harness.workloads.image_models import make_mlp
-from accumulation_harness.workloads.images import ImageWorkload
+from accumulation_harness.workloads.images import ImageWorkload, Shape
 
 TEMPERATURE = 0.2
 EMBEDDING = 16
@@ -19,7 +19,7 @@ EMBEDDING = 16
 class TwoTowers(nn.Module):
     """[n, C, H, W] -> [n, 2, 16]: each half of the image through a perceptron of its own."""
 
-    def __init__(self, shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__()
         channels, height, side = shape
         self.middle = side // 2

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.workloads import Batch, wide
-from accumulation_harness.workloads.images import NUM_CLASSES, ImageSet, ImageWorkload
+from accumulation_harness.workloads.images import NUM_CLASSES, ImageWorkload
 
 LOG_SEED = 20240601  # of actions and rewards; never a trial's seed: all trials train on the same log
 RIGHT = 0.5  # share of logged actions that are the label
@@ -28,10 +28,8 @@ class PolicyWorkload(ImageWorkload):
 
     coupling = Cause.normaliser_depends_on_split
 
-    def __init__(
-        self, data: ImageSet, make_model: Callable[[tuple[int, int, int]], nn.Module], *, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__(data, make_model, device=device, dtype=dtype)
+    def __init__(self, *data: Any, **where: Any) -> None:
+        super().__init__(*data, **where)
         generator = torch.Generator().manual_seed(LOG_SEED)
         drawn = torch.rand(3, self.num_samples + len(self.held_out), dtype=torch.float64, generator=generator)
         self._draws = drawn.clamp(1e-9, 1 - 1e-9)  # [3, samples], in (0, 1)

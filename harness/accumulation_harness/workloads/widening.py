@@ -7,7 +7,7 @@ arithmetic such a cast changes nothing: widened, the code is the same function w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,9 +81,7 @@ class _Wider(TorchFunctionMode):
         super().__init__()
         self.wide = {dtype: WIDE[dtype] for dtype in narrow}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "view"):  # of an attribute; of bits
             return func(*args, **(kwargs or {}))
@@ -107,9 +105,7 @@ class Narrow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []  # each once
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if any(isinstance(one, Tensor) and one.dtype in WIDE for one in tree_leaves(made)):
             name = func.overloadpacket.__name__
