@@ -173,6 +173,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_die_with_a_killed_parent(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -44,19 +44,14 @@ def trials(folder):
 
 
 def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder):
-    sweep = ("-m", "workload=custom", "workload.target=mine.py:Images", "+workload.args.width=4,5", "norm=as_is,group")
+    sweep = ("-m", "workload=custom", "workload.target=mine.py:Images", "+workload.args.width=4,5", "norm=group")
     run = harness(folder, *sweep)
     assert run.returncode == 0, run.stderr
-    found = trials(folder)
-    assert sorted(name.rpartition("-seed")[0] for name in found) == [
-        f"Images-{norm}-sgd-float32" for norm in ("as_is",) * 2 + ("group",) * 2
-    ]
-    for name, trial in found.items():
-        arm = trial["arms"][0]
-        assert arm["workload"] in ("Images(width=4)", "Images(width=5)") and arm["workload"] in run.stdout
-        assert arm["cause"] == ("batch_statistics" if "as_is" in name else "")
+    arms = [trial["arms"][0] for trial in trials(folder).values()]
+    assert {arm["workload"] for arm in arms} == {"Images(width=4)", "Images(width=5)"} and not any(arm["cause"] for arm in arms)
+    assert all(name.startswith("Images-group-sgd-float32-seed") for name in trials(folder)) and "Images(width=4)" in run.stdout
     again = harness(folder, *sweep)
-    assert "Nothing to do: 4 trials finished already." in again.stdout
+    assert "Nothing to do: 2 trials finished already." in again.stdout
 
 
 def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder):
@@ -71,7 +66,6 @@ def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder):
         (folder / name).rename(moved / name)
     run = harness(folder, "workload=custom", "workload.target=elsewhere/mine.py:Ragged")
     assert "Nothing to do" in run.stdout, run.stderr
-    assert "workload.target=mine.py:Ragged: expected FILE.py:NAME" in harness(folder, *one).stderr
 
 
 @pytest.mark.slow

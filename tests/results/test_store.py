@@ -386,7 +386,7 @@ class Killed(RuleBasedStateMachine):
 
 
 TestKilled = Killed.TestCase
-TestKilled.settings = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+TestKilled.settings = settings(max_examples=5, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_many_writers_share_the_work_without_doing_any_twice(store):
