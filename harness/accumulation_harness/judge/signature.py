@@ -78,10 +78,6 @@ def worst(*errors: float) -> float:
     return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
 
 
-def _longest(a: Movement, b: Movement) -> Movement:
-    return max(a, b, key=lambda movement: movement.magnitude)
-
-
 def _furthest(a: WrongWindow | None, b: WrongWindow | None) -> WrongWindow | None:
     return a if b is None or (a is not None and b.distance <= a.distance) else b
 
@@ -97,7 +93,7 @@ def _by(rule: Callable[[Any, Any], Any]) -> dict[str, Callable[[Any, Any], Any]]
 
 COUNTED = _by(operator.add)
 MOST, SMALLEST, WORST, WORST_BY_NAME = _by(max), _by(min), _by(worst), _by(_worst_by_name)
-ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(_longest)
+ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(lambda a, b: max(a, b, key=lambda movement: movement.magnitude))
 
 
 @dataclass(frozen=True, kw_only=True)

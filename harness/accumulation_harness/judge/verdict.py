@@ -238,7 +238,9 @@ def _judged(evidence: Evidence) -> Verdict:
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
         # A loop with a fault of its own may rightly have other zeros than the full batch, and so may any where that has some.
-        also = vanished if INHERENT.issuperset(diagnosis.causes) and _clearly_vanished(evidence.rounding) else {}
+        zeros, of_full = evidence.rounding.zeros, evidence.rounding.full_zeros
+        clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
+        also = vanished if INHERENT.issuperset(diagnosis.causes) and clearly else {}
         return Verdict(
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
@@ -274,11 +276,6 @@ def _judged_above(evidence: Evidence) -> Verdict:
         explained=diagnosis.explained,
         reasons=(*diagnosis.sentences, *failures, *told(evidence.counters), f"{doubt}: smaller differences are not judged"),
     )
-
-
-def _clearly_vanished(own: Rounding) -> bool:
-    """Whether entries vanished of a gradient that is rightly not the full batch's, which has lost none."""
-    return own.full_zeros <= VANISHED and own.zeros - own.full_zeros > CLEARLY_VANISHED
 
 
 def remarks(evidence: Evidence) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     shared: dict[str, Any] = {"precision": config.precision, "clip_norm": config.clip_norm, "dropout": setting.masks_are_shared}
     runs = [Run(recipe=recipe, ids=ids, **shared) for ids in windows]
     gaps = [gap(setting, run) for run in runs]
-    widest, whole = max(zip(runs, gaps, strict=True), key=lambda pair: _nan_first(pair[1]))
+    widest, whole = max(zip(runs, gaps, strict=True), key=lambda pair: -1.0 if math.isnan(pair[1]) else pair[1])
     if not whole > 0 or not math.isfinite(whole):
         return {}
     removals = REMOVALS | (ON_CUDA if setting.device.type == "cuda" else {})
@@ -113,7 +113,3 @@ def _convolutions(of_cudnn: bool) -> Iterator[None]:
         yield
     finally:
         kernels.enabled = before
-
-
-def _nan_first(value: float) -> float:
-    return -1.0 if math.isnan(value) else value

@@ -244,11 +244,6 @@ def _in_float32(
     return found
 
 
-def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> bool:
-    """The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults."""
-    return step == 1 or step % probe_every == 0 or len(ids) < effective_batch
-
-
 def _few(windows: Sequence[Tensor], first: int = 2) -> list[Tensor]:
     """The `first` windows, and where there is one the first short window and its successor."""
     short = next((t for t, ids in enumerate(windows) if len(ids) < len(windows[0])), len(windows))
@@ -465,7 +460,9 @@ def _run(
             _move(arms[label].model, setting.generator(MOVED, k))
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
-        watched = probes and (is_probe(t, ids, config.probe_every, config.effective_batch) or t in also)
+        # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.
+        usual = t == 1 or t % config.probe_every == 0 or len(ids) < config.effective_batch
+        watched = probes and (usual or t in also)
         if probes:
             probe.remember()
         if watched:

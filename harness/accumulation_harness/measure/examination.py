@@ -94,7 +94,8 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
                 f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"
             )
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
-    workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
+    tried(0)  # what a second forward gives with the buffers that a first one has left
+    workload.is_stateful = not _same_numbers(_tried(workload, calm, snapshot(calm), window, 0)[0], outputs)
     if len(window) >= 4:
         _note_couplings(workload, calm, state, window)
 
@@ -205,12 +206,6 @@ def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[T
     if all(map(torch.equal, own, initial.parameters())) and not any(one.state for one in with_inner(optimizer)):
         raise ConfigError("optimizer.target", target, "an optimizer whose step() moves weights or keeps state; it did nothing")
     return own
-
-
-def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
-    """Whether a second forward, with the buffers that a first one has left, gives other outputs."""
-    _tried(workload, model, state, window, 0)
-    return not _same_numbers(_tried(workload, model, snapshot(model), window, 0)[0], outputs)
 
 
 def _smallest(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> int:

@@ -105,7 +105,8 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         if arm not in met:  # it makes other inputs of the window's rows, and takes other losses than the workload's
             found[label] = dataclasses.replace(found[REFERENCE], survivors=math.inf)
             continue
-        has_moved = _has_moved(before[label], _everything(arm, in_place))
+        pairs = zip(before[label], _everything(arm, in_place), strict=True)
+        has_moved = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
         shelf.release()
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
@@ -226,8 +227,3 @@ def _everything(arm: Arm, keep: Callable[[Tensor], Tensor]) -> tuple[Snapshot, S
     """Weights, and what is carried from step to step, but for buffers."""
     average = None if arm.ema is None else [*arm.ema.module.parameters()]
     return snapshot_of({"weights": [*arm.model.parameters()], "average": average}, keep), carried(arm.optimizer, keep)
-
-
-def _has_moved(before: tuple[Snapshot, Snapshot], after: tuple[Snapshot, Snapshot]) -> bool:
-    """Whether anything is not what it was, but for what counts steps."""
-    return any(not path.endswith(STEP) for pair in zip(before, after, strict=True) for path in moved(*pair))

@@ -338,6 +338,8 @@ class Probe:
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
         arm, watch = taken.arm, self.lock.watches[label]
         of, parts = self._parts(taken, inside), partial(self._parts, taken, inside)
+        # Weights of earlier windows: those a forward was seen to use, then those that are remembered.
+        earlier = ([] if taken.stale is None else [taken.stale]) + self.earlier[label][:-1]
         return WindowFacts(
             parts=of,
             configured_steps=arm.recipe.accumulation_steps,
@@ -348,13 +350,9 @@ class Probe:
             consumed_before=self.consumed_before[label],
             penalty=self.referee.penalty_gradient(taken.state) if self.setting.exact.penalty else None,
             decay=self.setting.config.optimizer.weight_decay * flatten(taken.state[name] for name in self.referee.names),
-            earlier=(self._stale(parts, taken.state, weights) for weights in self._earlier(label, taken)),
+            earlier=(self._stale(parts, taken.state, weights) for weights in earlier),
             tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
         )
-
-    def _earlier(self, label: str, taken: ConsumedWindow) -> list[Tensor]:
-        """Weights of earlier windows: those a forward was seen to use, then those that are remembered."""
-        return ([] if taken.stale is None else [taken.stale]) + self.earlier[label][:-1]
 
     def _stale_forward(self, label: str, start: Tensor) -> Tensor | None:
         """The weights of the window's last forward, if they are not those it began with but exactly those an earlier one did."""

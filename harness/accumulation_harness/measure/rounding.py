@@ -81,10 +81,11 @@ def measure(
         for label, recipe in recipes.items()
     }
     zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
-    apart = {}
+    apart = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan))
     for label, recipe in recipes.items():
         setting.shelf.release()
-        apart[label] = _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+        if (gradient := lock.watches[label].gradient) is not None:
+            apart[label] = decompose(gradient, referee.parts(state, window, recipe.split(len(window))).parts)
     setting.shelf.release()
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
@@ -158,11 +159,6 @@ def zero_share(gradient: Tensor | None, exact: Tensor) -> float:
     if gradient is None or not bool(exact.count_nonzero()):
         return math.nan
     return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
-
-
-def _decomposed(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
-    gradient = lock.watches[label].gradient
-    return Decomposition((), math.nan, math.nan) if gradient is None else decompose(gradient, parts)
 
 
 def _rounding(

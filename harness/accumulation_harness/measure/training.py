@@ -41,12 +41,9 @@ class Distances:
         losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
         return all(map(math.isfinite, (*losses, *self.parameters[label])))
 
-    def _band(self) -> list[float]:
-        return [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
-
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
-        band = self._band()
+        band = [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
         own = self.parameters[label]
         first = next((value for value in band if value > 0), math.nan)
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)

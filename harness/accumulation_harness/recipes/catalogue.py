@@ -62,26 +62,6 @@ def _scaled(config: TrialConfig) -> bool:
     return config.precision == Precision.float16
 
 
-def _decayed(config: TrialConfig) -> bool:
-    return config.optimizer.weight_decay > 0
-
-
-def _stateful(config: TrialConfig) -> bool:
-    return state_of(config.optimizer.name) != State.none
-
-
-def _penalised(config: TrialConfig) -> bool:
-    return config.workload.penalty > 0 and _several(config)
-
-
-def _normalised(config: TrialConfig) -> bool:
-    return config.workload.data == Data.policy and _several(config)
-
-
-def _averaged(config: TrialConfig) -> bool:
-    return config.ema_decay is not None
-
-
 NUM_DIGITS = 1500  # training samples of the digits, on which the matrix runs
 
 FAULTS = tuple(
@@ -103,17 +83,17 @@ FAULTS = tuple(
         faults.low_precision_accumulator: always,
         faults.underflow_from_division: _scaled,
         faults.loss_report_differs: _several,
-        faults.weight_decay_per_micro_batch: _decayed,
-        faults.optimizer_state_per_micro_batch: _stateful,
-        faults.ema_per_micro_batch: _averaged,
-        faults.auxiliary_loss_scale: _penalised,
+        faults.weight_decay_per_micro_batch: lambda config: config.optimizer.weight_decay > 0,
+        faults.optimizer_state_per_micro_batch: lambda config: state_of(config.optimizer.name) != State.none,
+        faults.ema_per_micro_batch: lambda config: config.ema_decay is not None,
+        faults.auxiliary_loss_scale: lambda config: config.workload.penalty > 0 and _several(config),
         faults.cached_weights_stale: always,
         faults.non_finite_micro_batch: _several,
         faults.resume_in_window: _several,
         faults.counter_wrong: always,
         faults.samples_repeated: always,
         faults.foreign_gradients: always,
-        faults.normaliser_depends_on_split: _normalised,
+        faults.normaliser_depends_on_split: lambda config: config.workload.data == Data.policy and _several(config),
     }.items()
 )
 

@@ -150,7 +150,7 @@ def _statistics_passes(arm: Arm) -> tuple[list[WindowNorm], LossOf]:
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in arm.model.modules()):
         raise ConfigError("workload.dropout", "above 0", "0 with statistics of the window: a second pass would draw other masks")
     if not arm.windows:
-        arm.memory["window norms"] = two_pass.with_window_norms(arm.model)
+        arm.memory["window norms"] = replace_layers(arm.model, _BatchNorm, WindowNorm)
     edges = pairwise(accumulate(map(len, arm.seen), initial=0))
     parts = arm.recipe.prepare(arm.workload, arm.workload.batch(torch.cat(arm.seen)), [slice(*edge) for edge in edges])
     terms = [arm.workload.num_terms(part).sum() for part in parts]

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accumulation_harness.workloads.layers import replace_layers
-
 LossOf = Callable[[int], Tensor]  # micro-batch k -> its contribution to the window's loss (0-dim), by a forward of the model
 
 
@@ -131,11 +129,6 @@ class WindowNorm(nn.Module):
 def _along(channels: Tensor, x: Tensor) -> Tensor:
     """View `channels` [C] as [1, C, 1, ...], to be broadcast over x."""
     return channels.view([1, -1] + [1] * (x.dim() - 2))
-
-
-def with_window_norms(model: nn.Module) -> list[WindowNorm]:
-    """Replace every BatchNorm of `model`, in place; the parameters stay the optimizer's. Returns the layers."""
-    return replace_layers(model, _BatchNorm, WindowNorm)
 
 
 def statistics_passes(layers: Sequence[WindowNorm], loss_of: LossOf, num: int) -> list[WindowNorm]:

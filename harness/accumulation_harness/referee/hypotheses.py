@@ -79,7 +79,8 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
         for factor in (1.0, facts.loss_scale):  # added before unscaling
             yield _origin(facts), right + facts.left_over / factor
     if facts.penalty is not None:
-        for times in penalty_factors(len(g), num, total):
+        # How often it may be in a gradient that should have it once: too often, too seldom, or not at all.
+        for times in (len(g), total, len(g) / num, 1 / num, 1 / num**2, 1 / total, len(g) / total, 0.0):
             yield Cause.auxiliary_loss_scale, right + (times - 1) * facts.penalty
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
@@ -88,11 +89,6 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
         for cause, gradient in low_precision(summands):
             yield cause, gradient / divided
-
-
-def penalty_factors(parts: int, num: int, total: float) -> list[float]:
-    """How often the penalty may be in a gradient that should have it once: too often, too seldom, or not at all."""
-    return [parts, total, parts / num, 1 / num, 1 / num**2, 1 / total, parts / total, 0.0]
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:

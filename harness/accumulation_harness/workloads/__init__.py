@@ -27,10 +27,8 @@ class Batch:
 
     def rows(self, index: Tensor | slice) -> Batch:
         """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
-        return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[self._on_device(index)])
-
-    def _on_device(self, index: Tensor | slice) -> Tensor | slice:
-        return index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
+        there = index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
+        return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[there])
 
     def holds(self, ids: Tensor) -> bool:
         """Whether `ids` are exactly this batch's samples, in any order."""
