@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +153,7 @@ class Live(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._add(held)
 
-    def __torch_dispatch__(self, func: Callable[..., object], types: object, args: tuple[object, ...] = (),
-                           kwargs: dict[str, object] | None = None) -> object:  # fmt: skip
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self._add(leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
         return made
