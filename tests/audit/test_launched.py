@@ -204,17 +204,6 @@ def test_four_ranks(of_four_ranks, name):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_the_command(tmp_path, capfd):
-    target = f"{ROOT / 'tests/audit/loops/meshes.py'}:initialises"
-    sizes = ("--batch-size", "4", "--accumulation-steps", "4")
-    command = [*TORCHRUN, "-m", "accumulation_harness.audit", target, *sizes, "--evidence", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.count("saved ") == 4, done
-    assert main(["merge", str(tmp_path)]) == 0
-    assert "equivalent" in capfd.readouterr().out
-
-
-@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(tmp_path):
     target = f"{ROOT / 'tests/audit/loops/meshes.py'}:one_rank_killed"
     command = [sys.executable, "-m", "accumulation_harness.audit", target, "--batch-size", "4", "--accumulation-steps", "4"]

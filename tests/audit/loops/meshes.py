@@ -75,13 +75,6 @@ def by_hand(batch_size, accumulation_steps):
     _by_hand(batch_size, accumulation_steps)
 
 
-def initialises(batch_size, accumulation_steps):
-    """As a script of torchrun does: the group is made at its start and ended at its end."""
-    dist.init_process_group("gloo")
-    _by_hand(batch_size, accumulation_steps)
-    dist.destroy_process_group()
-
-
 def one_rank_killed(batch_size, accumulation_steps):
     """The process of rank 2 is gone once micro-batches are accumulated."""
     if accumulation_steps > 1 and dist.get_rank() == 2:

@@ -61,8 +61,7 @@ class UserCode:
         self.is_rank = False
         self.trackers: dict[str, None] = {}  # calls that were kept from starting something
         self.written: dict[str, None] = {}
-        self.is_quiet = True  # until it runs for the first time
-        self.has_run = False
+        self.calls = 0
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self.__signature__ = SCRIPT
         self._find()
@@ -91,8 +90,7 @@ class UserCode:
     def __call__(self, batch_size: int, accumulation_steps: int, **options: Any) -> Any:
         """What the code gives back; a script that leaves with exit code 0 has ended well."""
         numbers = _numbers(batch_size, accumulation_steps)
-        self.is_quiet = self.has_run
-        self.has_run = True
+        self.calls += 1
         with self._started(self.settings.arguments(numbers), numbers):
             try:
                 if not self.target.name:
@@ -253,7 +251,7 @@ def load(text: str, settings: Settings | None = None, *, in_place: bool = False)
 
 
 class _Told:
-    """A text stream whose lines are kept, and handed to standard error unless the code is quiet: later runs print the same."""
+    """A text stream whose lines are kept, and in the first run handed to standard error: later ones print the same."""
 
     def __init__(self, code: UserCode, kept: deque[str] | None) -> None:
         self.code, self.kept, self.stream = code, kept, sys.__stderr__
@@ -261,7 +259,7 @@ class _Told:
     def write(self, text: str) -> int:
         if self.kept is not None:
             self.kept.extend(line for line in text.splitlines() if line.strip())
-        if not self.code.is_quiet and self.stream is not None:
+        if self.code.calls == 1 and self.stream is not None:
             self.stream.write(text)
         return len(text)
 
