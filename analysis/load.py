@@ -77,7 +77,6 @@ class Results:
     trials: DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are missing or damaged
-    counts: frozenset[str] = frozenset()  # columns of `measurements` of whole numbers, of which pandas makes floats beside a gap
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""
@@ -86,7 +85,7 @@ class Results:
             for frame in (self.arms, self.measurements, self.trials)
         )
         missing, torn = (tuple(one for one in known if one.experiment == experiment) for known in (self.missing, self.torn))
-        return Results(arms, measurements.dropna(axis=1, how="all"), trials, missing, torn, self.counts)
+        return Results(arms, measurements.dropna(axis=1, how="all"), trials, missing, torn)
 
     @property
     def experiments(self) -> list[str]:
@@ -100,8 +99,7 @@ class Results:
         """
         if not self.has(name):
             raise Unmeasured(name)
-        own = self.measurements[self.measurements["study"] == name].dropna(axis=1, how="all")
-        own = own.astype({name: "int64" for name in own.columns if name in self.counts and own[name].notna().all()})
+        own = self.measurements[self.measurements["study"] == name].dropna(axis=1, how="all").infer_objects()
         return own.reindex(columns=[*own.columns, *(name for name in columns if name not in own)]).reset_index(drop=True)
 
     def has(self, study: str) -> bool:
@@ -117,7 +115,8 @@ class Results:
 def read(results: Path | str, experiment: str | None = None) -> Results:
     """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
     arms: list[tuple[Any, ...]] = []
-    measurements, trials, missing, torn = Columns(), Columns(), [], []
+    measurements: list[dict[str, Any]] = []
+    trials, missing, torn = [], [], []
     for status in Store(results).status(experiment):
         told = Missing(status.experiment, status.trial, str(status.state), status.detail)
         if (trial := status.stored) is None:
@@ -129,17 +128,16 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
             missing.append(replace(told, state=str(State.damaged), detail=_one_line(error)))
             continue
         arms += rows
-        measurements.extend(measured)
-        trials.extend([about])
+        measurements += measured
+        trials.append(about)
         torn += [told] if status.state == State.damaged else []
     order = ["experiment", "trial", "arm", "accumulation_steps"]
     return Results(
         _frame(dict(zip(ARM_COLUMNS, zip(*arms, strict=True), strict=False)), ARM_COLUMNS, order),
-        measurements.frame(("experiment", "trial"), order[:2]),
-        trials.frame(("experiment", "trial"), order[:2]),
+        _table(measurements, order[:2], order[:2], object),  # a whole number beside another study's gap stays one
+        _table(trials, order[:2], order[:2]),
         tuple(missing),
         tuple(torn),
-        measurements.counts,
     )
 
 
@@ -154,19 +152,18 @@ def from_wandb(project: str, experiment: str | None = None) -> DataFrame:
     It has the columns of `verdicts.csv`, the outcomes, `group` and `model`. What rests on the evidence of a verdict is in the
     store alone.
     """
-    rows = Columns()
+    rows = []
     for run in _mirrored(project, experiment):
         for arm in run.summary.get("arms", {}).values():
             about = {"group": group(own_settings(run.config)), "model": f"{arm['workload']} {arm['norm']}"}
-            rows.extend(
-                [{name: arm[name] for name in (*VERDICT_COLUMNS, *OUTCOMES)} | _of_full_batch(run.summary["reference"]) | about]
-            )
-    return rows.frame(VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
+            own = {name: arm[name] for name in (*VERDICT_COLUMNS, *OUTCOMES)}
+            rows.append(own | _of_full_batch(run.summary["reference"]) | about)
+    return _table(rows, VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
 
 
 def steps_from_wandb(project: str, experiment: str | None = None) -> DataFrame:
     """Step rows of the runs of a W&B project, one per arm and step, with `experiment` and `trial`, as `steps` gives them."""
-    rows = Columns()
+    rows: list[dict[str, Any]] = []
     for run in _mirrored(project, experiment):
         for logged in run.rows:
             arms: dict[ArmName, dict[str, Any]] = {}
@@ -175,8 +172,8 @@ def steps_from_wandb(project: str, experiment: str | None = None) -> DataFrame:
                 with suppress(ValueError):  # a metric of no arm
                     arms.setdefault(ArmName.parse(arm), {})[metric] = value
             about = {"experiment": run.group, "trial": run.name, "step": logged["step"]}
-            rows.extend({**about, **arm.columns, **metrics} for arm, metrics in arms.items())
-    return rows.frame(("experiment", "trial", *STEP_COLUMNS), ["experiment", "trial", "step"])
+            rows += [{**about, **arm.columns, **metrics} for arm, metrics in arms.items()]
+    return _table(rows, ("experiment", "trial", *STEP_COLUMNS), ["experiment", "trial", "step"])
 
 
 def _mirrored(project: str, experiment: str | None) -> Iterator[MirroredRun]:
@@ -197,32 +194,11 @@ def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[
     return rows, tuple(missing)
 
 
-class Columns:
-    """Rows collected by column: a tenth of the memory of as many dictionaries."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[Any]] = {}
-        self._length = 0
-
-    def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows; what a row lacks is None."""
-        for row in rows:
-            for name in row.keys() - self._values.keys():
-                self._values[name] = [None] * self._length
-            for name, values in self._values.items():
-                values.append(row.get(name))
-            self._length += 1
-
-    @property
-    def counts(self) -> frozenset[str]:
-        """The columns in which every value is a whole number, where there is one."""
-        return frozenset(
-            name for name, values in self._values.items() if {type(value) for value in values if value is not None} == {int}
-        )
-
-    def frame(self, columns: Sequence[str], order: list[str]) -> DataFrame:
-        """Sorted; `columns` come first, and exist also when there are no rows."""
-        return _frame(self._values, (*columns, *sorted(self._values.keys() - set(columns))), order)
+def _table(rows: list[dict[str, Any]], first: Sequence[str], order: list[str], dtype: type | None = None) -> DataFrame:
+    """The rows, sorted; the columns `first` are there also when there are no rows."""
+    frame = DataFrame(rows, dtype=dtype)
+    names = dict.fromkeys((*first, *sorted(map(str, frame))))
+    return frame.reindex(columns=[*names]).sort_values(order, kind="stable", ignore_index=True)
 
 
 def _frame(values: Mapping[str, Sequence[Any]], names: Sequence[str], order: list[str]) -> DataFrame:

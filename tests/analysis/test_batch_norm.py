@@ -54,7 +54,7 @@ def test_a_training_that_two_grids_hold_counts_once():
 
 def test_advice_calls_a_b_costly_only_after_holm():
     """p = 0.04 alone, and not among all cells."""
-    rows = KEPT.measurements.query("study == 'convergence' and norm == 'batch' and model == 'mlp' and seed < 6")
+    rows = KEPT.study("convergence").query("norm == 'batch' and model == 'mlp' and seed < 6")
     full = rows.query("arm == 'full'").set_index(["effective_batch", "seed"])["held_out_accuracy"]
     loses = 0.001 * np.array([1.0, 2.0, 3.0, 4.0, 5.0, -1.0])
     at = pd.MultiIndex.from_frame(rows[["effective_batch", "seed"]])

@@ -74,7 +74,7 @@ def changed(frame, where, change):
     if not change:
         return frame.drop(chosen)
     name, _, expression = change.partition(" = ")
-    rows, column = frame.loc[chosen], frame[name].astype(object)
+    rows, column = frame.loc[chosen].infer_objects(), frame[name].astype(object)
     column.loc[chosen] = eval(expression, {"np": np}, {name: rows[name] for name in rows})
     return frame.assign(**{name: column.infer_objects()})
 
