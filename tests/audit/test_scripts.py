@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from accumulation_harness.audit.report.frameworks import ADVICE
+from tests.audit.asked import everything
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -294,10 +295,6 @@ def run(command, home):
 
 def audit(home, *words):
     return run([sys.executable, "-m", "accumulation_harness", "audit", *words], home)
-
-
-def everything(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from accumulation_harness.audit.observe.runs import this_process_goes_on
 from accumulation_harness.audit.user_code import scratch, trackers
 from accumulation_harness.audit.user_code.call import load
 from accumulation_harness.audit.user_code.settings import Settings, edited
+from tests.audit.asked import everything
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the scripts close nothing
 NUMBERS = Settings(words=("{batch_size}", "{accumulation_steps}"))
@@ -30,10 +31,6 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "elsewhere.pt").write_text("mine")
     monkeypatch.chdir(folder)
     return folder
-
-
-def everything(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def script(home, text, settings=NUMBERS, *, in_place=False):
