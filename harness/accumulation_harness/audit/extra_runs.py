@@ -20,8 +20,8 @@ from accumulation_harness.audit.compare.windows import compare_rows
 from accumulation_harness.audit.evidence import FLOAT32, Finding, Held, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT
-from accumulation_harness.audit.rules.computation import ALMOST, moved_state_beside
-from accumulation_harness.audit.rules.finding import SAME_ROW, weights_of_rows
+from accumulation_harness.audit.rules.computation import ALMOST, moved_state
+from accumulation_harness.audit.rules.finding import SAME_ROW, at, weights_of_rows
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
 from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
@@ -214,7 +214,8 @@ class ExtraRuns:
         first = next((step for step in _off(learned.compared) if step.backwards > 1), None)
         if first is None or held.open or not _off(held.compared):
             return learned, []
-        return learned, first_of_each([*moved_state_beside(first), *held.found])
+        only = "weights of the micro-batches explain the difference only where"
+        return learned, first_of_each([*moved_state(first, only), *held.found])
 
     def _carried(self, judged: Judged) -> dict[str, bool]:
         """What a micro-batch of the first window that differs leaves to the next: as another value in its place shows."""
@@ -313,7 +314,7 @@ class ExtraRuns:
             if with_it is None:
                 continue
             if _differs_more(with_it, without) or (not left.open and self._rows_differ(with_it, rest)):
-                causes.append(replace(_coupling(self.n, suspect, with_it, without), alone=alone))
+                causes.append(replace(_coupling(suspect, with_it, without), alone=alone))
         return causes + left.found if causes else []
 
     def _is_compared(self, without: Judged, disable: frozenset[Layer]) -> bool:
@@ -395,18 +396,9 @@ def _outside(step: StepFacts) -> float:
     return step.parts.residual if math.isfinite(step.parts.residual) else step.raw.distance
 
 
-def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Finding:
+def _coupling(suspect: Layer, with_it: Judged, without: Judged) -> Finding:
     differing = [(a, b) for a, b in _pairs(with_it, without) if not a.gradients_agree]
     a, b = next(((a, b) for a, b in differing if _closed(a, b)), differing[0])
     what = f"{NAME_OF[suspect]} off"
-    evidence: dict[str, Any] = {
-        "optimizer": a.track,
-        "distance": a.raw.distance,
-        "gate": a.gate,
-        "distance_without": b.raw.distance,
-        "without": what,
-    }
-    if suspect is Layer.batch_norm:
-        evidence["buffers"] = a.buffers
     message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"
-    return Finding(n, a.step, CAUSE_OF[suspect], evidence, message, "layers", a.track)
+    return at(a, CAUSE_OF[suspect], "layers", message, distance_without=b.raw.distance, without=what)

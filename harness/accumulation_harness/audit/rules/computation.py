@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from accumulation_harness.audit.compare.facts import OneTerm, RowFacts
 from accumulation_harness.audit.compare.place import Where
@@ -43,25 +42,21 @@ CLEAR = 10.0  # gates; a difference without a prediction of its own is not named
 
 def other_computation(facts: StepFacts) -> list[Finding]:
     """What terms, rows, layers and extra runs say of the difference; `unexplained` where they say nothing. Never empty."""
-    if found := _by_term(facts):
+    if found := [*_by_term(facts)]:
         return found
     for rule in RULES:
-        if named := rule(facts):
-            cause, more, message = named
-            found = [at(facts, cause, "gradient", _evidence(facts) | more, message)]
-            return found if cause is Cause.unexplained else [*found, *_whole_beside(facts)]
-    return [at(facts, Cause.unexplained, "gradient", _evidence(facts), _without_a_name(facts))]
+        if found := [*rule(facts)]:
+            return found if found[0].cause is Cause.unexplained else [*found, *_whole_beside(facts)]
+    return [at(facts, Cause.unexplained, "gradient", _without_a_name(facts))]
 
 
-def _whole_beside(facts: StepFacts) -> list[Finding]:
+def _whole_beside(facts: StepFacts) -> Iterator[Finding]:
     """A factor of the whole gradient beside a cause that changes it a little: a tenth of the difference at most."""
     n = facts.accumulation_steps
     for factor, cause in ((n, Cause.loss_not_divided), (1 / n, Cause.loss_divided_twice)):
-        left = facts.times(factor)
-        if n > 1 and not facts.only and left <= BESIDE * min(1.0, facts.raw.distance):
+        if n > 1 and not facts.only and facts.times(factor) <= BESIDE * min(1.0, facts.raw.distance):
             message = f"besides, the gradient as a whole is {facts.raw.scale:.4g} times what it should be"
-            return [at(facts, cause, "predicted", {"factor": factor, "scale": facts.raw.scale, "left": left}, message)]
-    return []
+            yield at(facts, cause, "predicted", message, factor=factor, left=facts.times(factor))
 
 
 def _without_a_name(facts: StepFacts) -> str:
@@ -107,132 +102,92 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
     return means or ([] if _moved_inside(facts) else other_computation(facts))
 
 
-def _evidence(facts: StepFacts) -> dict[str, Any]:
-    return {
-        "what": "gradient",
-        "distance": facts.raw.distance,
-        "gate": facts.gate,
-        "scale": facts.raw.scale,
-        "cosine": facts.raw.cosine,
-        "residual": facts.parts.residual if math.isfinite(facts.parts.residual) else math.nan,
-        "weights": facts.parts.weights,
-        "condition": facts.parts.condition,
-        "backwards": facts.backwards,
-        "rows": facts.rows,
-    }
-
-
 # -- terms of the loss ------------------------------------------------------------------------------------------------
 
 
-def _by_term(facts: StepFacts) -> list[Finding]:
+def _by_term(facts: StepFacts) -> Iterator[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
     facts = facts.but(gate=max(facts.gate, facts.whole_gate))  # terms are measured by the whole gradient
-    if found := _by_micro_batch(facts):
-        return found
-    each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
-    term = _one_term(facts)
-    if term is not None and not any(_of_some(facts, one) for one in each):
-        return [term]
+    if facts.probe.by_term is None:
+        return
+    seen, each = facts.probe.by_term.parts, facts.probe.by_term.each
     off = [
         (f"term {place + 1} of {len(each)} of the loss", term) for place, term in enumerate(each) if term.distance > facts.gate
     ]
-    if not off or facts.rows == "different":
-        return []
-    if len(off) < len(each):
-        return [one for which, term in off for one in _wrong_term(facts, term, which)]
-    return _all_wrong(facts, off)
+    if _is_weighted(facts, seen):  # the reference gradient is a sum of the terms
+        # one backward for the whole window, whose loss has a term for every forward: these are its micro-batches
+        of_forwards = facts.backwards == 1 and facts.reference_forwards < facts.forwards == len(seen.weights)
+        if of_forwards and (found := own_means(facts.but(parts=seen, as_added=1.0, backwards=facts.forwards))):
+            yield from found
+            return
+        others = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
+        if 0 < len(others) < len(seen.weights) and not any(_of_some(facts, one) for one in each):
+            yield _one_term(facts, seen, others)
+            return
+    if off and facts.rows != "different":
+        yield from _wrong_terms(facts, off) if len(off) < len(each) else _all_wrong(facts, off)
 
 
-def _all_wrong(facts: StepFacts, off: Sequence[tuple[str, OneTerm]]) -> list[Finding]:
-    """No term agrees, and the micro-batches' own terms make up each of them, with weights of its own."""
-    if not all(_is_weighted(facts, term) for _, term in off):
-        return []
-    found = [one for which, term in off for one in _weighted_term(facts, term, which, _of_term(term, which))]
-    n = facts.accumulation_steps
-    if not all(abs(_mean_weight(term) * n - 1) <= same_factor(facts) for _, term in off):
-        return found
-    message = f"every term of the loss counts {n} times: the losses are added, not averaged"
-    whole = at(facts, Cause.loss_not_divided, "predicted", {"scale": facts.raw.scale}, message)
-    return [whole, *(one for one in found if one.cause is not Cause.auxiliary_loss_scale)]
-
-
-def _is_weighted(facts: StepFacts, term: OneTerm) -> bool:
-    """Whether the reference's term is a sum of those of the micro-batches with positive weights."""
-    parts = term.parts
+def _is_weighted(facts: StepFacts, parts: WeightedSum) -> bool:
+    """Whether a sum of the parts with positive weights makes up what it should."""
     return parts.residual <= facts.gate and parts.condition <= CONDITION_LIMIT and min(parts.weights) > 0
 
 
-def _summed_terms(facts: StepFacts) -> WeightedSum | None:
-    """The terms of the loss, where the reference gradient is a sum of them with positive weights."""
-    if facts.probe.by_term is None:
-        return None
-    seen = facts.probe.by_term.parts
-    known = seen.residual <= facts.gate and seen.condition <= CONDITION_LIMIT and min(seen.weights) > 0
-    return seen if known else None
-
-
-def _by_micro_batch(facts: StepFacts) -> list[Finding]:
-    """One backward for the whole window, whose loss has a term for every forward: these are its micro-batches."""
-    seen = _summed_terms(facts)
-    if seen is None or facts.backwards != 1 or not facts.reference_forwards < facts.forwards == len(seen.weights):
-        return []
-    return own_means(facts.but(parts=seen, as_added=1.0, backwards=facts.forwards))
-
-
-def _one_term(facts: StepFacts) -> Finding | None:
-    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
-    seen = _summed_terms(facts)
-    if seen is None:
-        return None
-    off = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
-    if not 0 < len(off) < len(seen.weights):
-        return None
-    evidence = {"right_weights_of_terms": seen.weights, "residual": seen.residual, "distance": facts.raw.distance}
+def _one_term(facts: StepFacts, seen: WeightedSum, off: Sequence[int]) -> Finding:
+    """Some of the terms that the reference gradient is a sum of count otherwise than the rest."""
     message = "a term of the loss is not divided like the rest: " + ", ".join(
         f"term {place + 1} of {len(seen.weights)} counts {1 / seen.weights[place]:.4g} times" for place in off
     )
-    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", message, right_weights_of_terms=seen.weights)
 
 
-def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
-    residual, rows, evidence = term.parts.residual, term.by_row, _of_term(term, which)
-    if residual <= facts.gate:
-        return _weighted_term(facts, term, which, evidence) if _is_weighted(facts, term) else []
-    if rows is not None and _other_weights(facts, rows):
-        message = (
-            f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
-        )
-        more = {"off_rows": rows.residual}
-        return [at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message)]
-    message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
-    found = [at(facts, Cause.non_separable_loss, "predicted", evidence | {"residual": residual}, message)]
-    nearer_to_n = term.scale > math.sqrt(facts.accumulation_steps)  # than to 1
-    return [*found, _undivided(facts, term, which, evidence)] if nearer_to_n else found
+def _all_wrong(facts: StepFacts, off: Sequence[tuple[str, OneTerm]]) -> Iterator[Finding]:
+    """No term agrees, and the micro-batches' own terms make up each of them, with weights of its own."""
+    if not all(_is_weighted(facts, term.parts) for _, term in off):
+        return
+    n, found = facts.accumulation_steps, [*_wrong_terms(facts, off)]
+    if all(abs(_mean_weight(term) * n - 1) <= same_factor(facts) for _, term in off):
+        message = f"every term of the loss counts {n} times: the losses are added, not averaged"
+        yield at(facts, Cause.loss_not_divided, "predicted", message)
+        found = [one for one in found if one.cause is not Cause.auxiliary_loss_scale]
+    yield from found
 
 
-def _of_term(term: OneTerm, which: str) -> dict[str, Any]:
-    return {"term": which, "right_weights": term.parts.weights, "scale_of_term": term.scale, "distance": term.distance}
+def _wrong_terms(facts: StepFacts, off: Sequence[tuple[str, OneTerm]]) -> Iterator[Finding]:
+    for which, term in off:
+        evidence = {"term": which, "right_weights_of_term": term.parts.weights, "scale_of_term": term.scale}
+        for cause, message in _of_term(facts, term, which):
+            yield at(facts, cause, "gradient" if cause is Cause.unexplained else "predicted", message, **evidence)
 
 
-def _weighted_term(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> list[Finding]:
-    """The micro-batches' own terms, with other weights: those of means, N times these, or others."""
-    factors = (1, facts.accumulation_steps)
-    if equal(term.parts.weights) and not any(_of_some(facts, term, factor) for factor in factors):
-        return [_undivided(facts, term, which, evidence)]
-    for factor in factors:
-        if abs(_mean_weight(term) * factor - 1) <= same_factor(facts):
+def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Cause, str]]:
+    """What is wrong with one term: the weights of its micro-batches, those of its rows, or what it depends on."""
+    parts, rows, n = term.parts, term.by_row, facts.accumulation_steps
+    undivided = Cause.auxiliary_loss_scale, f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
+    if parts.residual > facts.gate:
+        if rows is not None and _other_weights(facts, rows):
+            yield (
+                Cause.normaliser_depends_on_split,
+                f"the same {rows.what} gets another weight in {which} in another split: "
+                "its divisor or baseline is the micro-batch's",
+            )
+            return
+        message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
+        yield Cause.non_separable_loss, message
+        if term.scale > math.sqrt(n):  # nearer to N than to 1
+            yield undivided
+    elif _is_weighted(facts, parts):
+        fitting = [factor for factor in (1, n) if abs(_mean_weight(term) * factor - 1) <= same_factor(facts)]
+        if equal(parts.weights) and not any(_of_some(facts, term, factor) for factor in (1, n)):
+            yield undivided
+        elif fitting:
             message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
-            found = [at(facts, Cause.mean_of_means, "predicted", evidence, message)]
-            return found if factor == 1 else [*found, _undivided(facts, term, which, evidence)]
-    right = listed(term.parts.weights)
-    message = f"micro-batches count otherwise in {which}, and not by their numbers of its terms; right weights: {right}"
-    return [at(facts, Cause.unexplained, "gradient", evidence, message)]
-
-
-def _undivided(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> Finding:
-    message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
-    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+            yield Cause.mean_of_means, message
+            yield from () if fitting[0] == 1 else (undivided,)
+        else:
+            right = listed(parts.weights)
+            message = f"micro-batches count otherwise in {which}, and not by their numbers of its terms; right weights: {right}"
+            yield Cause.unexplained, message
 
 
 def _mean_weight(term: OneTerm) -> float:
@@ -256,9 +211,7 @@ def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
     return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
 
 
-# -- rows, layers and extra runs: each rule gives a cause, what it adds to the evidence, and a message ------------------
-
-Named = tuple[Cause, dict[str, Any], str]
+# -- rows, layers and extra runs ------------------------------------------------------------------------------------------
 
 
 def _outside(facts: StepFacts) -> bool:
@@ -266,69 +219,63 @@ def _outside(facts: StepFacts) -> bool:
     return facts.parts.residual > facts.gate
 
 
-def _moved_state(facts: StepFacts) -> Named | None:
-    if not (facts.probe.agrees_when_held and _undisturbed(facts)):
-        return None
-    return _state(facts, "the difference is gone where")
+def _moved_state(facts: StepFacts) -> Iterator[Finding]:
+    if facts.probe.agrees_when_held:
+        yield from moved_state(facts, "the difference is gone where")
 
 
-def moved_state_beside(facts: StepFacts) -> list[Finding]:
-    """A state of which the weights of the micro-batches explain all that is left once it is held."""
-    if not _undisturbed(facts):
-        return []
-    cause, more, message = _state(facts, "weights of the micro-batches explain the difference only where")
-    return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
-
-
-def _state(facts: StepFacts, what: str) -> Named:
+def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
+    """`what`: how the gradients are once every micro-batch finds the state that moves as the window's first one does."""
     held = facts.probe.held
-    moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")
-    message = f"{what} every micro-batch finds {moved} as the window's first one does: each moves and uses it"
-    return Cause.memory_bank if facts.probe.is_bank else Cause.stateful_forward, {"held": held}, message
+    if _undisturbed(facts):
+        moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")
+        message = f"{what} every micro-batch finds {moved} as the window's first one does: each moves and uses it"
+        cause = Cause.memory_bank if facts.probe.is_bank else Cause.stateful_forward
+        yield at(facts, cause, "gradient", message, held=held)
 
 
-def _cached_weights(facts: StepFacts) -> Named | None:
+def _cached_weights(facts: StepFacts) -> Iterator[Finding]:
     rows = facts.probe.by_row
     as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
-    if not facts.probe.agrees_when_frozen or as_before:
-        return None
-    message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
-    return Cause.cached_weights_stale, {}, message
+    if facts.probe.agrees_when_frozen and not as_before:
+        message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
+        yield at(facts, Cause.cached_weights_stale, "gradient", message)
 
 
-def _random_draws(facts: StepFacts) -> Named | None:
+def _random_draws(facts: StepFacts) -> Iterator[Finding]:
     known = facts.candidate.dropout_calls or facts.candidate.norm_calls or facts.rows == "different"
     if _outside(facts) and facts.drawn_inside and not known:
-        return Cause.stochastic_layers, {}, "random numbers are drawn inside the forward"
-    if facts.drawn_between and facts.rows == "same" and _outside(facts) and not known:
-        return Cause.stochastic_layers, {}, "random numbers are drawn by the loop for every micro-batch"
-    if facts.drawn_between and facts.sums <= facts.gate:
+        yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn inside the forward")
+    elif facts.drawn_between and facts.rows == "same" and _outside(facts) and not known:
+        yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn by the loop for every micro-batch")
+    elif facts.drawn_between and facts.sums <= facts.gate:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
-        return Cause.stochastic_layers, {}, message
-    return None
+        yield at(facts, Cause.stochastic_layers, "gradient", message)
 
 
-def _changed_before_step(facts: StepFacts) -> Named | None:
+def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
     if (
         not min(facts.scaled_sum, facts.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
         or not CLEAR * facts.gate < facts.own_sum < math.inf
         or (facts.sum_line <= CLEAR * facts.gate and not facts.only)
     ):
-        return None
+        return
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
     taken = facts.taken
     if len(taken.weights) > 1 and taken.condition <= CONDITION_LIMIT and taken.residual <= facts.gate:
         message += f": there {told(taken.weights)}"
-    return Cause.unexplained, {"distance_from_the_sum": facts.own_sum}, message
+    yield at(facts, Cause.unexplained, "gradient", message, distance_from_the_sum=facts.own_sum)
 
 
-def _coupled_rows(facts: StepFacts) -> Named | None:
+def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
     if not (_outside(facts) and facts.probe.coupled and _undisturbed(facts)):
-        return None
+        return
     if facts.probe.mixed:
-        return Cause.batch_statistics, {}, "what modules make of one row depends on the other rows of its micro-batch"
+        message = "what modules make of one row depends on the other rows of its micro-batch"
+        yield at(facts, Cause.batch_statistics, "gradient", message)
+        return
     message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
-    return Cause.non_separable_loss, {}, message
+    yield at(facts, Cause.non_separable_loss, "gradient", message)
 
 
 def _undisturbed(facts: StepFacts) -> bool:
@@ -341,60 +288,58 @@ def _moved_inside(facts: StepFacts) -> bool:
     return len(facts.moves) > len(facts.reference_moves)
 
 
-def _other_outputs(facts: StepFacts) -> Named | None:
-    rows, buffers = facts.probe.by_row, facts.buffers
+def _other_outputs(facts: StepFacts) -> Iterator[Finding]:
+    rows, buffers, cause = facts.probe.by_row, facts.buffers, Cause.stateful_forward
     if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts):
-        return None
-    what, evidence = "the model gives the same rows other outputs: ", {"outputs_apart": rows.outputs, "buffers": buffers}
+        return
     if facts.probe.mixed:
-        return Cause.batch_statistics, evidence, what + "each depends on the other rows of its micro-batch"
-    if buffers:
-        message = f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
-        return Cause.stateful_forward, evidence, what + message
-    if rows.outputs_of_first <= same_row(facts):
-        message = "not those of the window's first micro-batch: a forward leaves something behind that the next one uses"
-        return Cause.stateful_forward, evidence, what + message
-    return None
+        cause, why = Cause.batch_statistics, "each depends on the other rows of its micro-batch"
+    elif buffers:
+        why = f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
+    elif rows.outputs_of_first <= same_row(facts):
+        why = "not those of the window's first micro-batch: a forward leaves something behind that the next one uses"
+    else:
+        return
+    message = f"the model gives the same rows other outputs: {why}"
+    yield at(facts, cause, "gradient", message, outputs_apart=rows.outputs, buffers=buffers)
 
 
-def _other_factors(facts: StepFacts) -> Named | None:
+def _other_factors(facts: StepFacts) -> Iterator[Finding]:
     """The same outputs, and slopes that point alike, but not by one factor in a micro-batch."""
     rows = facts.probe.by_row
     if rows is None or not other_factors(facts):
-        return None
-    evidence = {"factors_of_rows": rows.factors}
+        return
     if rows.chosen and rows.alike_where_chosen:
+        cause = Cause.non_separable_loss
         message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
-        return Cause.non_separable_loss, evidence, message
-    if facts.probe.same_at_one or facts.accumulation_steps == 1:
+    elif facts.probe.same_at_one or facts.accumulation_steps == 1:
+        cause = Cause.mean_of_means
         message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
-        return Cause.mean_of_means, evidence, message
-    message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"
-    return Cause.normaliser_depends_on_split, evidence, message
+    else:
+        cause = Cause.normaliser_depends_on_split
+        message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"
+    yield at(facts, cause, "gradient", message, factors_of_rows=rows.factors)
 
 
-def _some_tensors(facts: StepFacts) -> Named | None:
+def _some_tensors(facts: StepFacts) -> Iterator[Finding]:
     """What differs is too large, and points as it should, in some tensors only."""
     rows, seen, place = facts.probe.by_row, facts.raw, facts.probe.place
-    if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
-        return None
     has_terms = facts.candidate.summed or any(b.forwards == 0 for b in facts.mine.backwards)  # one differentiated by itself
-    if not has_terms or (place is not None and place.where in INSIDE):
-        return None
-    if not (facts.probe.made and facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1):
-        return None
-    if not _undisturbed(facts) or facts.candidate.norm_calls or facts.candidate.float16:  # which loses what is small
-        return None
-    return Cause.auxiliary_loss_scale, {}, "a term of the loss that reaches only some tensors is not divided like the rest"
+    # another loss, or another computation
+    elsewhere = (rows is not None and rows.residual > same_row(facts)) or (place is not None and place.where in INSIDE)
+    loses_what_is_small = facts.candidate.float16 or facts.candidate.norm_calls
+    too_large = facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1
+    if facts.probe.made and too_large and has_terms and not elsewhere and not loses_what_is_small and _undisturbed(facts):
+        message = "a term of the loss that reaches only some tensors is not divided like the rest"
+        yield at(facts, Cause.auxiliary_loss_scale, "gradient", message)
 
 
-def _stepped_inside(facts: StepFacts) -> Named | None:
+def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
     """Another optimizer's step moves what the forwards of one window use."""
     inside, usual = facts.other_steps, facts.reference_other_steps
-    if not inside > usual:
-        return None
-    message = f"another optimizer stepped inside this window ({inside} steps, at N=1 {usual}): micro-batches meet other weights"
-    return Cause.unexplained, {"steps_of_others_inside": inside}, message
+    if inside > usual:
+        what = f"another optimizer stepped inside this window ({inside} steps, at N=1 {usual})"
+        yield at(facts, Cause.unexplained, "gradient", f"{what}: micro-batches meet other weights")
 
 
 RULES = (

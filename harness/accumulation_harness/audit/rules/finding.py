@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from accumulation_harness.audit.compare.run import RunFacts
@@ -20,16 +19,20 @@ MOVED = 100.0  # roundings by which parameters move for no reason
 ROW_ROUNDINGS = 30.0  # or, in coarse arithmetic, so many roundings
 
 
-def finding(
-    facts: RunFacts | StepFacts, step: int | None, cause: Cause, kind: Kind, evidence: Mapping[str, Any], message: str
-) -> Finding:
+def finding(facts: RunFacts | StepFacts, step: int | None, cause: Cause, kind: Kind, message: str, **evidence: Any) -> Finding:
     """A finding about one optimizer, whose name stands first in the evidence. `step` is None for one about the whole run."""
-    return Finding(facts.accumulation_steps, step, cause, {"optimizer": facts.track, **evidence}, message, kind, facts.track)
+    known = {"optimizer": facts.track, "what": kind, **evidence}
+    return Finding(facts.accumulation_steps, step, cause, known, message, kind, facts.track)
 
 
-def at(facts: StepFacts, cause: Cause, kind: Kind, evidence: Mapping[str, Any], message: str) -> Finding:
-    """A finding about one optimizer step."""
-    return finding(facts, facts.step, cause, kind, evidence, message)
+def at(facts: StepFacts, cause: Cause, kind: Kind, message: str, **more: Any) -> Finding:
+    """A finding about one optimizer step, with what is known of its gradient; `more`: what the rule has read besides."""
+    known: dict[str, Any] = {"distance": facts.raw.distance, "gate": facts.gate}
+    if facts.wrong:
+        parts = facts.parts
+        known |= {"scale": facts.raw.scale, "cosine": facts.raw.cosine, "backwards": facts.backwards, "rows": facts.rows}
+        known |= {"right_weights": parts.weights, "residual": parts.residual, "condition": parts.condition}
+    return finding(facts, facts.step, cause, kind, message, **known | more)
 
 
 def equal(weights: tuple[float, ...]) -> bool:

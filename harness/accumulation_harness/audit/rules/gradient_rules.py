@@ -7,9 +7,11 @@ A rule speaks only when the prediction of its cause reproduces what was seen wit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,93 +35,62 @@ SHRINKING = -0.99  # cosine of a movement with the parameters, below which they 
 ONE_NORM = 1e-4  # relative; norms that differ by less are one
 
 
-def seen_directly(facts: StepFacts) -> list[Finding]:
+def seen_directly(facts: StepFacts) -> Iterator[Finding]:
     """Where gradients agree, movements inside the window and gradients carried over; scaling and clipping where they differ."""
-    found = [
-        *(_moves(facts) or _moved_further(facts)),
-        *_moved_before(facts),
-        *_clipped_while_scaled(facts),
-        *_not_cleared(facts),
-    ]
-    if facts.gradients_agree:
-        return found
-    return [*found, *_loss_scale(facts), *_clipped_inside(facts), *_other_limit(facts)]
+    yield from _moves(facts)
+    if facts.clips_scaled:
+        yield at(facts, Cause.clip_before_unscale, "seen", "gradients are clipped while the loss scale is still in them")
+    if (facts.left_over and facts.gradients_agree) or facts.stale <= facts.gate:
+        message = "the gradients of the window before are still there, and the step uses them"
+        yield at(facts, Cause.gradients_not_cleared, "seen", message)
+    if not facts.gradients_agree:
+        yield from _loss_scale(facts)
+        yield from _clipped_inside(facts)
+        yield from _other_limit(facts)
 
 
-def _moves(facts: StepFacts) -> list[Finding]:
-    times = len(facts.moves)
-    if times <= len(facts.reference_moves):
-        return []
-    evidence = {"times": times, "cosine_with_parameters": cosine(np.sum(facts.moves, axis=0), facts.mine.before)}
-    shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
-    return _moved(facts, evidence, shrinking, f"the parameters move {times} times inside the window")
-
-
-def _moved_further(facts: StepFacts) -> list[Finding]:
-    """Equal gradients, and between a backward and the step the parameters go further than at N=1."""
-    apart, along = facts.moved_apart
-    if not facts.gradients_agree or apart <= MOVED * facts.roundoff:
-        return []
-    evidence = {"apart": apart, "cosine_with_parameters": along}
-    shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
-    return _moved(facts, evidence, shrinking, "the parameters are moved inside the window, otherwise than at N=1")
-
-
-def _moved(facts: StepFacts, evidence: dict[str, Any], shrinking: str, otherwise: str) -> list[Finding]:
-    """A movement inside the window: decay where it is along the parameters, and towards zero."""
-    if evidence["cosine_with_parameters"] < SHRINKING:
-        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, shrinking)]
-    return [at(facts, Cause.unexplained, "seen", evidence, otherwise)]
-
-
-def _moved_before(facts: StepFacts) -> list[Finding]:
+def _moves(facts: StepFacts) -> Iterator[Finding]:
+    """Movements of the parameters besides the optimizer's step, inside the window and since the step before."""
+    times, (apart, along) = len(facts.moves), facts.moved_apart
+    if times > len(facts.reference_moves):
+        along = cosine(np.sum(facts.moves, axis=0), facts.mine.before)
+        shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
+        yield _moved(facts, along, shrinking, f"the parameters move {times} times inside the window", times=times)
+    elif facts.gradients_agree and apart > MOVED * facts.roundoff:
+        shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
+        otherwise = "the parameters are moved inside the window, otherwise than at N=1"
+        yield _moved(facts, along, shrinking, otherwise, apart=apart)
     apart, along = facts.moved_before
-    if apart <= MOVED * facts.roundoff:
-        return []
-    evidence = {"apart": apart, "cosine_with_parameters": along}
-    otherwise = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
-    return _moved(facts, evidence, "between steps something shrinks the parameters by more than at N=1", otherwise)
+    if apart > MOVED * facts.roundoff:
+        otherwise = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
+        yield _moved(facts, along, "between steps something shrinks the parameters by more than at N=1", otherwise, apart=apart)
 
 
-def _clipped_while_scaled(facts: StepFacts) -> list[Finding]:
-    if not facts.clips_scaled:
-        return []
-    message = "gradients are clipped while the loss scale is still in them"
-    return [at(facts, Cause.clip_before_unscale, "seen", {"scale": facts.consumed.scale}, message)]
+def _moved(facts: StepFacts, along: float, shrinking: str, otherwise: str, **by: float) -> Finding:
+    """A movement, `along` its cosine with the parameters: decay where it is along them, and towards zero."""
+    shrinks = along < SHRINKING
+    cause = Cause.weight_decay_per_micro_batch if shrinks else Cause.unexplained
+    return at(facts, cause, "seen", shrinking if shrinks else otherwise, cosine_with_parameters=along, **by)
 
 
-def _not_cleared(facts: StepFacts) -> list[Finding]:
-    if not (facts.left_over and facts.gradients_agree) and not facts.stale <= facts.gate:
-        return []
-    message = "the gradients of the window before are still there, and the step uses them"
-    return [at(facts, Cause.gradients_not_cleared, "seen", {"scale": facts.consumed.scale}, message)]
-
-
-def _loss_scale(facts: StepFacts) -> list[Finding]:
-    evidence: dict[str, Any] = {"scale": facts.consumed.scale}
+def _loss_scale(facts: StepFacts) -> Iterator[Finding]:
     if facts.loss_scales > 1:
         message = f"the loss scale changes inside the window ({facts.loss_scales} values)"
-        return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
-    if facts.unscaled_inside and facts.sums <= facts.gate:
+        yield at(facts, Cause.scaler_updated_in_window, "seen", message)
+    elif facts.unscaled_inside and facts.sums <= facts.gate:
         message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
-        evidence = {"times": facts.unscaled_inside, **evidence}
-        return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
-    return []
+        yield at(facts, Cause.scaler_updated_in_window, "seen", message, times=facts.unscaled_inside)
 
 
-def _clipped_inside(facts: StepFacts) -> list[Finding]:
-    norms = facts.norms_inside
-    shared = {"scale": facts.consumed.scale, "cosine": facts.consumed.cosine}
-    inside = facts.clips_inside if not facts.clips_scaled else 0
+def _clipped_inside(facts: StepFacts) -> Iterator[Finding]:
+    norms, inside = facts.norms_inside, facts.clips_inside if not facts.clips_scaled else 0
     if inside and (facts.scaled_sum <= facts.gate or (not facts.reference_clips_inside and _not_the_sum(facts))):
         message = f"clipped {inside} times inside the window"
         message += "; unclipped, the sum is the full gradient" if facts.scaled_sum <= facts.gate else ""
-        evidence = {"active_clips_inside": facts.clips_inside, **shared}
-        return [at(facts, Cause.clip_per_micro_batch, "seen", evidence, message)]
-    if _one_norm(norms) and facts.sums <= facts.gate:
+        yield at(facts, Cause.clip_per_micro_batch, "seen", message)
+    elif _one_norm(norms) and facts.sums <= facts.gate:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
-        return [at(facts, Cause.clip_per_micro_batch, "seen", {"norms_after_scaling": norms, **shared}, message)]
-    return []
+        yield at(facts, Cause.clip_per_micro_batch, "seen", message, norms_after_scaling=norms)
 
 
 def _not_the_sum(facts: StepFacts) -> bool:
@@ -127,13 +98,11 @@ def _not_the_sum(facts: StepFacts) -> bool:
     return facts.gate < facts.own_sum < math.inf
 
 
-def _other_limit(facts: StepFacts) -> list[Finding]:
+def _other_limit(facts: StepFacts) -> Iterator[Finding]:
     """The gradients before clipping agree."""
     mine, usual = facts.limits
-    if not (facts.raw.distance <= facts.gate < facts.consumed.distance) or not abs(mine - usual) > 0:
-        return []
-    message = f"equal gradients, clipped to {mine:.4g} where N=1 clips to {usual:.4g}"
-    return [at(facts, Cause.unexplained, "seen", {"limit": mine, "reference_limit": usual}, message)]
+    if facts.raw.distance <= facts.gate < facts.consumed.distance and abs(mine - usual) > 0:
+        yield at(facts, Cause.unexplained, "seen", f"equal gradients, clipped to {mine:.4g} where N=1 clips to {usual:.4g}")
 
 
 def _one_norm(norms: tuple[float, ...]) -> bool:
@@ -150,32 +119,20 @@ ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
     """What the gradient of this step says; when it agrees, what the update and the state say. Empty when nothing differs."""
-    found = seen_directly(facts)
+    found = [*seen_directly(facts)]
     if facts.gradients_agree:
-        found = found or _underflow(facts)
-        return found or (_update(facts) if judge_update else [])
-    return [_where(facts, one) for one in _of_gradient(facts, found)]
+        found = found or [*_underflow(facts)]
+        return found or ([*_update(facts)] if judge_update and not facts.agrees else [])
+    for rule in RULES:
+        found = found or [*rule(facts)]
+    found = found + besides(facts, found) if found else other_computation(facts)
+    return [_where(facts, one) for one in found] if facts.only else found
 
 
 def _where(facts: StepFacts, found: Finding) -> Finding:
     """With the tensors that differ, where others agree."""
     names = ", ".join(facts.only[:4]) + (", ..." if len(facts.only) > 4 else "")
-    return (
-        replace(found, message=f"{found.message}; only {names} differ", evidence={**found.evidence, "tensors": facts.only})
-        if facts.only
-        else found
-    )
-
-
-def _of_gradient(facts: StepFacts, found: list[Finding]) -> list[Finding]:
-    """`found`: what was seen directly."""
-    if found:
-        return found + besides(facts, found)
-    for rule in RULES:
-        found = rule(facts)
-        if found:
-            return found + besides(facts, found)
-    return other_computation(facts)
+    return replace(found, message=f"{found.message}; only {names} differ", evidence={**found.evidence, "tensors": facts.only})
 
 
 # -- one number: the gradient is a multiple of the reference's ------------------------------------------------------------
@@ -189,35 +146,28 @@ class Factor(NamedTuple):
     message: str
 
 
-def _replicas(facts: StepFacts) -> list[Finding]:
+def _replicas(facts: StepFacts) -> Iterator[Finding]:
     for factor in (facts.ranks, 1 / facts.ranks) if facts.ranks not in (1, facts.accumulation_steps) else ():
-        if (fit := facts.times(factor)) <= facts.gate:
-            evidence = {"scale": facts.raw.scale, "factor": factor, "ranks": facts.ranks, "fit": fit}
+        if facts.times(factor) <= facts.gate:
             message = f"{factor:g} times the reference's gradient on {facts.ranks} ranks: sum and mean over replicas are mixed up"
-            return [at(facts, Cause.replica_scale, "predicted", evidence, message)]
-    return []
+            yield at(facts, Cause.replica_scale, "predicted", message, factor=factor, ranks=facts.ranks)
 
 
-def _scaled(facts: StepFacts) -> list[Finding]:
+def _scaled(facts: StepFacts) -> Iterator[Finding]:
     """The gradient is a multiple of the reference's, by a number that the window explains."""
-    for factor, cause, message in _factors(facts):
-        if factor in (0, 1) or not (fit := facts.times(factor)) <= facts.gate:
-            continue
-        evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine, "factor": factor, "fit": fit, "gate": facts.gate}
+    fits = (one for one in _factors(facts) if one.factor not in (0, 1) and facts.times(one.factor) <= facts.gate)
+    for factor, cause, message in islice(fits, 1):
         if facts.clipped and facts.clipped_then_divided <= facts.gate:
+            cause = Cause.clip_before_unscale
             message = f"the undivided sum is clipped, and divided by {facts.accumulation_steps} afterwards"
-            return [at(facts, Cause.clip_before_unscale, "predicted", evidence, message)]
-        if facts.consumed.distance <= facts.gate:
+        elif facts.consumed.distance <= facts.gate:
             message += "; active clipping hides it in this run"
-        if facts.only and cause is not Cause.short_window_divided_by_n:
-            if facts.gate < facts.own_sum < math.inf:
-                return []  # not the backwards gave it
-            cause, message = (
-                Cause.auxiliary_loss_scale,
-                f"{message} there: a term of the loss that reaches only them is divided otherwise",
-            )
-        return [at(facts, cause, "predicted", evidence, message)]
-    return []
+        if facts.only and cause not in (Cause.short_window_divided_by_n, Cause.clip_before_unscale):
+            if _not_the_sum(facts):
+                return  # not the backwards gave it
+            cause = Cause.auxiliary_loss_scale
+            message += " there: a term of the loss that reaches only them is divided otherwise"
+        yield at(facts, cause, "predicted", message, factor=factor, fit=facts.times(factor))
 
 
 def _factors(facts: StepFacts) -> list[Factor]:
@@ -231,10 +181,12 @@ def _factors(facts: StepFacts) -> list[Factor]:
     not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
     alone = facts.probe.same_at_one  # the reference is another function
     short = Factor(k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
+    also = f" (its {rows} rows, added, would look alike)" if rows == n * n else ""
+    squared = f"the gradient is {n} times {n} too large: losses are added, and divided by what is {n} times smaller than at N=1"
     return [
         *([short] if n > 1 and k < n else []),
         Factor(n, not_divided, f"the gradient is {n} {added}"),
-        *([Factor(n * n, Cause.counter_wrong, _squared(n, rows))] if n > 1 and not alone else []),
+        *([Factor(n * n, Cause.counter_wrong, squared + also)] if n > 1 and not alone else []),
         Factor(k, not_divided, f"the gradient is {k} {added}"),
         Factor(1 / n, twice, f"the gradient is {n} {again}"),
         Factor(1 / (k or 1), twice, f"the gradient is {k} {again}"),
@@ -243,95 +195,72 @@ def _factors(facts: StepFacts) -> list[Factor]:
     ]
 
 
-def _squared(n: int, rows: int) -> str:
-    """N times for the sum, and N times for a divisor that goes with the micro-batch; where a window has N^2 rows, either way."""
-    also = f" (its {rows} rows, added, would look alike)" if rows == n * n else ""
-    return (
-        f"the gradient is {n} times {n} too large: losses are added, and divided by what is {n} times smaller than at N=1{also}"
-    )
-
-
-def _miscounted(facts: StepFacts) -> list[Finding]:
+def _miscounted(facts: StepFacts) -> Iterator[Finding]:
     """A multiple of the independent reference at every N, N=1 as well: divided by another number of loss terms."""
     alone = facts.accumulation_steps == 1 or facts.probe.same_at_one
-    if not alone or facts.only or not facts.line <= facts.gate:
-        return []
-    evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine}
-    message = f"the gradient is the reference's times {facts.raw.scale:.6g}: another number of loss terms is counted"
-    return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
+    if alone and not facts.only and facts.line <= facts.gate:
+        message = f"the gradient is the reference's times {facts.raw.scale:.6g}: another number of loss terms is counted"
+        yield at(facts, Cause.counter_wrong, "predicted", message)
 
 
 # -- a part of the window, or something that is none of it ------------------------------------------------------------------
 
 
-def _foreign(facts: StepFacts) -> list[Finding]:
+def _foreign(facts: StepFacts) -> Iterator[Finding]:
     """Gradients of a loss that is not this optimizer's."""
-    fit, distance = facts.without_foreign, facts.raw.distance
-    if fit <= facts.gate:
+    if facts.without_foreign <= facts.gate:
         message = "another optimizer's loss has left gradients in the window; without its backward passes the sum is right"
-        return [at(facts, Cause.foreign_gradients, "predicted", {"fit": fit, "distance": distance}, message)]
-    if facts.found_changed and facts.sum_times(1.0) <= facts.gate:
+        yield at(facts, Cause.foreign_gradients, "predicted", message, fit=facts.without_foreign)
+    elif facts.found_changed and facts.sum_times(1.0) <= facts.gate:
         message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
-        return [at(facts, Cause.foreign_gradients, "predicted", {"distance": distance}, message)]
-    return not_of_the_loss(facts)
+        yield at(facts, Cause.foreign_gradients, "predicted", message)
+    else:
+        yield from not_of_the_loss(facts)
 
 
-def _last_only(facts: StepFacts) -> list[Finding]:
+def _last_only(facts: StepFacts) -> Iterator[Finding]:
     """Gradients were cleared, and the step takes what came after."""
-    fit = facts.since_clear
-    if not (facts.cleared_inside or facts.cleared_at_last) or not fit <= facts.gate:
-        return []
-    evidence: dict[str, Any] = {
-        "cleared_inside": facts.cleared_inside,
-        "cleared_before_the_step": facts.cleared_at_last,
-        "micro_batches": facts.backwards,
-        "fit": fit,
-        "cosine": facts.consumed.cosine,
-    }
+    inside, at_last, fit = facts.cleared_inside, facts.cleared_at_last, facts.since_clear
+    if not (inside or at_last) or not fit <= facts.gate:
+        return
     cause = Cause.gradients_cleared_in_window
-    message = f"gradients are cleared {facts.cleared_inside} times inside the window: only what came after counts"
-    if facts.cleared_then_filled and not facts.cleared_at_last:
+    message = f"gradients are cleared {inside} times inside the window: only what came after counts"
+    if facts.cleared_then_filled and not at_last:
         cause = Cause.accumulator_overwritten
         message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
     elif facts.loaded_inside:
         cause = Cause.resume_in_window
         message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
-    elif facts.cleared_at_last:
-        message = f"gradients are cleared between the last backward and the step ({', '.join(facts.cleared_at_last[:4])})"
-    return [at(facts, cause, "predicted", evidence, message)]
+    elif at_last:
+        message = f"gradients are cleared between the last backward and the step ({', '.join(at_last[:4])})"
+    yield at(facts, cause, "predicted", message, cleared_inside=inside, cleared_before_the_step=at_last, fit=fit)
 
 
-def _overwritten(facts: StepFacts) -> list[Finding]:
+def _overwritten(facts: StepFacts) -> Iterator[Finding]:
     """One micro-batch reaches the step, and not the sum of them all."""
     for place, which in ((0, "first"), (-1, "last")):
         if facts.backwards > 1 and (fit := facts.given_at(place)) <= facts.gate < facts.own_sum:
-            evidence = {"fit": fit, "micro_batches": facts.backwards}
             message = f"only the {which} micro-batch of the window reaches the step"
-            return [at(facts, Cause.accumulator_overwritten, "predicted", evidence, message)]
-    return []
+            yield at(facts, Cause.accumulator_overwritten, "predicted", message, fit=fit)
 
 
-def _regulariser(facts: StepFacts) -> list[Finding]:
+def _regulariser(facts: StepFacts) -> Iterator[Finding]:
     """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
     weights = facts.mine.before
     for direction, what in ((weights, "the parameters"), (np.sign(weights), "the signs of the parameters")):
         if (fit := facts.along(direction)) <= known:
-            evidence = {"fit": fit, "distance": facts.raw.distance}
             message = f"the gradients differ by a multiple of {what}: a penalty is not divided over the micro-batches"
-            return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
-    return []
+            yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, fit=fit)
 
 
-def _other_count(facts: StepFacts) -> list[Finding]:
+def _other_count(facts: StepFacts) -> Iterator[Finding]:
     """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
     known = min(facts.gate, CERTAIN * max(facts.line, facts.roundoff))  # what is off the line is rounding
     ratio = _ratio(facts.raw.scale, known) if facts.line <= facts.gate and not facts.only else None
-    if ratio is None or ratio == 1:
-        return []
-    evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
-    message = f"the gradient is the reference's times {ratio}: it is divided by another number of loss terms than at N=1"
-    return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
+    if ratio is not None and ratio != 1:
+        message = f"the gradient is the reference's times {ratio}: it is divided by another number of loss terms than at N=1"
+        yield at(facts, Cause.counter_wrong, "predicted", message, ratio=str(ratio))
 
 
 def _ratio(factor: float, known: float) -> Fraction | None:
@@ -347,53 +276,51 @@ def _ratio(factor: float, known: float) -> Fraction | None:
 # -- rounding -------------------------------------------------------------------------------------------------------------
 
 
-def _rounded(facts: StepFacts) -> list[Finding]:
+def _rounded(facts: StepFacts) -> Iterator[Finding]:
     """The sum is right, and the step takes it rounded to 16 bits."""
     narrow = facts.narrow
-    if narrow is None:
-        return []
-    rounding = ROUNDOFF[narrow] * (facts.backwards + 1)
-    if not min(facts.sum_times(1.0), facts.sums) <= facts.gate or not facts.own_sum <= rounding:
-        return []
-    evidence = {"format": narrow, "distance": facts.raw.distance, "gate": facts.gate}
-    message = f"the accumulated gradient is held in {narrow}: all its elements fit in it"
-    return [at(facts, Cause.low_precision_accumulator, "predicted", evidence, message)]
+    if narrow is None or not min(facts.sum_times(1.0), facts.sums) <= facts.gate:
+        return
+    if facts.own_sum <= ROUNDOFF[narrow] * (facts.backwards + 1):
+        message = f"the accumulated gradient is held in {narrow}: all its elements fit in it"
+        yield at(facts, Cause.low_precision_accumulator, "predicted", message, format=narrow)
 
 
-def _underflow(facts: StepFacts) -> list[Finding]:
+def _underflow(facts: StepFacts) -> Iterator[Finding]:
     """Elements are 0 in float16 that are not at N=1."""
-    lost = facts.lost
-    if not facts.candidate.float16 or lost <= LOST:
-        return []
-    evidence = {"share_of_elements_lost": lost, "scale": facts.raw.scale, "cosine": facts.raw.cosine}
-    message = f"{lost:.0%} of the gradient's elements are exactly 0 in float16, and are not at N=1: the smaller loss underflows"
-    return [at(facts, Cause.underflow_from_division, "seen", evidence, message)]
+    if facts.candidate.float16 and (lost := facts.lost) > LOST:
+        message = (
+            f"{lost:.0%} of the gradient's elements are exactly 0 in float16, and are not at N=1: the smaller loss underflows"
+        )
+        yield at(facts, Cause.underflow_from_division, "seen", message, share_of_elements_lost=lost)
 
 
 # -- the update -----------------------------------------------------------------------------------------------------------
 
 
-def _update(facts: StepFacts) -> list[Finding]:
+def _update(facts: StepFacts) -> Iterator[Finding]:
     """Equal gradients, and the step made something else of them."""
-    if facts.agrees:
-        return []
     update = facts.update
-    evidence: dict[str, Any] = {
-        "what": "update",
-        "update_distance": update.distance,
-        "update_gate": update.gate,
-        "state_distance": update.state_distance,
-        "state_gate": update.state_gate,
-    }
+    cause, message = Cause.unexplained, "equal gradients and state, but another update"
     if update.distance > update.gate and update.along_weights <= ALONG_WEIGHTS:
-        evidence["outside_the_direction_of_the_parameters"] = update.along_weights
+        cause = Cause.weight_decay_per_micro_batch
         message = "equal gradients, but the parameters shrink by more: weight decay is applied more often"
-        return [at(facts, Cause.weight_decay_per_micro_batch, "update", evidence, message)]
-    if update.state_distance > update.state_gate:
+    elif update.state_distance > update.state_gate:
+        cause = Cause.optimizer_state_per_micro_batch
         message = "equal gradients, but the optimizer's state advanced differently"
-        return [at(facts, Cause.optimizer_state_per_micro_batch, "update", evidence, message)]
-    message = "equal gradients and state, but another update" + (f" of {', '.join(update.only[:4])}" if update.only else "")
-    return [at(facts, Cause.unexplained, "update", evidence, message)]
+    elif update.only:
+        message += f" of {', '.join(update.only[:4])}"
+    yield at(
+        facts,
+        cause,
+        "update",
+        message,
+        update_distance=update.distance,
+        update_gate=update.gate,
+        outside_the_direction_of_the_parameters=update.along_weights,
+        state_distance=update.state_distance,
+        state_gate=update.state_gate,
+    )
 
 
 # By strength of evidence, the first that speaks: first what was counted or seen and leaves no number free (ranks, the optimizers

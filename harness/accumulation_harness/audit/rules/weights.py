@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from accumulation_harness.audit.compare.step import StepFacts
@@ -31,14 +32,14 @@ def unequal_replicas(facts: StepFacts) -> list[Finding]:
         return []
     columns = [flat[rank::ranks] for rank in range(ranks)]
     means = tuple(sum(column) / len(column) for column in columns)
-    evidence = {"right_weights": list(zip(*columns, strict=True)), "condition": seen.condition, "distance": facts.raw.distance}
+    evidence = {"right_weights": list(zip(*columns, strict=True)), "condition": seen.condition}
     found = []
     if not equal(means):
         message = f"ranks count equally although they hold unequal numbers of loss terms; right weights: {listed(means)}"
-        found.append(at(facts, Cause.replica_scale, "predicted", evidence, message))
+        found.append(at(facts, Cause.replica_scale, "predicted", message, **evidence))
     if max(max(column) - min(column) for column in columns) > UNEQUAL * max(flat):
         message = "the micro-batches of a rank count equally although they hold unequal numbers of loss terms"
-        found.append(at(facts, Cause.mean_of_means, "predicted", evidence, message))
+        found.append(at(facts, Cause.mean_of_means, "predicted", message, **evidence))
     return found
 
 
@@ -62,17 +63,16 @@ def not_of_the_loss(facts: StepFacts) -> list[Finding]:
     own = tuple(w for place, w in enumerate(right) if place not in foreign)
     if not foreign or min(own) < 0:
         return []
-    evidence = {"right_weights": right, "condition": parts.condition, "distance": facts.raw.distance}
     cause, message = Cause.foreign_gradients, "add gradients of another loss, which are cleared at N=1"
     if foreign[-1] < k - len(own):
         cause, message = Cause.gradients_not_cleared, "come before the window, and their gradients are still there"
     message = f"{len(foreign)} of {k} backwards {message}; right weights: {listed(right)}"
-    found = [at(facts, cause, "predicted", evidence, message)]
+    found = [at(facts, cause, "predicted", message, right_weights=right)]
     if not equal(own) or abs(sum(own) / len(own) - 1) <= UNEQUAL:
         return found + ([] if equal(own) else own_means(facts.but(parts=parts._replace(weights=own), backwards=len(own))))
     if abs(sum(own) / len(own) * facts.accumulation_steps - 1) <= UNEQUAL:
         message = f"besides, each of the others counts {facts.accumulation_steps} times: their losses are added, not averaged"
-        found.append(at(facts, Cause.loss_not_divided, "predicted", evidence, message))
+        found.append(at(facts, Cause.loss_not_divided, "predicted", message))
     return found
 
 
@@ -128,16 +128,14 @@ def _part_of_one(mean: float, facts: StepFacts) -> bool:
 
 def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None) -> list[Finding]:
     """`besides`: what the mean weight says of the whole, and that mean."""
-    weights, raw = facts.parts.weights, facts.raw
-    evidence = {"right_weights": weights, "cosine": raw.cosine, "scale": raw.scale, "condition": facts.parts.condition}
     message = "micro-batches count equally although they hold unequal numbers (or weights) of loss terms"
     if facts.without_terms:
         message += f", {facts.without_terms} of them none"
-    found = [at(facts, Cause.mean_of_means, "predicted", evidence, f"{message}; right weights: {listed(weights)}")]
+    found = [at(facts, Cause.mean_of_means, "predicted", f"{message}; right weights: {listed(facts.parts.weights)}")]
     cause, mean = besides or (None, 1.0)
     if cause is not None:
         message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
-        found.append(at(facts, cause, "predicted", {"factor": 1 / mean, "right_weights": weights}, message))
+        found.append(at(facts, cause, "predicted", message, factor=1 / mean))
     return found
 
 
@@ -157,11 +155,10 @@ def _one_backward(facts: StepFacts) -> Finding | None:
     means = tuple(sum(same) / len(same) for same in by_loss)
     if not all(equal(same) for same in by_loss) or equal(means):
         return None
-    evidence = {"right_weights_of_losses": means, "condition": facts.parts.condition, "distance": facts.raw.distance}
     message = (
         f"the losses of a micro-batch, each with a backward of its own, are not divided alike; right weights: {listed(means)}"
     )
-    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", message, right_weights_of_losses=means)
 
 
 def growth(weights: tuple[float, ...]) -> float | None:
@@ -179,9 +176,8 @@ def _growing(facts: StepFacts) -> Finding | None:
     factor = growth(facts.parts.weights)
     if factor is None:
         return None
-    evidence = {"right_weights": facts.parts.weights, "factor": factor, "condition": facts.parts.condition}
     message = f"every micro-batch counts {factor:.4g} times the one before: its loss is scaled by a factor that changes inside"
-    return at(facts, Cause.scaler_updated_in_window, "predicted", evidence, message)
+    return at(facts, Cause.scaler_updated_in_window, "predicted", message, factor=factor)
 
 
 def sum_rescaled(facts: StepFacts) -> list[Finding]:
@@ -192,33 +188,26 @@ def sum_rescaled(facts: StepFacts) -> list[Finding]:
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
     if not ratios or min(ratios) < 0 or not equal((min(ratios), max(ratios))):
         return []
-    evidence = {"weights": weights, "ratio": ratios[0], "distance": facts.raw.distance, "condition": facts.taken.condition}
     message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
-    return [at(facts, Cause.sum_rescaled_in_window, "predicted", evidence, message)]
+    return [at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])]
 
 
-def clipped_aside(facts: StepFacts) -> list[Finding]:
+def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
     """Gradients are made smaller inside the window, element by element or each part before it is added elsewhere."""
-    taken = facts.taken
+    taken, message = facts.taken, ""
+    adds_up = min(facts.scaled_sum, facts.sums, facts.sums_line) <= facts.gate and facts.backwards > 1
     if facts.shrunk_by_size:
         message = (
             f"gradients are made smaller {facts.shrunk} times in the window, the larger ones by more; the sum is right without"
         )
-        return [
-            at(facts, Cause.clip_per_micro_batch, "predicted", {"times": facts.shrunk, "distance": facts.raw.distance}, message)
-        ]
-    if not min(facts.scaled_sum, facts.sums, facts.sums_line) <= facts.gate or facts.backwards < 2:
-        return []
-    if facts.own_sum <= facts.gate or facts.line <= facts.gate:
-        return []  # nothing is clipped, or nothing that is not at N=1 as well: rows are
-    evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
-    message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
-    if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
-        return [at(facts, Cause.clip_per_micro_batch, "predicted", evidence, message)]
-    if (fit := facts.clamped_parts) <= facts.gate:
+    elif not adds_up or facts.own_sum <= facts.gate or facts.line <= facts.gate:
+        return  # nothing is clipped, or nothing that is not at N=1 as well: rows are
+    elif known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
+        message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
+    elif facts.clamped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped by value before it is added; unclipped, the sum is right"
-        return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]
-    return []
+    if message:
+        yield at(facts, Cause.clip_per_micro_batch, "predicted", message, weights=taken.weights, norms=taken.sizes)
 
 
 def _to_one_norm(weights: tuple[float, ...], sizes: tuple[float, ...]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from accumulation_harness.audit.compare.facts import Apart
-from accumulation_harness.audit.compare.run import RunFacts
+from accumulation_harness.audit.compare.run import RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding, Kind
@@ -26,12 +27,6 @@ def schedule(run: RunFacts) -> list[Finding]:
     first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs, rate_gate(run, i))), None)
     if first is None:
         return []
-    evidence: dict[str, Any] = {
-        "laid_out_otherwise": {path: (own, usual) for path, own, usual in run.laid_out},
-        "learning_rates": [lrs[0] for lrs in run.mine.lrs if lrs],
-        "reference_learning_rates": [lrs[0] for lrs in run.reference.lrs if lrs],
-        "schedule_calls_per_step": list(run.mine.schedule_calls),
-    }
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     cause = Cause.schedule_per_micro_batch
     if calls > usual or run.lr_moves_inside or _runs_ahead(run):
@@ -40,10 +35,14 @@ def schedule(run: RunFacts) -> list[Finding]:
     elif _stretched(run) or _too_long(run):
         message = "the learning-rate schedule is laid out for micro-batches, and advances once per optimizer step: it lags behind"
     else:
-        cause = Cause.unexplained
-        evidence["what"] = "gradient"
-        message = "the learning rates differ, and not as if the schedule counted micro-batches"
-    return [finding(run, first, cause, "schedule", evidence, message)]
+        cause, message = Cause.unexplained, "the learning rates differ, and not as if the schedule counted micro-batches"
+    evidence = {
+        "laid_out_otherwise": {path: (own, wanted) for path, own, wanted in run.laid_out},
+        "learning_rates": [lrs[0] for lrs in run.mine.lrs if lrs],
+        "reference_learning_rates": [lrs[0] for lrs in run.reference.lrs if lrs],
+        "schedule_calls_per_step": list(run.mine.schedule_calls),
+    }
+    return [finding(run, first, cause, "schedule", message, **evidence)]
 
 
 def same_rates(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
@@ -113,75 +112,84 @@ def _first(lrs: Sequence[Sequence[float]], index: int) -> float:
     return lrs[index][0] if lrs[index] else math.nan
 
 
+Told = tuple[int, Cause, str]  # the optimizer step, what is wrong, and how it shows
 MANY_MORE = 1.5  # times the reference's optimizer steps, from which on every backward is followed by one
 
 
 def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """At most one finding, since what follows it cannot be aligned."""
-    mine, reference = run.mine, run.reference
-    if lost := [(step, count) for step, count in run.resumed if count and not _accounted(run, steps, step)]:
-        return [_resumed(run, *lost[0])]
-    differs = mine.steps != reference.steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
-    if differs and (mine.broken_windows or reference.broken_windows):
-        return [_non_finite(run)]
-    if mine.idle_steps > reference.idle_steps:
-        return [_idle(run)]
-    if mine.steps > reference.steps and _one_backward_each(run):
-        return [_every_micro_batch(run)]
-    first = next((i for i, rows in enumerate(run.windows) if rows == "different" and not _accounted(run, steps, i)), None)
-    if first is not None:
-        return [_other_rows(run, first, next((f for f in steps if f.step == first), None))]
-    return [] if mine.steps == reference.steps else [_other_number(run)]
-
-
-def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> Finding:
-    evidence = _windows(run)
-    if run.foreign and not run.never:
-        message = f"the windows hold {run.foreign} rows that N=1 leaves out"
-        return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
-    if run.foreign and facts is not None and facts.drawn_outside:
-        message = "the rows themselves are drawn at random per micro-batch"
-        return finding(run, place, Cause.stochastic_layers, "seen", evidence, message)
-    if run.foreign:
-        message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
-        return finding(run, place, Cause.unexplained, "seen", evidence, message)
-    if run.repeated:
-        return _repeated(run, place)
-    more = facts is not None and facts.reference_forwards < facts.forwards
-    if facts is not None and more and run.never and facts.backwards < run.accumulation_steps:
-        unused = facts.forwards // max(1, facts.reference_forwards) - facts.backwards
-        told = f"{facts.forwards} forwards and {facts.backwards} backward in a window"
-        message = f"{told}: the losses of {unused} micro-batches are never differentiated"
-        return finding(run, place, Cause.unexplained, "seen", evidence, message)
-    message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
-    return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
-
-
-def _other_number(run: RunFacts) -> Finding:
-    place = min(run.mine.steps, run.reference.steps)
-    if run.repeated:
-        return _repeated(run, place)
-    end = ": the end of the data is left out" if run.mine.steps < run.reference.steps else ""
-    message = f"{run.mine.steps} optimizer steps instead of {run.reference.steps}{end}"
-    return finding(run, place, Cause.window_misplaced, "seen", _windows(run), message)
-
-
-def _repeated(run: RunFacts, place: int) -> Finding:
-    message = f"{run.repeated} rows are used more often than at N=1"
-    return finding(run, place, Cause.samples_repeated, "seen", _windows(run), message)
-
-
-def _windows(run: RunFacts) -> dict[str, Any]:
-    return {
-        "optimizer_steps": run.mine.steps,
-        "reference_optimizer_steps": run.reference.steps,
-        "backwards_per_step": list(run.mine.backwards),
-        "reference_backwards_per_step": list(run.reference.backwards),
-        "backwards_after_last_step": len(run.mine.track.pending),
+    evidence = {
+        **_windows(run.mine),
+        **{f"reference_{name}": seen for name, seen in _windows(run.reference).items()},
         "rows_repeated": run.repeated,
         "rows_never_seen": run.never,
         "rows_unknown_to_reference": run.foreign,
     }
+    found = islice(_structure(run, steps), 1)
+    return [finding(run, place, cause, "seen", message, **evidence) for place, cause, message in found]
+
+
+def _windows(seen: RunSeen) -> dict[str, Any]:
+    return {
+        "optimizer_steps": seen.steps,
+        "steps_that_moved_nothing": seen.idle_steps,
+        "backwards_per_step": list(seen.backwards),
+        "backwards_after_last_step": len(seen.track.pending),
+        "windows_with_non_finite_values": list(seen.broken_windows),
+        "steps_left_out_by_the_scaler": list(seen.skipped),
+    }
+
+
+def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
+    """What is wrong with the windows, the first one first."""
+    mine, reference = run.mine, run.reference
+    for step, lost in run.resumed:
+        if lost and not _accounted(run, steps, step):
+            what = "another optimizer goes on inside a window: the gradients of the"
+            yield step, Cause.resume_in_window, f"{what} {lost} micro-batches before it are lost"
+    differs = mine.steps != reference.steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
+    if differs and (mine.broken_windows or reference.broken_windows):
+        message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
+        if mine.skipped != reference.skipped:
+            left_out, usual = list(mine.skipped) or "none", list(reference.skipped) or "none"
+            message = f"the GradScaler leaves out optimizer steps {left_out}, at N=1 {usual}: only one of the two overflows there"
+        yield min((*mine.broken_windows, *reference.broken_windows)), Cause.non_finite_micro_batch, message
+    if mine.idle_steps > reference.idle_steps:
+        message = f"{mine.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
+        yield 0, Cause.optimizer_state_per_micro_batch, message
+    if mine.steps > reference.steps and _one_backward_each(run):
+        message = f"the optimizer steps after every micro-batch: {mine.steps} steps instead of {reference.steps}"
+        yield 0, Cause.step_every_micro_batch, message
+    for place, rows in enumerate(run.windows):
+        if rows == "different" and not _accounted(run, steps, place):
+            yield place, *_other_rows(run, place, next((f for f in steps if f.step == place), None))
+    if mine.steps != reference.steps:
+        end = ": the end of the data is left out" if mine.steps < reference.steps else ""
+        other = Cause.window_misplaced, f"{mine.steps} optimizer steps instead of {reference.steps}{end}"
+        yield min(mine.steps, reference.steps), *(_repeated(run) if run.repeated else other)
+
+
+def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> tuple[Cause, str]:
+    if run.foreign and not run.never:
+        return Cause.window_misplaced, f"the windows hold {run.foreign} rows that N=1 leaves out"
+    if run.foreign and facts is not None and facts.drawn_outside:
+        return Cause.stochastic_layers, "the rows themselves are drawn at random per micro-batch"
+    if run.foreign:
+        message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
+        return Cause.unexplained, message
+    if run.repeated:
+        return _repeated(run)
+    more = facts is not None and facts.reference_forwards < facts.forwards
+    if facts is not None and more and run.never and facts.backwards < run.accumulation_steps:
+        unused = facts.forwards // max(1, facts.reference_forwards) - facts.backwards
+        seen = f"{facts.forwards} forwards and {facts.backwards} backward in a window"
+        return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
+    message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
+    return Cause.window_misplaced, message
+
+
+def _repeated(run: RunFacts) -> tuple[Cause, str]:
+    return Cause.samples_repeated, f"{run.repeated} rows are used more often than at N=1"
 
 
 def _accounted(run: RunFacts, steps: Sequence[StepFacts], index: int) -> bool:
@@ -206,52 +214,6 @@ def _one_backward_each(run: RunFacts) -> bool:
     return most <= usual and run.mine.steps >= MANY_MORE * run.reference.steps
 
 
-def _resumed(run: RunFacts, step: int, lost: int) -> Finding:
-    evidence = {"backwards_lost": lost, "backwards_per_step": list(run.mine.backwards), "rows_never_seen": run.never}
-    message = f"another optimizer goes on inside a window: the gradients of the {lost} micro-batches before it are lost"
-    return finding(run, step, Cause.resume_in_window, "seen", evidence, message)
-
-
-def _every_micro_batch(run: RunFacts) -> Finding:
-    evidence = {
-        "optimizer_steps": run.mine.steps,
-        "reference_optimizer_steps": run.reference.steps,
-        "backwards_per_step": list(run.mine.backwards),
-    }
-    message = f"the optimizer steps after every micro-batch: {run.mine.steps} steps instead of {run.reference.steps}"
-    return finding(run, 0, Cause.step_every_micro_batch, "seen", evidence, message)
-
-
-def _idle(run: RunFacts) -> Finding:
-    mine = run.mine
-    evidence = {
-        "steps_that_moved_nothing": mine.idle_steps,
-        "optimizer_steps": mine.steps,
-        "state_steps": list(mine.state_steps),
-    }
-    message = f"{mine.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
-    return finding(run, 0, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)
-
-
-def _non_finite(run: RunFacts) -> Finding:
-    mine, reference = run.mine, run.reference
-    evidence = {
-        "windows_with_non_finite_values": list(mine.broken_windows),
-        "reference_windows_with_non_finite_values": list(reference.broken_windows),
-        "steps_left_out_by_the_scaler": list(mine.skipped),
-        "reference_steps_left_out_by_the_scaler": list(reference.skipped),
-        "optimizer_steps": mine.steps,
-        "reference_optimizer_steps": reference.steps,
-        "backwards_per_step": list(mine.backwards),
-    }
-    message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
-    if mine.skipped != reference.skipped:
-        left_out, usual = list(mine.skipped) or "none", list(reference.skipped) or "none"
-        message = f"the GradScaler leaves out optimizer steps {left_out}, at N=1 {usual}: only one of the two overflows there"
-    place = min((*mine.broken_windows, *reference.broken_windows))
-    return finding(run, place, Cause.non_finite_micro_batch, "seen", evidence, message)
-
-
 LOSSES_APART = 10.0  # times the distance of the differentiated losses, within which reported ones agree
 LEAST_LOSS, MOST_LOSS = 1e-4, 1e-2  # relative; but no less than a float32 sum can show, and no more than this
 UNKNOWN_LOSS = 1e-3  # relative; where the losses that were differentiated are not known
@@ -264,9 +226,8 @@ def counters(run: RunFacts) -> list[Finding]:
     first = next((i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
     if first is None:
         return []
-    evidence = {"state_steps": list(run.mine.state_steps), "reference_state_steps": list(run.reference.state_steps)}
     message = f"the optimizer's own step counter is {pairs[first][0]:g} instead of {pairs[first][1]:g}"
-    return [finding(run, first, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)]
+    return [finding(run, first, Cause.optimizer_state_per_micro_batch, "seen", message)]
 
 
 def held(run: RunFacts, *, unread: bool) -> list[Finding]:
@@ -316,7 +277,7 @@ def ended(run: RunFacts) -> list[Finding]:
     if apart <= MOVED * run.mine.run.roundoff:
         return []
     message = f"after the last optimizer step, something moves the parameters otherwise than at N=1, by {apart:.2g} of them"
-    return [finding(run, None, Cause.unexplained, "seen", {"apart": apart, "cosine_with_parameters": along}, message)]
+    return [finding(run, None, Cause.unexplained, "seen", message, apart=apart, cosine_with_parameters=along)]
 
 
 def buffers(run: RunFacts) -> list[Finding]:
@@ -329,8 +290,8 @@ def buffers(run: RunFacts) -> list[Finding]:
 
 
 def _apart(run: RunFacts, one: Apart, cause: Cause, kind: Kind, message: str) -> Finding:
-    evidence = {"path": one.path, "distance": one.distance, "gate": one.gate, "numbers": one.number, "what": kind}
-    return finding(run, max(0, one.window - 1), cause, kind, evidence, message)
+    evidence = {"path": one.path, "distance": one.distance, "gate": one.gate, "numbers": one.number}
+    return finding(run, max(0, one.window - 1), cause, kind, message, **evidence)
 
 
 def counts(run: RunFacts) -> list[Finding]:
@@ -339,10 +300,9 @@ def counts(run: RunFacts) -> list[Finding]:
     off = [key for key, count in mine.items() if theirs.get(key, count) != count]
     if not off:
         return []
-    evidence = {"counts": dict(mine), "reference_counts": dict(theirs)}
     told = "; ".join(f"{key}: {mine[key]:g} instead of {theirs[key]:g}" for key in off)
     message = f"the function counts otherwise than at N=1, with equal gradients: {told}"
-    return [finding(run, None, Cause.counter_wrong, "report", evidence, message)]
+    return [finding(run, None, Cause.counter_wrong, "report", message)]
 
 
 def reported(run: RunFacts) -> list[Finding]:
@@ -353,14 +313,9 @@ def reported(run: RunFacts) -> list[Finding]:
     own = run.mine.losses if len(run.mine.losses) == len(mine) else ()
     for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         if math.isfinite(a) and math.isfinite(b) and abs(a - b) > _loss_gate(run, i) * max(abs(b), SMALLEST_LOSS):
-            evidence = {
-                "reported": a,
-                "reference_reported": b,
-                "differentiated": own[i] if own else None,
-                "factor": a / b if b else None,
-            }
             message = f"the reported loss is {a:.5g} where N=1 reports {b:.5g}, with equal gradients"
-            return [finding(run, i if own else None, Cause.loss_report_differs, "report", evidence, message)]
+            differentiated = {"differentiated": own[i]} if own else {}
+            return [finding(run, i if own else None, Cause.loss_report_differs, "report", message, **differentiated)]
     return []
 
 
