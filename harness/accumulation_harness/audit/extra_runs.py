@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.facts import Probe
 from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
@@ -35,15 +35,17 @@ COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside the reference, and what the rules say of it."""
+    """A run beside the reference, and what is said of it."""
 
     compared: Sequence[Facts]
     run: Run
+    said: Sequence[Finding] = ()  # what other runs have shown, in place of what the rules say
+    settled: bool = False  # whether no other run would say more
 
     @property
     def found(self) -> list[Finding]:
         """One finding per cause."""
-        return explained(self.compared)
+        return list(self.said) or explained(self.compared)
 
     @property
     def open(self) -> bool:
@@ -56,18 +58,46 @@ class Judged:
         return any(f.cause is Cause.ema_per_micro_batch for f in self.found)
 
     @property
-    def agrees_when_held(self) -> bool:
-        """Whether no gradient differs while tensors that moved otherwise move once per window."""
-        return all(s.gradients_agree or s.probe.agrees_when_held for item in self.compared for s in item.steps)
+    def steps(self) -> list[StepFacts]:
+        """Those of all optimizers."""
+        return [step for item in self.compared for step in item.steps]
 
-    def learning(self, learn: Callable[[Probe], Probe]) -> Judged:
-        """With what was learnt of the windows that differ."""
-        learnt = [replace(item, steps=tuple(_learning(step, learn) for step in item.steps)) for item in self.compared]
+    @property
+    def off(self) -> list[StepFacts]:
+        """The steps whose gradients differ."""
+        return [step for step in self.steps if not step.gradients_agree]
+
+    @property
+    def furthest(self) -> StepFacts:
+        """Of the full windows that differ the one that differs most."""
+        most = max(step.backwards for step in self.off)
+        full = [step for step in self.off if step.backwards == most]
+        return max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step))
+
+    @property
+    def not_kept(self) -> frozenset[int]:
+        """The first windows that differ without an explanation and without their contributions."""
+        late = sorted({step.step for step in self.off if not step.kept})
+        return frozenset(late[:KEPT]) if late and self.open else frozenset()
+
+    @property
+    def layers(self) -> frozenset[Layer]:
+        """The layers of `CAUSE_OF` that the run has called."""
+        seen = ((Layer.dropout, self.run.dropout_calls), (Layer.batch_norm, self.run.norm_calls))
+        return frozenset(layer for layer, calls in seen if calls)
+
+    def learning(self, each: Iterable[Mapping[str, Any]] = repeat({}), **known: Any) -> Judged:
+        """With what was learnt of the windows that differ; `each`: by optimizer."""
+        learnt = [
+            replace(
+                item,
+                steps=tuple(
+                    step if step.gradients_agree else step.but(probe=replace(step.probe, **known, **own)) for step in item.steps
+                ),
+            )
+            for item, own in zip(self.compared, each, strict=False)
+        ]
         return replace(self, compared=learnt)
-
-
-def _learning(step: StepFacts, learn: Callable[[Probe], Probe]) -> StepFacts:
-    return step if step.gradients_agree else step.but(probe=learn(step.probe))
 
 
 def explained(compared: Sequence[Facts]) -> list[Finding]:
@@ -78,14 +108,13 @@ def explained(compared: Sequence[Facts]) -> list[Finding]:
     return first_of_each(found)
 
 
-def _is_marginal(compared: Sequence[Facts], roundoff: float) -> bool:
+def _is_marginal(judged: Judged, roundoff: float) -> bool:
     """Whether gradients differ by not much more than rounding explains, where the run has amplified it: a line search does.
 
     One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
     """
-    off = _off(compared)
-    distances = [max(step.consumed.distance, step.raw.distance) / step.gate for step in off if step.gate > AMPLIFIED * roundoff]
-    return bool(off) and len(distances) == len(off) and max(distances) <= FURTHER
+    amplified = all(step.gate > AMPLIFIED * roundoff for step in judged.off)
+    return amplified and all(max(step.consumed.distance, step.raw.distance) <= FURTHER * step.gate for step in judged.off)
 
 
 class ExtraRuns:
@@ -101,28 +130,15 @@ class ExtraRuns:
     def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
         """Facts and findings of the arm. `free`: of its first run, which went its own way."""
         judged = self._followed() or Judged(free, self.family.candidates[self.n])
-        if later := _not_kept(judged):
-            judged = self._followed(keep=later) or judged
         if judged.open:
-            judged, second = self._held(judged)
-            if judged.averages_differ and judged.agrees_when_held:  # the averages take part in the loss
-                return judged.compared, [f for f in judged.found if not f.unreproduced]
-            if second:
-                return judged.compared, second
-        if judged.open and not (judged.run.dropout_calls or judged.run.norm_calls):
+            judged = self._held(judged)
+        if judged.open and not judged.layers:
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
             judged = self._frozen(judged)
-        layered = self._without_layers(judged)
-        found = layered or judged.found
-        if not any(f.kind == "gradient" for f in found):
-            return judged.compared, found
-        place = self._place(judged, _layers_of(judged.run) if layered else frozenset())
-        if place is not None:
-            found = layered or judged.learning(lambda probe: replace(probe, place=place)).found
-            chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
-            found = [_with_place(f, place) if f is chosen else f for f in found]
-        return judged.compared, found
+        if not judged.settled:
+            judged = self._placed(self._without_layers(judged))
+        return judged.compared, judged.found
 
     def _followed(
         self,
@@ -137,27 +153,32 @@ class ExtraRuns:
         run = self.runs.candidate(self.n, self.family.options, follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
+
+        def judged() -> Judged:
+            return Judged(facts(run, reference, self.family.floor(nulls, drift=False)), run)
+
         try:
-            compared = facts(run, reference, self.family.floor(nulls, drift=False))
-            further = self._further(compared, reference) if nulls else {}
+            found = judged()
+            further = self._further(found, reference) if nulls and found.off else {}
             if further and (disable, *further) not in self._tried:
                 self._tried.add((disable, *further))
                 more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
                 nulls += [more] if more.error is None else []
-                compared = facts(run, reference, self.family.floor(nulls, drift=False))
+                found = judged()
         except ShapeError:
             return None
-        count = self._draws_count(compared) if not run.dropout_calls else True
-        return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one, draws_count=count))
+        count = run.dropout_calls > 0 or self._draws_count(found)
+        found = found.learning(same_at_one=self.same_at_one, draws_count=count)
+        later = frozenset() if keep else found.not_kept
+        return (self._followed(disable=disable, keep=later, hold=hold) if later else None) or found
 
-    def _draws_count(self, compared: Sequence[Facts]) -> bool:
+    def _draws_count(self, judged: Judged) -> bool:
         """Whether other random numbers give another gradient at N=1; true where none are drawn, or they choose the rows."""
-        off = _off(compared)
-        if self._draws is None and any(step.drawn_inside or step.drawn_between for step in off):
+        if self._draws is None and any(step.drawn_inside or step.drawn_between for step in judged.off):
             run = self.runs.baseline(self.family.options, replace(_following(self.family.reference, frozenset()), redraw=1))
             tracks = zip(run.tracks, self.family.reference.tracks, strict=False)
             pairs = [(a.steps[1], b.steps[1]) for a, b in tracks if a.steps[1:] and b.steps[1:]]
-            gate = max((step.gate for step in off), default=0.0)
+            gate = max(step.gate for step in judged.off)
             same = all(compare_rows(a, b) != "different" and distance(a.gradient, b.gradient) <= gate for a, b in pairs)
             self._draws = not (pairs and same)
         return self._draws is not False
@@ -176,50 +197,54 @@ class ExtraRuns:
         return self._grounds[disable]
 
     @staticmethod
-    def _further(compared: Sequence[Facts], reference: Run) -> dict[str, Any]:
+    def _further(judged: Judged, reference: Run) -> dict[str, Any]:
         """How a further null is made where the difference may still be rounding; empty where it is none."""
-        if _is_marginal(compared, reference.roundoff):
+        if _is_marginal(judged, reference.roundoff):
             return {"perturb": FURTHER, "arithmetic": reference.arithmetic}
-        off = [step.raw.distance for item in compared for step in item.steps if not step.gradients_agree]
-        small = 0 < max(off, default=0.0) <= COARSE_GATE
-        if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in explained(compared))):
+        small = 0 < max(step.raw.distance for step in judged.off) <= COARSE_GATE
+        if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in judged.found)):
             return {"rounded_once": True}
         return {}
 
     def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
         return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
 
-    def _held(self, judged: Judged) -> tuple[Judged, list[Finding]]:
+    def _held(self, judged: Judged) -> Judged:
         """With whether gradients agree only while some state moves once per window; and a second fault, which is left then."""
         carried = self._carried(judged)
         moved = (one for item in judged.compared for one in item.run.apart if one.of_model or one.average or one.kept)
-        paths = dict.fromkeys([*(one.path for one in moved), *carried])
+        paths = tuple(dict.fromkeys([*(one.path for one in moved), *carried]))
         if not paths:
-            return judged, []
+            return judged
         following, options = _following(self.family.reference, frozenset()), self.family.options
-        hold = frozenset(paths), self.runs.baseline(options, replace(following, note=frozenset(paths))).held
-        held = self._followed(hold=hold)
+        usual = self.runs.baseline(options, replace(following, note=frozenset(paths))).held
+        held = self._followed(hold=(frozenset(paths), usual))
         if held is None:
-            return judged, []
-        if later := _not_kept(held):
-            held = self._followed(hold=hold, keep=later) or held
-        agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
-
-        def learnt(step: StepFacts) -> StepFacts:
-            agrees = (step.track, step.step) in agreeing
-            probe = replace(step.probe, held=tuple(paths), is_bank=any(carried.values()), agrees_when_held=agrees)
-            return step.but(probe=probe)
-
-        learned = replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
-        first = next((step for step in _off(learned.compared) if step.backwards > 1), None)
-        if first is None or held.open or not _off(held.compared):
-            return learned, []
+            return judged
+        agreeing = {(step.track, step.step) for step in held.steps if step.gradients_agree}
+        known = judged.learning(held=paths, is_bank=any(carried.values()))
+        learnt = [
+            replace(
+                item,
+                steps=tuple(
+                    step.but(probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
+                    for step in item.steps
+                ),
+            )
+            for item in known.compared
+        ]
+        judged = replace(known, compared=learnt)
+        if judged.averages_differ and all(step.probe.agrees_when_held for step in judged.off):  # they take part in the loss
+            return replace(judged, said=[f for f in judged.found if not f.unreproduced], settled=True)
+        first = next((step for step in judged.off if step.backwards > 1), None)
+        if first is None or held.open or not held.off:
+            return judged
         only = "weights of the micro-batches explain the difference only where"
-        return learned, first_of_each([*moved_state(first, only), *held.found])
+        return replace(judged, said=first_of_each([*moved_state(first, only), *held.found]), settled=True)
 
     def _carried(self, judged: Judged) -> dict[str, bool]:
         """What a micro-batch of the first window that differs leaves to the next: as another value in its place shows."""
-        window = min((s.step for s in _off(judged.compared) if s.backwards > 1), default=None)
+        window = min((s.step for s in judged.off if s.backwards > 1), default=None)
         if window is None:
             return {}
         looking = replace(_following(self.family.reference, frozenset()), starts=window)
@@ -231,43 +256,39 @@ class ExtraRuns:
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
-        window = _furthest(judged).step
+        window = judged.furthest.step
         probe = Intervention(probe=window, keep=frozenset({window}), disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
         if theirs.error is not None or mine.error is not None:
             return judged  # hooks of the trainer's own that stand no second differentiation: nothing is known
-        coupled, alone = separated(mine, theirs, window), mine.ranks == 1
-        by_row = rows(mine, theirs) if alone else None
-        learnt = judged.learning(
-            lambda probe: replace(
-                probe,
-                made=True,
-                coupled=coupled,
-                elementwise=theirs.elementwise,
-                mixed=theirs.mixes_rows,
-                by_row=by_row,
-            )
+        alone, optimizers = mine.ranks == 1, len(judged.compared)
+        known = alone and len(mine.tracks) == len(theirs.tracks) == optimizers
+        return judged.learning(
+            [{"by_term": terms((mine, theirs), place, window) if known else None} for place in range(optimizers)],
+            made=True,
+            coupled=separated(mine, theirs, window),
+            elementwise=theirs.elementwise,
+            mixed=theirs.mixes_rows,
+            by_row=rows(mine, theirs) if alone else None,
         )
-        if not (alone and len(mine.tracks) == len(theirs.tracks) == len(judged.compared)):
-            return learnt
-        by_term = [terms((mine, theirs), place, window) for place in range(len(mine.tracks))]
-        apart = [
-            replace(item, steps=tuple(step.but(probe=replace(step.probe, by_term=of_one)) for step in item.steps))
-            for item, of_one in zip(learnt.compared, by_term, strict=True)
-        ]
-        return replace(learnt, compared=apart)
 
-    def _place(self, judged: Judged, disable: frozenset[Layer]) -> Place | None:
-        """The module in which a difference begins that no weights of the micro-batches explain; None where there is none."""
-        open_to = [step for step in _off(judged.compared) if step.parts.residual > step.gate and step.sums > step.gate]
-        if judged.run.ranks > 1 or not any(not weights_of_rows(step) for step in open_to):
-            return None
-        place = self._look(_furthest(judged), disable, None)
-        if place is not None and place.where in (Where.forward, Where.backward):
-            return self._look(_furthest(judged), disable, place.path) or place
-        return place
+    def _placed(self, judged: Judged) -> Judged:
+        """With the module in which a difference begins that no weights of the micro-batches explain."""
+        open_to = [step for step in judged.off if step.parts.residual > step.gate and step.sums > step.gate]
+        of_gradients = any(f.kind == "gradient" for f in judged.found)
+        if not of_gradients or judged.run.ranks > 1 or all(map(weights_of_rows, open_to)):
+            return judged
+        disable = judged.layers if judged.said else frozenset[Layer]()
+        place = self._look(judged.furthest, disable, None)
+        if place is None:
+            return judged
+        if place.where in (Where.forward, Where.backward):
+            place = self._look(judged.furthest, disable, place.path) or place
+        found = judged.learning(place=place).found
+        chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
+        return replace(judged, said=[_with_place(f, place) if f is chosen else f for f in found])
 
     def _look(self, step: StepFacts, disable: frozenset[Layer], inside: str | None) -> Place | None:
         """Where the window of this step begins to differ, module by module; `inside` one, operation by operation."""
@@ -291,31 +312,36 @@ class ExtraRuns:
             return judged
         again = facts(run, reference, self.family.floor([null], drift=False))
         agrees = all(step.gradients_agree for item in again for step in item.steps)
-        return judged.learning(lambda probe: replace(probe, agrees_when_frozen=agrees))
+        return judged.learning(agrees_when_frozen=agrees)
 
     # -- without what couples samples ----------------------------------------------------------------------------------
 
-    def _without_layers(self, judged: Judged) -> list[Finding]:
-        """The layers that make the difference, and what differs without them too; empty where they make none."""
-        suspects = _layers_of(judged.run)
+    def _without_layers(self, judged: Judged) -> Judged:
+        """With the layers that make the difference, and what differs without them too."""
+        suspects = judged.layers
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
-            return []
+            return judged
         without = self._followed(disable=suspects)
         if without is None:
-            return []
-        if later := _not_kept(without):
-            without = self._followed(disable=suspects, keep=later) or without
+            return judged
         left = self._probed(without, suspects) if without.open else without
         alone = self._is_compared(left, suspects)
-        causes = []
-        for suspect in CAUSE_OF:
+        found = []
+        for suspect in sorted(suspects, key=[*CAUSE_OF].index):
             rest = suspects - {suspect}
-            with_it = (self._followed(disable=rest) if rest else judged) if suspect in suspects else None
+            with_it = self._followed(disable=rest) if rest else judged
             if with_it is None:
                 continue
-            if _differs_more(with_it, without) or (not left.open and self._rows_differ(with_it, rest)):
-                causes.append(replace(_coupling(suspect, with_it, without), alone=alone))
-        return causes + left.found if causes else []
+            pairs = [
+                (a, b)
+                for x, y in zip(with_it.compared, without.compared, strict=True)
+                for a, b in zip(x.steps, y.steps, strict=False)
+                if not a.gradients_agree
+            ]
+            closed = [(a, b) for a, b in pairs if _closed(a, b)]
+            if closed or (pairs and not left.open and self._rows_differ(with_it, rest)):
+                found.append(replace(_coupling(suspect, *(closed or pairs)[0]), alone=alone))
+        return replace(judged, said=[*found, *left.found]) if found else judged
 
     def _is_compared(self, without: Judged, disable: frozenset[Layer]) -> bool:
         """Whether all was compared without these layers, and agreed but for the buffers that they move."""
@@ -329,12 +355,8 @@ class ExtraRuns:
 
     def _rows_differ(self, judged: Judged, disable: frozenset[Layer]) -> bool:
         """Whether the model gives other outputs for the same rows at equal parameters."""
-        if all(step.gradients_agree for item in judged.compared for step in item.steps):
-            return False
-        probed = self._probed(judged, disable)
-        return any(
-            s.probe.by_row is not None and s.probe.by_row.outputs > SAME_ROW for item in probed.compared for s in item.steps
-        )
+        by_row = (step.probe.by_row for step in self._probed(judged, disable).steps)
+        return any(rows is not None and rows.outputs > SAME_ROW for rows in by_row)
 
 
 def _with_place(finding: Finding, place: Place) -> Finding:
@@ -342,46 +364,9 @@ def _with_place(finding: Finding, place: Place) -> Finding:
     return replace(finding, message=f"{finding.message}; the first difference is {place}", evidence=evidence)
 
 
-def _layers_of(run: Run) -> frozenset[Layer]:
-    """The layers of `CAUSE_OF` that it has called."""
-    seen = ((Layer.dropout, run.dropout_calls), (Layer.batch_norm, run.norm_calls))
-    return frozenset(layer for layer, calls in seen if calls)
-
-
-def _furthest(judged: Judged) -> StepFacts:
-    """Of the full windows that differ the one that differs most."""
-    off = _off(judged.compared)
-    most = max(step.backwards for step in off)
-    full = [step for step in off if step.backwards == most]
-    return max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step))
-
-
 def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
     """A run that goes on from the reference's weights after every step."""
     return Intervention(follow=reference, disable=disable)
-
-
-def _not_kept(judged: Judged) -> frozenset[int]:
-    """The first windows that differ without an explanation and without their contributions."""
-    steps = [s for item in judged.compared for s in item.steps]
-    late = sorted({s.step for s in steps if not s.gradients_agree and not s.kept})
-    return frozenset(late[:KEPT]) if judged.open else frozenset()
-
-
-def _off(compared: Sequence[Facts]) -> list[StepFacts]:
-    """The steps whose gradients differ."""
-    return [step for item in compared for step in item.steps if not step.gradients_agree]
-
-
-def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:
-    """The same steps of two runs."""
-    for x, y in zip(a.compared, b.compared, strict=True):
-        yield from zip(x.steps, y.steps, strict=False)
-
-
-def _differs_more(with_it: Judged, without: Judged) -> bool:
-    """Whether the micro-batches' own computations differ, at some step, and do not when the suspect is taken away."""
-    return any(_closed(a, b) for a, b in _pairs(with_it, without))
 
 
 def _closed(a: StepFacts, b: StepFacts) -> bool:
@@ -396,9 +381,7 @@ def _outside(step: StepFacts) -> float:
     return step.parts.residual if math.isfinite(step.parts.residual) else step.raw.distance
 
 
-def _coupling(suspect: Layer, with_it: Judged, without: Judged) -> Finding:
-    differing = [(a, b) for a, b in _pairs(with_it, without) if not a.gradients_agree]
-    a, b = next(((a, b) for a, b in differing if _closed(a, b)), differing[0])
-    what = f"{NAME_OF[suspect]} off"
-    message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"
-    return at(a, CAUSE_OF[suspect], "layers", message, distance_without=b.raw.distance, without=what)
+def _coupling(suspect: Layer, with_it: StepFacts, without: StepFacts) -> Finding:
+    what, left = f"{NAME_OF[suspect]} off", without.raw.distance
+    message = f"the gradients differ by {with_it.raw.distance:.2g}; with {what} by {left:.2g}"
+    return at(with_it, CAUSE_OF[suspect], "layers", message, distance_without=left, without=what)
