@@ -219,13 +219,6 @@ class Row:
 Array = npt.NDArray[np.float64] | None  # a tensor in its own shape; None where it was not kept
 
 
-class Values(NamedTuple):
-    """Tensors in order, and the slope of the loss by each; loss scale taken out."""
-
-    numbers: Sequence[Array]
-    slopes: Sequence[Array]
-
-
 class Operation(NamedTuple):
     """One operation inside a module, forward, or one node of its backward."""
 
@@ -239,24 +232,26 @@ class Operation(NamedTuple):
         return f"`{self.name}`" + (f" ({self.line})" if self.line else "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ModuleCall:
-    """One call of a module in the window that was looked at module by module."""
+    """One call of a module in the window that was looked at module by module: its tensors in order, and slopes of the loss."""
 
     path: str  # in the model, `blocks.1.attention`; the class of an outermost module
     kind: str  # its class
     forward: int  # outermost forwards of the window before this one
     begun: int  # calls that began before it
-    ended: int  # calls that ended before it
+    ended: int = -1  # calls that ended before it
     parent: int | None  # `begun` of the call around it
-    rows: tuple[str, ...]  # fingerprints of what an outermost one was given
+    rows: tuple[str, ...] = ()  # fingerprints of what an outermost one was given
     weights: tuple[float, ...]  # norms of its own parameters, without those of modules inside
-    given: Values
-    gave: Values
-    again: Sequence[Array]  # what it gave when it was computed again for a backward; empty where it was not
-    formats: tuple[str, ...]  # of what it gave
+    given: list[Array]
+    by_given: list[Array] = field(default_factory=list)  # slopes, loss scale taken out
+    gave: Sequence[Array] = ()
+    by_gave: list[Array] = field(default_factory=list)
+    again: Sequence[Array] = ()  # what it gave when it was computed again for a backward; empty where it was not
+    formats: tuple[str, ...] = ()  # of what it gave
     operations: Sequence[Operation] = ()  # of the one module that is looked at operation by operation, in their order
-    nodes: Sequence[Operation] = ()  # of its backward, from what it gave on
+    nodes: list[Operation] = field(default_factory=list)  # of its backward, from what it gave on
 
 
 @dataclass(kw_only=True)
@@ -270,7 +265,6 @@ class Run:
     counts: dict[str, float] = field(default_factory=dict)  # steps, samples, tokens it returned
     error: str | None = None
     stopped: bool = False  # after as many optimizer steps as were asked for
-    accumulator_roundoff: float = 0.0  # of the narrowest .grad
     roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
     arithmetic: float = 0.0  # of that which no format of an optimizer's own tensors shows (autocast, models with copies)
     dropout_calls: int = 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ CLEAR = 30.0  # times what moving the weights by a rounding makes of the same nu
 LEAST = 100.0  # roundings of the arithmetic: sums over other numbers of rows round otherwise
 Numbers = npt.NDArray[np.float64]
 Arrays = Sequence[Array]
-Part = Literal["given", "gave"]
+SLOPES = ("by_given", "by_gave")
 
 
 class Where(StrEnum):
@@ -136,23 +136,14 @@ class Called:
         pairs = [pair for one in self.own for pair in zip(one.weights, self.other.weights, strict=False)]
         return any(abs(own - other) > self.least * max(own, other) for own, other in pairs)
 
-    def off(self, part: Part) -> Beside | None:
-        """The first tensor, of those that it was `given` or `gave`, that is another one; None where none is known to be."""
-        own, other, null = ([getattr(one, part).numbers for one in calls] for calls in self._sides)
-        return _first_off(self.beside(own, other[0], null[0]))
+    def each(self, what: str) -> Iterator[Beside]:
+        """Of what it was `given` or `gave`, or of the slopes `by_gave`, which its backward was handed, and `by_given`."""
+        own, other, null = [getattr(one, what) for one in self.own], getattr(self.other, what), getattr(self.null, what)
+        return self.beside(own, other, null, slopes=what in SLOPES)
 
-    def slopes(self, part: Part) -> list[Beside]:
-        """The slopes by what it `gave`, which its backward was handed, or by what it was `given`, which it made of them."""
-        own, other, null = ([getattr(one, part).slopes for one in calls] for calls in self._sides)
-        return list(self.beside(own, other[0], null[0], slopes=True))
-
-    @property
-    def _sides(self) -> tuple[Sequence[ModuleCall], ...]:
-        return self.own, (self.other,), (self.null,)
-
-
-def _first_off(pairs: Iterable[Beside]) -> Beside | None:
-    return next((one for one in pairs if one.is_off), None)
+    def off(self, what: str) -> Beside | None:
+        """The first tensor that is another one; None where none is known to be."""
+        return next((one for one in self.each(what) if one.is_off), None)
 
 
 @overflow_is_expected
@@ -250,14 +241,14 @@ def _recomputed(calls: Sequence[Called]) -> Place | None:
 
 
 def _apart_again(call: ModuleCall) -> float:
-    pairs = zip(call.again, call.gave.numbers, strict=False)
+    pairs = zip(call.again, call.gave, strict=False)
     return max((distance(a, b) for a, b in pairs if a is not None and b is not None), default=0.0)
 
 
 def _backward(calls: Sequence[Called], only: Sequence[str]) -> Place | None:
     """The loss, where its slopes are not the reference's times a factor of the micro-batch; then from the last call on."""
     outermost = [called for called in calls if called.around is None]
-    slopes = [one for called in outermost for one in called.slopes("gave")]
+    slopes = [one for called in outermost for one in called.each("by_gave")]
     if not slopes:
         return None
     factors = []
@@ -266,11 +257,11 @@ def _backward(calls: Sequence[Called], only: Sequence[str]) -> Place | None:
         factors.append(proportion(own, other)[0])
     for called in calls:
         called.factors = factors
-    if (off := _first_off(one for called in outermost for one in called.slopes("gave"))) is not None:
+    if (off := next(filter(None, (called.off("by_gave") for called in outermost)), None)) is not None:
         return _at(Where.loss, off)
     for called in reversed(calls):
-        handed, off = called.slopes("gave"), _first_off(called.slopes("given"))
-        if off is not None and handed and _first_off(handed) is None:
+        handed, off = [*called.each("by_gave")], called.off("by_given")
+        if off is not None and handed and not any(one.is_off for one in handed):
             return _at(Where.backward, off, called)
     owners = {name.rpartition(".")[0] for name in only}
     owner = next((one.other for one in calls if owners == {one.other.path}), None)

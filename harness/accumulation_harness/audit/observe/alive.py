@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from accumulation_harness.system.state import PLAIN as PLAIN
-from accumulation_harness.system.state import readable as readable
-
 
 def alive() -> list[Any]:
     """All of them, after a collection: what an earlier run has left behind is no optimizer and no average of this one."""

@@ -1,4 +1,4 @@
-"""Evaluations that leave no trace on the random numbers of training."""
+"""Runs, and evaluations inside of them, that leave no trace on the random numbers of others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import nn
 from accumulation_harness.observe.patches import Patches
 
 
-def _states() -> Callable[[], None]:
-    """What puts the generators back to where they are now."""
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def standing_now() -> Callable[[], None]:
+    """What puts the shared generators back to where they are now, also that of a GPU which is used for the first time since."""
+    of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.initial_seed()
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore() -> None:
@@ -25,6 +25,8 @@ def _states() -> Callable[[], None]:
         torch.set_rng_state(of_torch)
         if of_cuda:
             torch.cuda.set_rng_state_all(of_cuda)
+        elif torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)  # with which CUDA begins: torch seeds both alike
 
     return restore
 
@@ -42,7 +44,7 @@ def evaluations_apart() -> Iterator[None]:
         inside = True
         try:
             if not mode and module.training:
-                held[id(module)] = _states()
+                held[id(module)] = standing_now()
             elif mode and not module.training and (restore := held.pop(id(module), None)) is not None:
                 restore()
             return original(module, mode)

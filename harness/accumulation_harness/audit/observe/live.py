@@ -293,7 +293,6 @@ class LiveTrack(Followed):
         gradient = _shared(gradient, self._given)
         roundoffs = tuple(roundoff(p.dtype) for p in self.parameters)
         coarsest = max(roundoffs, default=0.0)
-        self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)
         after = self.weights()
         if self.store is not None and not self.sample.whole:

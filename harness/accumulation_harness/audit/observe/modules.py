@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accumulation_harness.audit.evidence import Array, ModuleCall, Operation, Values
+from accumulation_harness.audit.evidence import Array, ModuleCall, Operation
 from accumulation_harness.audit.observe.sample import size_of
 from accumulation_harness.audit.observe.tensors import dense, fingerprints, tensors_in
 from accumulation_harness.observe.fence import Fence
@@ -23,25 +22,12 @@ OURS = __name__.partition(".")[0]
 MOST = 2**25  # elements that are kept of a window; of one with more nothing is told
 
 
-@dataclass(eq=False)
-class Open:
-    """A call as it is seen."""
+class Open(NamedTuple):
+    """A call under way."""
 
-    path: str
-    kind: str
-    forward: int  # outermost forwards of the window before it
-    parent: Open | None
-    given: list[Array]
-    lent: list[Tensor] = field(default_factory=list)  # what it was given in place of its arguments' tensors
-    gave: list[Array] = field(default_factory=list)
-    again: list[Array] = field(default_factory=list)  # when it was computed again for a backward
-    formats: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
-    operations: Operations | None = None
-    nodes: list[Operation] = field(default_factory=list)
-    by_given: dict[int, list[Tensor]] = field(default_factory=dict)  # place -> slopes of the loss
-    by_gave: dict[int, list[Tensor]] = field(default_factory=dict)
+    call: ModuleCall
+    lent: list[Tensor]  # what it was given in place of its arguments' tensors
+    operations: Operations | None
 
 
 class Modules:
@@ -50,51 +36,57 @@ class Modules:
     def __init__(self, fence: Fence, inside: str | None) -> None:
         """`inside`: path of the module that is looked at operation by operation."""
         self.fence, self.inside = fence, inside
-        self.calls: list[Open] = []  # in the order in which they began
-        self.ended: list[Open] = []  # in the order in which they ended
+        self.calls: list[ModuleCall] = []  # in the order in which they began
+        self.ended = 0
         self.under_way: list[Open] = []
         self.names: dict[int, str] = {}  # of the modules of the outermost one
         self.forwards = 0
         self.kept = 0
         self.repeated: Counter[str] = Counter()  # calls that were computed again since the last outermost forward
+        self.watched: list[tuple[list[Array], int, list[Tensor]]] = []  # where a slope is to be put, and what makes it up
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A call begins; what it is handed is lent as a view, whose slope is that of this call alone."""
-        if not self.under_way:
+        around = self.under_way[-1].call if self.under_way else None
+        if around is None:
             self.names = {id(part): name for name, part in module.named_modules()}
             self.repeated.clear()
         kind = type(module).__name__
-        path = self.names.get(id(module)) or (kind if not self.under_way else f"{self.under_way[-1].path}.{kind}")
-        one = Open(path, kind, self.forwards, self.under_way[-1] if self.under_way else None, [])
-        self.under_way.append(one)
-        self.calls.append(one)
-        one.given = self._arrays(tensors_in(list(args)))
-        one.weights = tuple(size_of([p]) for p in module.parameters(recurse=False))
+        call = ModuleCall(
+            path=self.names.get(id(module)) or (kind if around is None else f"{around.path}.{kind}"),
+            kind=kind,
+            forward=self.forwards,
+            begun=len(self.calls),
+            parent=None if around is None else around.begun,
+            given=self._arrays(tensors_in(list(args))),
+            weights=tuple(size_of([p]) for p in module.parameters(recurse=False)),
+        )
         lent = tuple(each.view_as(each) if _has_slope(each) else each for each in args)
-        one.lent = [*tensors_in(list(lent))]
-        self._watch(one.lent, one.by_given)
-        if path == self.inside:
-            one.operations = Operations(self._arrays)
+        one = Open(call, [*tensors_in(list(lent))], Operations(self._arrays) if call.path == self.inside else None)
+        self.under_way.append(one)
+        self.calls.append(call)
+        self._watch(one.lent, call.by_given)
+        if one.operations is not None:
             one.operations.__enter__()  # type: ignore[no-untyped-call]
         return lent if any(a is not b for a, b in zip(args, lent, strict=True)) else None
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """It ends with `output`."""
-        one = self.under_way.pop()
-        if one.operations is not None:
-            one.operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        handed = [*tensors_in(kwargs)]
-        self._watch(handed, one.by_given, len(one.given))
-        one.given += self._arrays(handed)
-        outputs = [*tensors_in(output)]
-        one.gave = self._arrays(outputs)
-        one.formats = tuple(str(each.dtype).removeprefix("torch.") for each in outputs)
-        self._watch(outputs, one.by_gave)
-        if one.operations is not None:
-            self._watch_nodes(one, outputs, [*one.lent, *handed])
-        self.ended.append(one)
+        call, lent, operations = self.under_way.pop()
+        if operations is not None:
+            operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            call.operations = operations.done
+        handed, outputs = [*tensors_in(kwargs)], [*tensors_in(output)]
+        call.given += self._arrays(handed)
+        call.gave = self._arrays(outputs)
+        call.formats = tuple(str(each.dtype).removeprefix("torch.") for each in outputs)
+        self._watch(handed, call.by_given)
+        self._watch(outputs, call.by_gave)
+        if operations is not None:
+            self._watch_nodes(call.nodes, outputs, [*lent, *handed])
+        call.ended, self.ended = self.ended, self.ended + 1
         if not self.under_way:
-            one.rows = tuple(row for row, _ in fingerprints(args, kwargs))
+            call.rows = tuple(row for row, _ in fingerprints(args, kwargs))
             self.forwards += 1
 
     def leave_again(self, module: nn.Module, output: Any) -> None:
@@ -107,28 +99,9 @@ class Modules:
 
     def found(self, loss_scale: float) -> list[ModuleCall]:
         """The calls; none where they are too large to be kept."""
-        if self.kept > MOST:
-            return []
-        begun = {id(one): place for place, one in enumerate(self.calls)}
-        return [
-            ModuleCall(
-                path=one.path,
-                kind=one.kind,
-                forward=one.forward,
-                begun=begun[id(one)],
-                ended=ended,
-                parent=None if one.parent is None else begun[id(one.parent)],
-                rows=one.rows,
-                weights=one.weights,
-                given=Values(one.given, _slopes(one.by_given, len(one.given), loss_scale)),
-                gave=Values(one.gave, _slopes(one.by_gave, len(one.gave), loss_scale)),
-                again=tuple(one.again),
-                formats=one.formats,
-                operations=() if one.operations is None else one.operations.done,
-                nodes=one.nodes,
-            )
-            for ended, one in enumerate(self.ended)
-        ]
+        for slopes, place, seen in self.watched:
+            slopes[place] = _array(torch.stack([dense(each).double() for each in seen]).sum(0) / loss_scale) if seen else None
+        return [call for call in self.calls if call.ended >= 0] if self.kept <= MOST else []
 
     def _arrays(self, tensors: Iterable[Tensor]) -> list[Array]:
         found = []
@@ -137,13 +110,15 @@ class Modules:
             found.append(_array(tensor) if self.kept <= MOST else None)
         return found
 
-    def _watch(self, tensors: Iterable[Tensor], into: dict[int, list[Tensor]], first: int = 0) -> None:
-        for place, tensor in enumerate(tensors, first):
+    def _watch(self, tensors: Iterable[Tensor], into: list[Array]) -> None:
+        for tensor in tensors:
             if tensor.requires_grad and self.kept <= MOST:
-                slopes = into[place] = []
-                tensor.register_hook(self.fence.hook(lambda slope, slopes=slopes: slopes.append(slope.detach().clone())))
+                seen: list[Tensor] = []
+                self.watched.append((into, len(into), seen))
+                tensor.register_hook(self.fence.hook(lambda slope, seen=seen: seen.append(slope.detach().clone())))
+            into.append(None)
 
-    def _watch_nodes(self, one: Open, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    def _watch_nodes(self, nodes: list[Operation], outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         """The nodes of the backward between what a call gave and what it was given, nearest first."""
         met = {id(each.grad_fn) for each in given}
         waiting = deque(each.grad_fn for each in outputs)
@@ -155,11 +130,11 @@ class Modules:
             waiting.extend(after for after, _ in node.next_functions)
             if node.name().endswith("AccumulateGrad"):
                 continue
-            place = len(one.nodes)
-            one.nodes.append(Operation(node.name(), (), ()))
+            place = len(nodes)
+            nodes.append(Operation(node.name(), (), ()))
 
             def seen(gave: Any, given: Any, place: int = place, name: str = node.name()) -> None:
-                one.nodes[place] = Operation(name, self._arrays_of(given), self._arrays_of(gave))
+                nodes[place] = Operation(name, self._arrays_of(given), self._arrays_of(gave))
 
             node.register_hook(self.fence.hook(seen))
 
@@ -200,11 +175,3 @@ def _array(tensor: Tensor) -> Array:
     if tensor.is_meta or tensor.is_nested:
         return None
     return dense(tensor).to("cpu", torch.float64).numpy().copy()
-
-
-def _slopes(seen: dict[int, list[Tensor]], count: int, loss_scale: float) -> list[Array]:
-    found: list[Array] = [None] * count
-    for place, slopes in seen.items():
-        if slopes and place < count:
-            found[place] = _array(torch.stack([dense(each).double() for each in slopes]).sum(0) / loss_scale)
-    return found

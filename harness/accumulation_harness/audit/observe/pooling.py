@@ -22,7 +22,7 @@ OF_RUNS: Rules = {
     "reported": lambda each: next((one for one in each if one is not None), None),
     "counts": lambda each: {key: value for one in reversed(each) for key, value in one.items()},
     "coupled": lambda each: frozenset().union(*each),
-    **dict.fromkeys(("roundoff", "arithmetic", "accumulator_roundoff"), max),
+    **dict.fromkeys(("roundoff", "arithmetic"), max),
     **dict.fromkeys(("dropout_calls", "norm_calls"), sum),
     **dict.fromkeys(("float16", "summed", "stopped", "mixes_rows"), any),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import random
 import threading
 import time
 import traceback
@@ -16,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
-from accumulation_harness.audit.observe.evaluations import evaluations_apart
+from accumulation_harness.audit.observe.evaluations import evaluations_apart, standing_now
 from accumulation_harness.audit.observe.layers import RoundedOnce
 from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
 from accumulation_harness.config.targets import import_file
@@ -96,35 +94,21 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
         gc.collect()
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with _same_draws():
-        try:
-            recording = Recorder(run, job.intervention, namespaces, job.max_steps)
-            aside = evaluations_apart() if job.apart else nullcontext()
-            with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
-                recorder.returned(_call(train, job, recorder))
-        except KeyboardInterrupt:
-            raise
-        except EnoughSteps:
-            run.stopped = True
-        except BaseException as error:
-            run.error = run.error or described(error, train)  # ours, which came first, may be why
-        finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
+    restore = standing_now()
+    try:
+        recording = Recorder(run, job.intervention, namespaces, job.max_steps)
+        aside = evaluations_apart() if job.apart else nullcontext()
+        with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
+            recorder.returned(_call(train, job, recorder))
+    except KeyboardInterrupt:
+        raise
+    except EnoughSteps:
+        run.stopped = True
+    except BaseException as error:
+        run.error = run.error or described(error, train)  # ours, which came first, may be why
+    finally:
+        restore()
     return run
-
-
-@contextmanager
-def _same_draws() -> Iterator[None]:
-    """The generators are put back: the CPU's and CUDA's, those also that the function was the first to use."""
-    seed, known = torch.initial_seed(), torch.cuda.is_initialized()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if known else []):
-        try:
-            yield
-        finally:
-            if not known and torch.cuda.is_initialized():
-                torch.cuda.manual_seed_all(seed)  # with which CUDA begins: torch seeds both alike
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,12 @@ class Stored:
 
     store: Store
     start: int
-    formats: tuple[torch.dtype, ...]
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Write the values into tensors of the same sizes."""
-        file = self.store.file
-        file.seek(self.start)
-        for tensor, dtype in zip(tensors, self.formats, strict=True):
-            values = bytearray(file.read(size(tensor) * dtype.itemsize))
-            if values:
-                write(tensor, torch.frombuffer(values, dtype=dtype))
+        self.store.file.seek(self.start)
+        for tensor, values in zip(tensors, torch.load(self.store.file), strict=True):
+            write(tensor, values)
 
 
 class Store:
@@ -53,18 +49,13 @@ class Store:
     def add(self, tensors: Sequence[Tensor]) -> Stored:
         """Write these tensors behind those that are there. Raises OSError where there is no room."""
         try:
-            kept = Stored(self, self.file.seek(0, 2), tuple(tensor.dtype.to_real() for tensor in tensors))
-            for tensor in tensors:
-                self.file.write(_bytes(dense(tensor)))
+            kept = Stored(self, self.file.seek(0, 2))
+            torch.save([dense(tensor).cpu() for tensor in tensors], self.file, _use_new_zipfile_serialization=False)
             self.file.flush()
         except OSError as error:
             message = f"the audit cannot keep the weights of N=1 in {tempfile.gettempdir()} (TMPDIR): {error.strerror}"
             raise OSError(error.errno, message) from error
         return kept
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 WHOLE = 2**17  # elements of a model that is kept whole
