@@ -183,6 +183,32 @@ class Step:
         """Rows of the window; 0 where they were not seen."""
         return sum((self.rows or Counter()).values())
 
+    @property
+    def forwards(self) -> int:
+        """Most of a single backward."""
+        return max((b.forwards for b in self.backwards), default=0)
+
+    @property
+    def moves(self) -> list[Vector]:
+        """Movements of the parameters between the window's first backward and the step."""
+        return [moved for moved in (*(b.moved for b in self.backwards[1:]), self.moved) if moved is not None]
+
+    @property
+    def clips_inside(self) -> int:
+        """Times that clipping changed the gradients before the last backward."""
+        return sum(clip.active and clip.after < len(self.backwards) for clip in self.clips)
+
+    @property
+    def calls_after(self) -> tuple[Call, ...]:
+        """Those after the last backward."""
+        return self.calls[max((place + 1 for place, call in enumerate(self.calls) if call == "backward"), default=0) :]
+
+    @property
+    def calls_inside(self) -> tuple[Call, ...]:
+        """Those between the first backward and the last."""
+        first = self.calls.index("backward") if "backward" in self.calls else 0
+        return self.calls[first : len(self.calls) - len(self.calls_after)]
+
     @cached_property  # asked for again and again, of every step of a run that others follow
     def effective(self) -> bool:
         """Whether the step could move the parameters and did; a step at learning rate 0 counts."""

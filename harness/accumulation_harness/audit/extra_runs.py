@@ -113,8 +113,8 @@ def _is_marginal(judged: Judged, roundoff: float) -> bool:
 
     One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
     """
-    amplified = all(step.gate > AMPLIFIED * roundoff for step in judged.off)
-    return amplified and all(max(step.consumed.distance, step.raw.distance) <= FURTHER * step.gate for step in judged.off)
+    amplified = judged.off and all(step.gate > AMPLIFIED * roundoff for step in judged.off)
+    return bool(amplified) and all(max(step.consumed.distance, step.raw.distance) <= FURTHER * step.gate for step in judged.off)
 
 
 class ExtraRuns:
@@ -159,7 +159,7 @@ class ExtraRuns:
 
         try:
             found = judged()
-            further = self._further(found, reference) if nulls and found.off else {}
+            further = self._further(found, reference) if nulls else {}
             if further and (disable, *further) not in self._tried:
                 self._tried.add((disable, *further))
                 more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
@@ -201,7 +201,7 @@ class ExtraRuns:
         """How a further null is made where the difference may still be rounding; empty where it is none."""
         if _is_marginal(judged, reference.roundoff):
             return {"perturb": FURTHER, "arithmetic": reference.arithmetic}
-        small = 0 < max(step.raw.distance for step in judged.off) <= COARSE_GATE
+        small = 0 < max((step.raw.distance for step in judged.off), default=0.0) <= COARSE_GATE
         if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in judged.found)):
             return {"rounded_once": True}
         return {}

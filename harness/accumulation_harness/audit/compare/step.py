@@ -30,7 +30,7 @@ from accumulation_harness.audit.compare.sums import (
     since_clear,
 )
 from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, evaluations, raw
-from accumulation_harness.audit.evidence import Backward, Call, Run, Step, Vector
+from accumulation_harness.audit.evidence import Backward, Run, Step, Vector
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
 
 FEWEST = 4  # elements below which two directions are alike by chance
@@ -199,10 +199,6 @@ class StepFacts:
     def _given_by(backwards: Sequence[Backward]) -> Vector:
         return np.asarray(np.sum([b.contribution for b in backwards if b.contribution is not None], axis=0))
 
-    def given_at(self, place: int) -> float:
-        """a from a positive multiple of what one backward gave."""
-        return off_line(self.a, self.given_parts[place]) if self.given_parts else math.inf
-
     @cached_property
     def clamped_parts(self) -> float:
         """a from the sum of what the backwards gave, each clamped to some value."""
@@ -281,11 +277,6 @@ class StepFacts:
         """K."""
         return len(self.mine.backwards)
 
-    @property
-    def reference_backwards(self) -> int:
-        """Those of the reference."""
-        return len(self.theirs.backwards)
-
     @cached_property
     def rows(self) -> Rows:
         """Whether the window holds the reference's rows."""
@@ -295,21 +286,6 @@ class StepFacts:
     def num_rows(self) -> int:
         """Rows of the window; 0 where they were not seen."""
         return self.mine.num_rows
-
-    @cached_property
-    def rows_each(self) -> tuple[int, ...]:
-        """Of the backwards that gave something; 0 where they were not seen."""
-        return tuple(len(b.rows or ()) for b in giving(self.mine))
-
-    @cached_property
-    def forwards(self) -> int:
-        """Most of a single backward."""
-        return _most_forwards(self.mine)
-
-    @cached_property
-    def reference_forwards(self) -> int:
-        """Those of the reference."""
-        return _most_forwards(self.theirs)
 
     @cached_property
     def kept(self) -> bool:
@@ -327,11 +303,6 @@ class StepFacts:
         return self.probe.draws_count and any(b.draws for b in self.mine.backwards)
 
     @property
-    def drawn_outside(self) -> bool:
-        """Or between two events, but not inside a forward."""
-        return any(b.outside for b in self.mine.backwards)
-
-    @property
     def drawn_between(self) -> bool:
         """Or so before every backward but the first."""
         later = self.mine.backwards[1:]
@@ -340,21 +311,11 @@ class StepFacts:
     # -- movements of the parameters between the backwards ----------------------------------------------------------------
 
     @cached_property
-    def moves(self) -> list[Vector]:
-        """Movements of the parameters between the window's first backward and the optimizer's step."""
-        return _moves_inside(self.mine)
-
-    @cached_property
-    def reference_moves(self) -> list[Vector]:
-        """Those of the reference."""
-        return _moves_inside(self.theirs)
-
-    @cached_property
     def moved_apart(self) -> tuple[float, float]:
         """How much further they moved there than in the reference, relative to them; its cosine with them."""
-        if not (self.moves and self.reference_moves):
+        if not (self.mine.moves and self.theirs.moves):
             return 0.0, math.nan
-        moved, usual = np.sum(self.moves, axis=0), np.sum(self.reference_moves, axis=0)
+        moved, usual = np.sum(self.mine.moves, axis=0), np.sum(self.theirs.moves, axis=0)
         return further(moved, usual, self.mine.before, self.keep)
 
     @cached_property
@@ -366,40 +327,7 @@ class StepFacts:
         moved, usual = (np.zeros_like(self.mine.before) if move is None else move for move in (a, b))
         return further(moved, usual, self.mine.before)
 
-    # -- calls ------------------------------------------------------------------------------------------------------------
-
-    @property
-    def other_steps(self) -> int:
-        """Steps of other optimizers after the first backward of the window, and before the last."""
-        return _calls_inside(self.mine).count("other step")
-
-    @property
-    def reference_other_steps(self) -> int:
-        """Those of the reference."""
-        return _calls_inside(self.theirs).count("other step")
-
-    @property
-    def loaded_inside(self) -> bool:
-        """Whether a checkpoint was loaded between the backwards."""
-        return "load" in _calls_inside(self.mine)
-
-    @property
-    def unscaled_inside(self) -> int:
-        """Times a GradScaler unscaled gradients before the last backward."""
-        calls = self.mine.calls
-        return calls[: len(calls) - len(_calls_after_last(self.mine))].count("unscale")
-
-    @property
-    def loss_scales(self) -> int:
-        """Different ones in the window."""
-        return len({b.scale for b in self.mine.backwards})
-
     # -- what happened to `.grad` -----------------------------------------------------------------------------------------
-
-    @property
-    def found_changed(self) -> bool:
-        """Whether the window began with gradients that no backward of this optimizer had left."""
-        return bool(self.mine.backwards) and self.mine.backwards[0].start == "changed"
 
     @property
     def left_over(self) -> bool:
@@ -416,11 +344,6 @@ class StepFacts:
     def cleared_at_last(self) -> tuple[str, ...]:
         """Tensors whose gradients were cleared between the last backward and the step."""
         return emptied_at_last(self.mine, self.a) if self.wrong else ()
-
-    @property
-    def cleared_then_filled(self) -> bool:
-        """Cleared after the last backward, and the step has a gradient nevertheless."""
-        return "zero_grad" in _calls_after_last(self.mine) and bool(self.a.any())
 
     @cached_property
     def norms_inside(self) -> tuple[float, ...]:
@@ -464,23 +387,6 @@ class StepFacts:
         return any(c.active for c in (*self.mine.clips, *self.theirs.clips))
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """Of the clipping at the boundary, here and in the reference; where it is one call in both."""
-        if not (clipped_once(self.mine) and clipped_once(self.theirs)):
-            return math.nan, math.nan
-        return self.mine.clips[0].limit, self.theirs.clips[0].limit
-
-    @property
-    def clips_inside(self) -> int:
-        """Times that clipping changed the gradients before the last backward."""
-        return _clips_inside(self.mine)
-
-    @property
-    def reference_clips_inside(self) -> int:
-        """Those of the reference."""
-        return _clips_inside(self.theirs)
-
-    @property
     def clips_scaled(self) -> bool:
         """Whether gradients were clipped with the loss scale still in them."""
         return any(c.active and c.scale > 1 and c.limit < c.scale for c in self.mine.clips)
@@ -502,19 +408,6 @@ def _bare(step: Step) -> Vector:
     return np.asarray(np.sum(known, axis=0)) if known and len(known) == len(given) else np.zeros(0)
 
 
-def _most_forwards(step: Step) -> int:
-    return max((b.forwards for b in step.backwards), default=0)
-
-
-def _clips_inside(step: Step) -> int:
-    return sum(c.active and c.after < len(step.backwards) for c in step.clips)
-
-
-def _moves_inside(step: Step) -> list[Vector]:
-    moves = [*(b.moved for b in step.backwards[1:]), step.moved]
-    return [moved for moved in moves if moved is not None]
-
-
 def further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
     """How much further parameters `before` [P] moved than usual, relative to them, noise left out; the cosine of that with them.
 
@@ -527,14 +420,3 @@ def further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | Non
     apart, largest = a - b, max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     size, some = float(np.linalg.norm(apart)), apart != 0
     return (size / float(np.linalg.norm(before)), cosine(apart[some], before[some])) if size > OTHER_MOVE * largest else none
-
-
-def _calls_after_last(step: Step) -> tuple[Call, ...]:
-    """Those after the last backward."""
-    return step.calls[max((place + 1 for place, call in enumerate(step.calls) if call == "backward"), default=0) :]
-
-
-def _calls_inside(step: Step) -> tuple[Call, ...]:
-    """Those between the first backward and the last."""
-    first = step.calls.index("backward") if "backward" in step.calls else 0
-    return step.calls[first : len(step.calls) - len(_calls_after_last(step))]

@@ -94,12 +94,11 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
     Nothing is said of a factor, which a loop may take out later.
     """
     off = facts.gate < min(facts.sums_line, facts.bare_sums) < math.inf
-    moved = len(facts.moves) > len(facts.reference_moves)  # other weights give other outputs
-    if not off or moved or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
+    if not off or _moved_inside(facts) or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
         return []
     means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
     means = [one for one in means if one.cause is Cause.mean_of_means]
-    return means or ([] if _moved_inside(facts) else other_computation(facts))
+    return means or other_computation(facts)
 
 
 # -- terms of the loss ------------------------------------------------------------------------------------------------
@@ -116,8 +115,8 @@ def _by_term(facts: StepFacts) -> Iterator[Finding]:
     ]
     if _is_weighted(facts, seen):  # the reference gradient is a sum of the terms
         # one backward for the whole window, whose loss has a term for every forward: these are its micro-batches
-        of_forwards = facts.backwards == 1 and facts.reference_forwards < facts.forwards == len(seen.weights)
-        if of_forwards and (found := own_means(facts.but(parts=seen, as_added=1.0, backwards=facts.forwards))):
+        of_forwards = facts.backwards == 1 and facts.theirs.forwards < facts.mine.forwards == len(seen.weights)
+        if of_forwards and (found := own_means(facts.but(parts=seen, as_added=1.0, backwards=facts.mine.forwards))):
             yield from found
             return
         others = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
@@ -285,7 +284,7 @@ def _undisturbed(facts: StepFacts) -> bool:
 
 def _moved_inside(facts: StepFacts) -> bool:
     """Whether parameters move between the backwards more often than in the reference: later micro-batches meet other ones."""
-    return len(facts.moves) > len(facts.reference_moves)
+    return len(facts.mine.moves) > len(facts.theirs.moves)
 
 
 def _other_outputs(facts: StepFacts) -> Iterator[Finding]:
@@ -336,7 +335,7 @@ def _some_tensors(facts: StepFacts) -> Iterator[Finding]:
 
 def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
     """Another optimizer's step moves what the forwards of one window use."""
-    inside, usual = facts.other_steps, facts.reference_other_steps
+    inside, usual = (step.calls_inside.count("other step") for step in (facts.mine, facts.theirs))
     if inside > usual:
         what = f"another optimizer stepped inside this window ({inside} steps, at N=1 {usual})"
         yield at(facts, Cause.unexplained, "gradient", f"{what}: micro-batches meet other weights")

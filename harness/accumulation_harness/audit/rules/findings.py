@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.run import Facts, RunFacts
@@ -49,7 +48,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [one for one in said if one.cause is not Cause.unexplained]
         found += said
-        nothing_seen = not facts.backwards and not facts.reference_backwards
+        nothing_seen = not facts.backwards and not facts.theirs.backwards
         if not facts.agrees and (nothing_seen or is_handed(facts.mine)):
             break  # no run follows the weights of N=1: later steps start from other ones
     if broken_off:  # rates of before are no consequence
@@ -98,8 +97,12 @@ def _clipped_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Fin
     """What makes gradients smaller as clipping does in other windows is that, where it happens once or by one factor."""
     shrunk = {facts.step for facts in steps if facts.shrunk}
     clipped = next((f for f in found if _predicted(f, Cause.clip_per_micro_batch)), None)
-    same = [f for f in found if clipped is not None and f.nameless and f.optimizer_step in shrunk]
-    return [replace(clipped, optimizer_step=f.optimizer_step) if clipped is not None and f in same else f for f in found]
+    return _also(clipped, found, [f for f in found if f.nameless and f.optimizer_step in shrunk])
+
+
+def _also(known: Finding | None, found: list[Finding], others: Sequence[Finding]) -> list[Finding]:
+    """The findings, where a known one was made at the steps of these others as well; as they are without one."""
+    return [replace(known, optimizer_step=f.optimizer_step) if known is not None and f in others else f for f in found]
 
 
 def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
@@ -110,11 +113,12 @@ def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding
         return [f for f in found if not _predicted(f, Cause.counter_wrong)]
     if any(_predicted(f, Cause.counter_wrong) for f in found) and (factors := _rescaled_otherwise(steps)):
         message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
-        otherwise: dict[str, Any] = {"cause": Cause.unexplained, "kind": "gradient", "message": message}
-        return [replace(f, **otherwise) if _predicted(f, Cause.counter_wrong) else f for f in found]
+        return [
+            replace(f, cause=Cause.unexplained, kind="gradient", message=message) if _predicted(f, Cause.counter_wrong) else f
+            for f in found
+        ]
     if nameless and (more := _more_terms([facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}])):
-        count: dict[str, Any] = {"cause": Cause.counter_wrong, "kind": "predicted", "message": more}
-        found = [replace(f, **count) if f in nameless else f for f in found]
+        return [replace(f, cause=Cause.counter_wrong, kind="predicted", message=more) if f in nameless else f for f in found]
     counted = any(_predicted(f, Cause.counter_wrong) for f in found)
     return [f for f in found if not (counted and f in nameless)]
 
@@ -159,7 +163,7 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
     windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
     means = next((f for f in found if _predicted(f, Cause.mean_of_means)), None)
     if means is not None and all(map(_clamped, windows)):  # the same divisors, where some number of terms is below the least
-        return [replace(means, optimizer_step=f.optimizer_step) if f in nameless else f for f in found]
+        return _also(means, found, nameless)
     by_place = any(_proportional(a, b) for a, b in pairwise(windows))
     by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
     if len(windows) < 2 or by_place or by_time:

@@ -17,6 +17,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.windows import clipped_once
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
 from accumulation_harness.audit.rules.finding import MOVED, at
@@ -28,7 +29,7 @@ from accumulation_harness.audit.rules.weights import (
     unequal_replicas,
     weighted,
 )
-from accumulation_harness.compare.linear import CERTAIN, cosine
+from accumulation_harness.compare.linear import CERTAIN, cosine, off_line
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
@@ -51,9 +52,9 @@ def seen_directly(facts: StepFacts) -> Iterator[Finding]:
 
 def _moves(facts: StepFacts) -> Iterator[Finding]:
     """Movements of the parameters besides the optimizer's step, inside the window and since the step before."""
-    times, (apart, along) = len(facts.moves), facts.moved_apart
-    if times > len(facts.reference_moves):
-        along = cosine(np.sum(facts.moves, axis=0), facts.mine.before)
+    times, (apart, along) = len(facts.mine.moves), facts.moved_apart
+    if times > len(facts.theirs.moves):
+        along = cosine(np.sum(facts.mine.moves, axis=0), facts.mine.before)
         shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
         yield _moved(facts, along, shrinking, f"the parameters move {times} times inside the window", times=times)
     elif facts.gradients_agree and apart > MOVED * facts.roundoff:
@@ -74,17 +75,19 @@ def _moved(facts: StepFacts, along: float, shrinking: str, otherwise: str, **by:
 
 
 def _loss_scale(facts: StepFacts) -> Iterator[Finding]:
-    if facts.loss_scales > 1:
-        message = f"the loss scale changes inside the window ({facts.loss_scales} values)"
+    scales, calls = {b.scale for b in facts.mine.backwards}, facts.mine.calls
+    inside = calls[: len(calls) - len(facts.mine.calls_after)].count("unscale")
+    if len(scales) > 1:
+        message = f"the loss scale changes inside the window ({len(scales)} values)"
         yield at(facts, Cause.scaler_updated_in_window, "seen", message)
-    elif facts.unscaled_inside and facts.sums <= facts.gate:
+    elif inside and facts.sums <= facts.gate:
         message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
-        yield at(facts, Cause.scaler_updated_in_window, "seen", message, times=facts.unscaled_inside)
+        yield at(facts, Cause.scaler_updated_in_window, "seen", message, times=inside)
 
 
 def _clipped_inside(facts: StepFacts) -> Iterator[Finding]:
-    norms, inside = facts.norms_inside, facts.clips_inside if not facts.clips_scaled else 0
-    if inside and (facts.scaled_sum <= facts.gate or (not facts.reference_clips_inside and _not_the_sum(facts))):
+    norms, inside = facts.norms_inside, facts.mine.clips_inside if not facts.clips_scaled else 0
+    if inside and (facts.scaled_sum <= facts.gate or (not facts.theirs.clips_inside and _not_the_sum(facts))):
         message = f"clipped {inside} times inside the window"
         message += "; unclipped, the sum is the full gradient" if facts.scaled_sum <= facts.gate else ""
         yield at(facts, Cause.clip_per_micro_batch, "seen", message)
@@ -100,9 +103,10 @@ def _not_the_sum(facts: StepFacts) -> bool:
 
 def _other_limit(facts: StepFacts) -> Iterator[Finding]:
     """The gradients before clipping agree."""
-    mine, usual = facts.limits
-    if facts.raw.distance <= facts.gate < facts.consumed.distance and abs(mine - usual) > 0:
-        yield at(facts, Cause.unexplained, "seen", f"equal gradients, clipped to {mine:.4g} where N=1 clips to {usual:.4g}")
+    limits = [step.clips[0].limit for step in (facts.mine, facts.theirs) if clipped_once(step)]
+    if len({*limits}) == 2 and facts.raw.distance <= facts.gate < facts.consumed.distance:
+        message = f"equal gradients, clipped to {limits[0]:.4g} where N=1 clips to {limits[1]:.4g}"
+        yield at(facts, Cause.unexplained, "seen", message)
 
 
 def _one_norm(norms: tuple[float, ...]) -> bool:
@@ -175,7 +179,7 @@ def _factors(facts: StepFacts) -> list[Factor]:
 
     One micro-batch alone is divided by N either way; whether the loss is divided twice, the full windows tell (`findings`).
     """
-    n, k, rows = facts.accumulation_steps, facts.backwards, facts.num_rows
+    n, k, rows = facts.accumulation_steps, facts.backwards, facts.mine.num_rows
     added = "times too large: the losses are added, not averaged"
     again = "times too small: something divides again"
     not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
@@ -208,10 +212,11 @@ def _miscounted(facts: StepFacts) -> Iterator[Finding]:
 
 def _foreign(facts: StepFacts) -> Iterator[Finding]:
     """Gradients of a loss that is not this optimizer's."""
+    begun_with = [b.start for b in facts.mine.backwards[:1]]
     if facts.without_foreign <= facts.gate:
         message = "another optimizer's loss has left gradients in the window; without its backward passes the sum is right"
         yield at(facts, Cause.foreign_gradients, "predicted", message, fit=facts.without_foreign)
-    elif facts.found_changed and facts.sum_times(1.0) <= facts.gate:
+    elif begun_with == ["changed"] and facts.sum_times(1.0) <= facts.gate:
         message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
         yield at(facts, Cause.foreign_gradients, "predicted", message)
     else:
@@ -225,10 +230,10 @@ def _last_only(facts: StepFacts) -> Iterator[Finding]:
         return
     cause = Cause.gradients_cleared_in_window
     message = f"gradients are cleared {inside} times inside the window: only what came after counts"
-    if facts.cleared_then_filled and not at_last:
+    if "zero_grad" in facts.mine.calls_after and facts.a.any() and not at_last:
         cause = Cause.accumulator_overwritten
         message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
-    elif facts.loaded_inside:
+    elif "load" in facts.mine.calls_inside:
         cause = Cause.resume_in_window
         message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
     elif at_last:
@@ -238,8 +243,9 @@ def _last_only(facts: StepFacts) -> Iterator[Finding]:
 
 def _overwritten(facts: StepFacts) -> Iterator[Finding]:
     """One micro-batch reaches the step, and not the sum of them all."""
-    for place, which in ((0, "first"), (-1, "last")):
-        if facts.backwards > 1 and (fit := facts.given_at(place)) <= facts.gate < facts.own_sum:
+    given = facts.given_parts if facts.backwards > 1 else []
+    for part, which in zip((*given[:1], *given[-1:]), ("first", "last"), strict=False):
+        if (fit := off_line(facts.a, part)) <= facts.gate < facts.own_sum:
             message = f"only the {which} micro-batch of the window reaches the step"
             yield at(facts, Cause.accumulator_overwritten, "predicted", message, fit=fit)
 

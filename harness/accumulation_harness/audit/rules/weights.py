@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
     CONDITION_LIMIT,
@@ -103,7 +104,7 @@ def own_means(facts: StepFacts) -> list[Finding]:
 
 def _own_means(facts: StepFacts) -> list[Finding]:
     weights, k, n = facts.parts.weights, facts.backwards, facts.accumulation_steps
-    losses = facts.reference_backwards
+    losses = len(facts.theirs.backwards)
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
     known = min(UNEQUAL, max(facts.gate * facts.parts.condition, facts.parts.rounding))
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
@@ -141,14 +142,14 @@ def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None)
 
 def _shares(facts: StepFacts) -> list[tuple[float, ...]]:
     """What each micro-batch may have been given of the window: equal shares, or by its rows."""
-    rows, count = facts.rows_each, len(facts.parts.weights)
-    by_rows = [tuple(each / facts.num_rows for each in rows)] if len(rows) == count and all(rows) else []
+    rows, count = [len(b.rows or ()) for b in giving(facts.mine)], len(facts.parts.weights)
+    by_rows = [tuple(each / facts.mine.num_rows for each in rows)] if len(rows) == count and all(rows) else []
     return [(1 / facts.backwards,) * count, *by_rows]
 
 
 def _one_backward(facts: StepFacts) -> Finding | None:
     """Several backwards per micro-batch, one for each loss: all of one loss count otherwise than those of another."""
-    losses, weights = facts.reference_backwards, facts.parts.weights
+    losses, weights = len(facts.theirs.backwards), facts.parts.weights
     if losses < 2 or len(weights) % losses or len(weights) == losses:
         return None
     by_loss = [weights[place::losses] for place in range(losses)]

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from accumulation_harness.audit.compare.facts import Apart
 from accumulation_harness.audit.compare.run import RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
@@ -61,9 +63,9 @@ def _same(a: float, b: float, gate: float) -> bool:
 
 def _runs_ahead(run: RunFacts) -> bool:
     """The candidate's rate at step t is the reference's at N t + offset, for one offset, at two steps at least."""
-    n, wanted = run.accumulation_steps, run.reference.lrs
+    n = run.accumulation_steps
     for offset in range(n):
-        pairs = [(mine, wanted[t * n + offset]) for t, mine in enumerate(run.mine.lrs) if t * n + offset < len(wanted)]
+        pairs = [*zip(run.mine.lrs, run.reference.lrs[offset::n], strict=False)]
         if len(pairs) >= 2 and all(same_rates(mine, theirs) for mine, theirs in pairs):
             return True
     return False
@@ -71,11 +73,10 @@ def _runs_ahead(run: RunFacts) -> bool:
 
 def _too_long(run: RunFacts) -> bool:
     """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
-    ratios = _micro_batches_per_step(run)
     return any(
         usual > 0 and abs(own + kept - ratio * (usual + kept)) <= run.accumulation_steps
         for _, own, usual in run.laid_out
-        for ratio in ratios
+        for ratio in _micro_batches_per_step(run)
         for kept in (0.0, *run.laid_out_alike)  # a warm-up before it, which is as long as in the reference
     )
 
@@ -88,24 +89,14 @@ def _micro_batches_per_step(run: RunFacts) -> list[float]:
 
 def _stretched(run: RunFacts) -> bool:
     """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step."""
-    mine, theirs = [lrs[0] for lrs in run.mine.lrs if lrs], [lrs[0] for lrs in run.reference.lrs if lrs]
-    reach = max(theirs, default=0.0) - min(theirs, default=0.0)
-    if min(len(mine), len(theirs)) < FEWEST_RATES or not reach:
+    mine, theirs = (np.array([lrs[0] for lrs in seen.lrs if lrs]) for seen in (run.mine, run.reference))
+    if min(len(mine), len(theirs)) < FEWEST_RATES or not np.ptp(theirs):
         return False
-    moved = max(abs(a - mine[0]) for a in mine)
-    allowed = min(STRETCHED * reach, STRETCHED_MOVEMENT * moved)
-    for ratio in _micro_batches_per_step(run):
-        wanted = [_between(theirs, t / ratio) for t in range(len(mine))]
-        if wanted and moved and all(abs(a - b) <= allowed for a, b in zip(mine, wanted, strict=True)):
-            return True
-    return False
-
-
-def _between(values: Sequence[float], place: float) -> float:
-    """Linear interpolation; the last value beyond the end."""
-    low = min(int(place), len(values) - 1)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - int(place)) * (values[high] - values[low])
+    moved = np.abs(mine - mine[0]).max()
+    allowed = min(STRETCHED * np.ptp(theirs), STRETCHED_MOVEMENT * moved)
+    places, known = np.arange(len(mine)), np.arange(len(theirs))
+    wanted = [np.interp(places / ratio, known, theirs) for ratio in _micro_batches_per_step(run)]
+    return bool(moved) and any(bool((np.abs(mine - each) <= allowed).all()) for each in wanted)
 
 
 def _first(lrs: Sequence[Sequence[float]], index: int) -> float:
@@ -172,18 +163,19 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
 def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> tuple[Cause, str]:
     if run.foreign and not run.never:
         return Cause.window_misplaced, f"the windows hold {run.foreign} rows that N=1 leaves out"
-    if run.foreign and facts is not None and facts.drawn_outside:
+    if run.foreign and facts is not None and any(b.outside for b in facts.mine.backwards):
         return Cause.stochastic_layers, "the rows themselves are drawn at random per micro-batch"
     if run.foreign:
         message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
         return Cause.unexplained, message
     if run.repeated:
         return _repeated(run)
-    more = facts is not None and facts.reference_forwards < facts.forwards
-    if facts is not None and more and run.never and facts.backwards < run.accumulation_steps:
-        unused = facts.forwards // max(1, facts.reference_forwards) - facts.backwards
-        seen = f"{facts.forwards} forwards and {facts.backwards} backward in a window"
-        return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
+    if facts is not None and run.never and facts.backwards < run.accumulation_steps:
+        forwards, usual = facts.mine.forwards, facts.theirs.forwards
+        if forwards > usual:
+            seen = f"{forwards} forwards and {facts.backwards} backward in a window"
+            unused = forwards // max(1, usual) - facts.backwards
+            return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
     message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
     return Cause.window_misplaced, message
 
