@@ -31,7 +31,7 @@ class Followed:
         """Whether one of them is a parameter of the optimizer."""
         return not set(map(id, tensors)).isdisjoint(map(id, self.parameters))
 
-    def before_clip(self, *, by_value: bool) -> Any:
+    def before_clip(self) -> Any:
         """Its gradients are about to be clipped; what is returned is handed on when they have been."""
 
     def unscaled(self) -> None:

@@ -88,7 +88,7 @@ class Loop(Generic[T]):
         if self.clips_under_way:
             return
         given = {**dict(zip(("parameters", limit), args, strict=False)), **kwargs}
-        touched = [(one, one.before_clip(by_value=limit == "clip_value")) for one in self.holding(given.get("parameters"))]
+        touched = [(one, one.before_clip()) for one in self.holding(given.get("parameters"))]
         self.clips_under_way = True
         try:
             yield

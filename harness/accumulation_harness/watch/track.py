@@ -272,7 +272,7 @@ class Track(Followed):
         if not window.micro_batches:
             window.times[id(by)] += 1
 
-    def before_clip(self, *, by_value: bool) -> None:
+    def before_clip(self) -> None:
         """`.grad` is about to be clipped: what it is now is compared with the sum."""
         window = self.window
         if window.micro_batches and "unclipped" not in window.ends:

@@ -11,7 +11,6 @@ from accumulation_harness.audit.observe.sample import (
     SUMMED,
     Store,
     all_finite,
-    largest,
     sample_of,
     signed_sums,
     size_of,
@@ -52,7 +51,7 @@ def test_one_element_of_all_shows_in_the_sums():
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_one_element_of_all_that_is_not_finite_is_seen(broken):
     other = TENSORS[4].clone()
-    assert all_finite([None, other]) and largest([None, other]) == float(other.abs().max())
+    assert all_finite([None, other])
     other[77_777] = broken
     assert not all_finite([other])
     assert all_finite([torch.full((4,), 60_000.0, dtype=torch.float16)])  # their sum is not

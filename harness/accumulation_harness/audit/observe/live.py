@@ -35,7 +35,6 @@ from accumulation_harness.audit.observe.sample import (
     Sample,
     Store,
     all_finite,
-    largest,
     looked_at,
     sample_of,
     signed_sums,
@@ -52,6 +51,7 @@ LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 HOOKED = 1e-5  # relative; what becomes of a sum and is less is its rounding
 CANCELLED = 1e-3  # relative; of a sum that is smaller than its parts by more, rounding hides what became of it
+Unclipped = tuple[Vector, float | None]
 PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
 
 
@@ -66,15 +66,6 @@ class OpenWindow:
     filled: bool = False  # some backward has left a gradient
     through_model: bool = False  # gradients were seen in the model, whose parameters the optimizer holds copies of
     unscaled: bool = False  # the loss scale has been taken out of the gradients
-
-
-@dataclass(frozen=True)
-class Unclipped:
-    """Gradients before a clip; of a sample, what all of them show as well."""
-
-    values: Vector
-    size: float | None = None  # norm of all elements
-    largest: float = 0.0  # of all, where the clip is one by value
 
 
 @dataclass(frozen=True)
@@ -357,23 +348,20 @@ class LiveTrack(Followed):
 
     # -- between them ----------------------------------------------------------------------------------------------
 
-    def before_clip(self, *, by_value: bool) -> Unclipped:
-        """The gradients now, which are about to be clipped."""
-        if self.sample.whole:
-            return Unclipped(self.gradients())
-        found = [p.grad for p in self.parameters]
-        return Unclipped(self.gradients(), size_of(found), largest(found) if by_value else 0.0)
+    def before_clip(self) -> Unclipped:
+        """The gradients now, which are about to be clipped, and where these are a sample the norm of all elements."""
+        return self.gradients(), None if self.sample.whole else size_of(p.grad for p in self.parameters)
 
     def clipped(self, before: Unclipped, limit: float, scale: float) -> None:
         """Gradients were clipped to `limit`; they were `before`, with the loss scale `scale` unless it was taken out."""
-        scale = 1.0 if self.window.unscaled else scale
+        (values, size), (now, now_size) = before, self.before_clip()
         clip = Clip(
             after=len(self.window.backwards),
-            before=_shared(before.values, self.last_gradient),
-            active=not np.array_equal(before.values, self.gradients(), equal_nan=True) or before.largest > limit,
+            before=_shared(values, self.last_gradient),
+            active=size != now_size or not np.array_equal(values, now, equal_nan=True),
             limit=limit,
-            scale=scale,
-            size=before.size,
+            scale=1.0 if self.window.unscaled else scale,
+            size=size,
         )
         self.window.clips.append(clip)
         self.note("clip")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
-from typing import Any, TypeVar
+from itertools import chain, pairwise, zip_longest
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
 from accumulation_harness.audit.evidence import Backward, Clip, Finding, Run, Start, Step, Track, Vector, overflow_is_expected
+from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
 
 SAME_START = 1e-5  # relative; starting weights of a tensor that is found in another run
@@ -153,30 +154,17 @@ def _chained(rows: tuple[str, ...] | None, others: Sequence[tuple[str, ...] | No
 
 def rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
     """Per optimizer step, the largest relative distance of any rank's gradient from the first rank's."""
-    distances: list[float] = []
-    for tracks in zip(*(run.tracks for run in runs), strict=False):
-        for t, pair in enumerate(_per_step(tracks)):
-            distances += [0.0] * (t + 1 - len(distances))
-            distances[t] = max(distances[t], pair)
-    return tuple(distances)
-
-
-def _per_step(tracks: Sequence[Track]) -> list[float]:
-    found = []
-    for steps in zip(*(track.steps for track in tracks), strict=False):
-        first = steps[0].gradient
-        size = float(np.linalg.norm(first)) or 1.0
-        apart = (float(np.linalg.norm(s.gradient - first)) / size for s in steps[1:] if s.gradient.shape == first.shape)
-        found.append(max(apart, default=0.0))
-    return found
+    tracks = [zip(*(track.steps for track in same), strict=False) for same in zip(*(run.tracks for run in runs), strict=False)]
+    each = [[max(distance(other.gradient, first.gradient) for other in others) for first, *others in of_one] for of_one in tracks]
+    return tuple(map(max, zip_longest(*each, fillvalue=0.0)))
 
 
 def disagreement(candidate: Run, gate: float) -> list[Finding]:
     """Ranks that step on gradients of their own. All arms of the same run may have it; it is wrong at every N."""
-    for t, distance in enumerate(candidate.rank_distances):
-        if not distance <= gate:
-            evidence = {"distance_between_ranks": distance, "gate": gate, "ranks": candidate.ranks}
-            message = f"the ranks step on different gradients ({distance:.2g} apart): they are not averaged before the step"
+    for t, apart in enumerate(candidate.rank_distances):
+        if not apart <= gate:
+            evidence = {"distance_between_ranks": apart, "gate": gate, "ranks": candidate.ranks}
+            message = f"the ranks step on different gradients ({apart:.2g} apart): they are not averaged before the step"
             return [Finding(candidate.accumulation_steps, t, Cause.replicas_not_synchronised, evidence, message, "ranks")]
     return []
 
@@ -233,26 +221,21 @@ class Layout:
         where = {at: place for place, at in enumerate(self.order)}
         return tuple(where[part, place] for place in range(len(self.tensors[part])))
 
-    def join(self, vectors: Sequence[Vector]) -> Vector:
-        """[P] One vector of each part, put together."""
-        pieces = [np.split(v, _edges(tensors)[1:-1]) for v, tensors in zip(vectors, self.tensors, strict=True)]
-        return np.concatenate([pieces[part][place] for part, place in self.order])
-
     def in_order(self, numbers: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """Numbers of each part's tensors, put together."""
         return tuple(numbers[part][place] for part, place in self.order)
 
-    def join_known(self, vectors: Sequence[Vector | None]) -> Vector | None:
-        """None unless every part has one of its own size."""
-        known = [v for v, tensors in zip(vectors, self.tensors, strict=True) if v is not None and v.size == _edges(tensors)[-1]]
-        return self.join(known) if len(known) == len(vectors) else None
+    def join(self, vectors: Sequence[Vector | None]) -> Vector | None:
+        """[P] One vector of each part, put together; None unless every part has one of its own size."""
+        pieces = [np.split(v, _edges(each)[1:-1]) for v, each in zip(vectors, self.tensors, strict=True) if _fits(v, each)]
+        known = len(pieces) == len(self.tensors)
+        return np.concatenate([pieces[part][place] for part, place in self.order]) if known else None
 
     def join_moved(self, vectors: Sequence[Vector | None]) -> Vector | None:
         """Zeros where a part has none; None where none has."""
         if all(v is None for v in vectors):
             return None
-        sizes = [_edges(tensors)[-1] for tensors in self.tensors]
-        return self.join([np.zeros(size) if v is None else v for v, size in zip(vectors, sizes, strict=True)])
+        return self.join([np.zeros(_edges(each)[-1]) if v is None else v for v, each in zip(vectors, self.tensors, strict=True)])
 
     def cut(self, whole: Vector) -> Vector:
         """A gradient of whole tensors, each of which every part holds a piece of, in the order of these pieces."""
@@ -262,6 +245,10 @@ class Layout:
             return whole
         starts = np.cumsum([0, *widths[:-1]]) + np.cumsum([[0] * len(widths), *counts[:-1]], axis=0)
         return np.concatenate([whole[starts[at] : starts[at] + counts[at[0]][at[1]]] for at in self.order])
+
+
+def _fits(vector: Vector | None, tensors: Sequence[tuple[str, int]]) -> TypeGuard[Vector]:
+    return vector is not None and vector.size == _edges(tensors)[-1]
 
 
 def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:
@@ -300,7 +287,7 @@ def _joined_track(parts: Sequence[Track], groups: Sequence[Sequence[int]], like:
     layout = Layout.of([part.steps[0] for part in parts], like)
     together = zip(*(part.steps for part in parts), strict=False)
     steps = [_joined(steps, groups, layout, shared_out=shared_out) for steps in together]
-    start = layout.join_known([part.start for part in parts])
+    start = layout.join([part.start for part in parts])
     return replace(parts[0], steps=steps, start=start, tensors=layout.joined)
 
 
@@ -309,9 +296,8 @@ def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layo
     steps = [_without_contributions(step) for step in steps] if shared_out else steps
     of_rank = {rank: layout.held(part) for part, group in enumerate(groups) for rank in group}
     rules: Rules = {
-        **dict.fromkeys(("gradient", "before", "after"), layout.join),
+        **dict.fromkeys(("gradient", "before", "after", "total"), layout.join),
         **dict.fromkeys(("spreads", "roundoffs"), layout.in_order),
-        "total": layout.join_known,
         "moved": layout.join_moved,
         "skipped": any,
         "state": lambda each: {key: layout.join([s[key] for s in each]) for key in each[0] if all(key in s for s in each)},
@@ -349,7 +335,7 @@ def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: b
         own = tuple(layout.cut(local) for local in every)
         rows = _chained(first.rows, [part.rows for part in parts[1:]])
     else:
-        together = [layout.join_known(each) for each in zip(*(part.locals for part in parts), strict=False)]
+        together = [layout.join(each) for each in zip(*(part.locals for part in parts), strict=False)]
         known = [local for local in together if local is not None]
         own = tuple(known) if len(known) == len(together) else ()
         rows = first.rows
@@ -357,7 +343,7 @@ def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: b
         "loss": lambda each: next((loss for loss in each if not math.isnan(loss)), math.nan),
         "start": lambda each: min(each, key=FIRST_TOLD.index),
         "emptied": lambda each: frozenset(layout.held(part)[place] for part, emptied in enumerate(each) for place in emptied),
-        "contribution": layout.join_known,
+        "contribution": layout.join,
         "rescaled": lambda each: math.hypot(*each),
         "moved": layout.join_moved,
         "finite": all,
@@ -370,5 +356,5 @@ def _joined_clips(steps: Sequence[Step], layout: Layout) -> tuple[Clip, ...]:
     """None where the parts are clipped at other places of the window."""
     if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
         return ()
-    rules: Rules = {"before": layout.join_known, "active": any}
+    rules: Rules = {"before": layout.join, "active": any}
     return tuple(merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))

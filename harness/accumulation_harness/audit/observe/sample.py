@@ -170,12 +170,6 @@ def size_of(tensors: Iterable[Tensor | None]) -> float:
     return float(norm(Elements(present))) if present else 0.0
 
 
-def largest(tensors: Iterable[Tensor | None]) -> float:
-    """The largest absolute value."""
-    present = [dense(tensor) for tensor in tensors if tensor is not None and tensor.numel()]
-    return max((float(torch.linalg.vector_norm(t, ord=torch.inf)) for t in present), default=0.0)
-
-
 def signed_sums(parameters: Iterable[Tensor]) -> Vector:
     """Of the gradients: sums of `SUMMED` neighbouring elements of a tensor each, with random signs, in float64.
 
