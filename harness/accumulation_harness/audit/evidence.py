@@ -123,17 +123,19 @@ Role = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Held:
     """What the audited code's variables led to in numbers, by path: `schedule.last_epoch`."""
 
-    states: Sequence[Mapping[str, Vector]] = ()  # as each window began, and at the end: what moved; of large tensors a sample
-    fixed: Mapping[str, Vector] = field(default_factory=dict)  # numbers that never moved
-    roles: Mapping[str, Role] = field(default_factory=dict)  # of the paths of what has one
-    numbers: frozenset[str] = frozenset()  # paths of numbers of Python's
-    starts: Sequence[Mapping[str, Vector]] = ()  # as the first two micro-batches of a window began, where they were looked at
-    shaken: frozenset[str] = frozenset()  # paths of what was given another value
-    noted: Sequence[Mapping[str, Vector]] = ()  # whole, before the first forward of each window: what was asked for
+    states: list[dict[str, Vector]] = field(default_factory=list)  # as windows begin, and at the end: what moved; samples of it
+    fixed: dict[str, Vector] = field(default_factory=dict)  # numbers that never moved
+    roles: dict[str, Role] = field(default_factory=dict)  # of the paths of what has one
+    numbers: set[str] = field(default_factory=set)  # paths of numbers of Python's
+    starts: list[dict[str, Vector]] = field(
+        default_factory=list
+    )  # as two micro-batches began, if they were looked at
+    shaken: set[str] = field(default_factory=set)  # paths of what was given another value
+    noted: list[dict[str, Vector]] = field(default_factory=list)  # whole, as each window began: what was asked for
 
     def at(self, window: int, path: str) -> Vector | None:
         """What was there as a window began; None where nothing was, or is known of it."""
@@ -310,7 +312,7 @@ class Run:
     calls: list[ModuleCall] = field(default_factory=list)  # of the window that was looked at module by module
     callers: tuple[str, ...] = ()  # packages whose code called the first backward, innermost first
     ranks: int = 1
-    held: Held = Held()
+    held: Held = field(default_factory=Held)
     copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     parts: tuple[tuple[int, ...], ...] = ()  # ranks that hold one part each, where they started from different weights

@@ -47,8 +47,8 @@ class Observed(Loop[LiveTrack]):
         self.run, self.intervention, self.fence = run, intervention, fence
         self.forwards = Forwards(run, fence)
         self.states = States(run, intervention, self.forwards.generators)
-        self.schedules: list[object] = []  # that have advanced
-        self.scalers: list[object] = []
+        self.schedules: dict[int, object] = {}  # that have advanced
+        self.scalers: dict[int, object] = {}
         self.window_over = True  # whether nothing of the window that follows the last step has begun
         self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity
         self.found: set[int] = set()  # of these, those that were there before the function was called
@@ -69,6 +69,12 @@ class Observed(Loop[LiveTrack]):
         """
         lives = self.lives
         return next((live for live in lives if not self.is_found(live) or live.track.first_backward), lives[0] if lives else None)
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The window under way, and its micro-batch: of the first optimizer."""
+        leading = self.leading
+        return (len(leading.track.steps), len(leading.window.backwards)) if leading else (0, 0)
 
     def is_found(self, live: LiveTrack) -> bool:
         """Whether its optimizer was there before the function was called; it may be another program's, and is left alone then."""
@@ -109,18 +115,14 @@ class Observed(Loop[LiveTrack]):
     @property
     def known(self) -> dict[Role, list[object]]:
         """What has a role in training."""
-        optimizers: list[object] = [live.optimizer for live in self.lives]
-        models: list[object] = [*self.forwards.outermost.values()]
-        weights: list[object] = [p for live in self.lives for p in live.parameters]
-        of_functions: list[object] = [one for one in self.schedules if isinstance(one, (LambdaLR, MultiplicativeLR))]
-        others = [one for one in self.schedules if not isinstance(one, (LambdaLR, MultiplicativeLR))]
+        of_functions = {key: isinstance(one, (LambdaLR, MultiplicativeLR)) for key, one in self.schedules.items()}
         return {
-            "model": models,
-            "optimizer": optimizers,
-            "schedule": others,
-            "function": of_functions,
-            "scaler": self.scalers,
-            "weight": weights,
+            "model": [*self.forwards.outermost.values()],
+            "optimizer": [live.optimizer for live in self.lives],
+            "schedule": [one for key, one in self.schedules.items() if not of_functions[key]],
+            "function": [one for key, one in self.schedules.items() if of_functions[key]],
+            "scaler": [*self.scalers.values()],
+            "weight": [p for live in self.lives for p in live.parameters],
         }
 
     def note(self, call: Call) -> None:
@@ -169,8 +171,7 @@ class Observed(Loop[LiveTrack]):
     def scheduled(self, scheduler: Any) -> None:
         """In the windows of all."""
         self.note("schedule")
-        if not any(known is scheduler for known in self.schedules):
-            self.schedules.append(scheduler)
+        self.schedules[id(scheduler)] = scheduler
 
     def _add_param_group(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         yield
@@ -192,11 +193,11 @@ class Observed(Loop[LiveTrack]):
         self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if not self.run.summed:
             self.run.summed = _is_sum(root)
-        leading, lives = self.leading, self.lives
-        taken_apart = self.forwards.probing or (leading is not None and self.intervention.terms == len(leading.track.steps))
-        if self.forwards.probing:
+        lives, probing = self.lives, self.forwards.probing
+        if probing:
             self._probe(root)
-        terms = self._terms(root, lives) if taken_apart and not in_a_group() else [()] * len(lives)
+        taken_apart = (probing or self.intervention.terms == self.at[0]) and not in_a_group()
+        terms = self._terms(root, lives) if taken_apart else [()] * len(lives)
         unowned = self._unowned()
         self.run.copies |= bool(unowned)
         for live in self.live.values():
@@ -276,8 +277,7 @@ class Observed(Loop[LiveTrack]):
 
     def scaled(self, scaler: Any) -> None:
         """By so much."""
-        if not any(known is scaler for known in self.scalers):
-            self.scalers.append(scaler)
+        self.scalers[id(scaler)] = scaler
         self.loss_scale = float(scaler.get_scale())
 
     def scale_updated(self) -> None:

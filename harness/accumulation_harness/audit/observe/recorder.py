@@ -128,8 +128,7 @@ class Recorder:
     @property
     def _placing(self) -> bool:
         """Whether the window under way is looked at module by module."""
-        leading, place = self.observed.leading, self.observed.intervention.place
-        return place is not None and place == (len(leading.track.steps) if leading else 0)
+        return self.observed.intervention.place == self.observed.at[0]
 
     def _lend(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         """What a module is handed, as views where it has a slope. `torch.no_grad` inside a forward is a checkpoint's."""
@@ -141,19 +140,15 @@ class Recorder:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._aside:
             return
-        observed = self.observed
-        forwards, intervention = observed.forwards, observed.intervention
+        observed, forwards = self.observed, self.observed.forwards
         if forwards.depth == 0:
-            leading = observed.leading
-            place = (len(leading.track.steps), len(leading.window.backwards)) if leading else (0, 0)
-            observed.states.begin(*place, [*forwards.outermost.values()])
-        if forwards.depth == 0 and torch.is_grad_enabled():
-            self._prepare(module)
-            observed.begin_window()
-            observed.note("forward")
-            leading = observed.leading
-            forwards.micro_batch = len(leading.window.backwards) if leading else 0
-            forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
+            window, micro_batch = observed.at
+            observed.states.begin(window, micro_batch, [*forwards.outermost.values()])
+            if torch.is_grad_enabled():
+                self._prepare(module)
+                observed.begin_window()
+                observed.note("forward")
+                forwards.micro_batch, forwards.probing = micro_batch, observed.intervention.probe == window
         forwards.enter(module, args)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
 from accumulation_harness.audit.observe.generators import Generators
-from accumulation_harness.system.state import in_place, snapshot
+from accumulation_harness.system.state import Snapshot, in_place, snapshot
 
 WHOLE = 2**17  # elements of a tensor that is kept whole where that was asked for
 MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
@@ -29,90 +29,77 @@ class States:
 
     def __init__(self, run: Run, what: Intervention, generators: Generators) -> None:
         self.run, self.what, self.generators = run, what, generators
-        self.seen: list[dict[str, Vector]] = []
-        self.roles: dict[str, Role] = {}
-        self.numbers: set[str] = set()
+        self.held = Held()
         self._roots: dict[str, object] = {}
         self._elsewhere: dict[str, object] = {}  # what has a role, and no local variable leads to
-        self.starts: list[dict[str, Vector]] = []
-        self.shaken: set[str] = set()
-        self.noted: list[dict[str, Vector]] = []
         self._begun: tuple[int, int] | None = None  # window and number of the micro-batch under way
-        self._held: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}  # what the window's first micro-batch found
         self._leaves: dict[str, weakref.ref[Tensor]] = {}
 
     def restart(self) -> None:
         """Training begins: what came before was none of it."""
         self._begun = None
-        for seen in (self.seen, self.starts, self.noted):
+        for seen in (self.held.states, self.held.starts, self.held.noted):
             seen.clear()
+
+    def _now(self, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
+        return snapshot(self._roots, keep, most=MOST_OBJECTS)
 
     def look(self, known: Mapping[Role, Sequence[object]]) -> None:
         """A window begins. `known`: what has a role in training, wherever it is."""
         self._roots = {**_locals(), **self._elsewhere}
-        paths = snapshot(self._roots, in_place, most=MOST_OBJECTS).paths
+        paths = self._now().paths
         for role, objects in known.items():
             for one in objects if role != "weight" else ():
                 if id(one) not in paths:
                     self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
         self._roots |= self._elsewhere
         self._see(known)
-        if len(self.seen) == 2 and self.what.starts is None:
+        if len(self.held.states) == 2 and self.what.starts is None:
             self._shake()
 
     @torch.no_grad()
     def _shake(self) -> None:
         """Put other values in the place of these; of whole numbers only in a model: a loop's may be those of rows."""
-        models = tuple(f"{path}." for path, role in self.roles.items() if role == "model")
-        for path, value in snapshot(self._roots, in_place, most=MOST_OBJECTS).values.items() if self.what.shake else ():
+        models = tuple(f"{path}." for path, role in self.held.roles.items() if role == "model")
+        for path, value in self._now().values.items() if self.what.shake else ():
             if path not in self.what.shake or not isinstance(value, Tensor) or value.dtype == torch.bool:
                 continue
             if value.is_floating_point() or path.startswith(models):
                 value.data.add_(1 + value.abs())
-                self.shaken.add(path)
+                self.held.shaken.add(path)
 
     def finish(self, known: Mapping[Role, Sequence[object]]) -> None:
         """The function has returned: what its local variables held as the last window began is looked at once more."""
-        if not self.seen:
+        held = self.held
+        if not held.states:
             return
         self._see(known)
         first: dict[str, Vector] = {}
-        for values in self.seen:
-            first |= {path: value for path, value in values.items() if path not in first}
-        moved = {
-            path
-            for values in self.seen
-            for path, value in values.items()
-            if not np.array_equal(value, first[path], equal_nan=True)
-        }
-        fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
-        states = [{path: value for path, value in values.items() if path in moved} for values in self.seen]
-        self.run.held = Held(
-            states=states,
-            fixed=fixed,
-            roles=dict(self.roles),
-            numbers=frozenset(self.numbers),
-            starts=self.starts,
-            shaken=frozenset(self.shaken),
-            noted=self.noted,
-        )
-        self._roots, self._elsewhere, self.seen, self._held = {}, {}, [], {}
+        for values in reversed(held.states):
+            first |= values
+        pairs = [(path, value) for values in held.states for path, value in values.items()]
+        moved = {path for path, value in pairs if not np.array_equal(value, first[path], equal_nan=True)}
+        held.fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
+        held.states = [{path: value for path, value in values.items() if path in moved} for values in held.states]
+        self.run.held = held
+        self._roots, self._elsewhere, self._first, self.held = {}, {}, {}, Held()
 
     def _see(self, known: Mapping[Role, Sequence[object]]) -> None:
-        found = snapshot(self._roots, _sampled, most=MOST_OBJECTS)
-        self.seen.append({path: _vector(value) for path, value in found.values.items()})
-        self.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
+        found = self._now(_sampled)
+        self.held.states.append(_vectors(found))
+        self.held.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
         for role, objects in known.items():
-            self.roles |= {found.paths[id(one)]: role for one in objects if id(one) in found.paths}
+            self.held.roles |= {found.paths[id(one)]: role for one in objects if id(one) in found.paths}
         self.generators.know(found.generators)
-        self._leaves = {path: weakref.ref(leaf) for path, leaf in found.leaves.items() if self.roles.get(path) != "weight"}
+        self._leaves = {path: weakref.ref(leaf) for path, leaf in found.leaves.items() if self.held.roles.get(path) != "weight"}
 
     def reached(self) -> None:
         """A backward has ended: those that it gave gradients, and that no optimizer holds, are trained by hand."""
         for path, known in self._leaves.items():
             leaf = known()
             if leaf is not None and leaf.grad is not None:
-                self.roles.setdefault(path, "trained")
+                self.held.roles.setdefault(path, "trained")
 
     def begin(self, window: int, number: int, models: Sequence[object]) -> None:
         """The first forward of a micro-batch is about to begin."""
@@ -122,21 +109,20 @@ class States:
         self._begun = window, number
         self._roots = {**_locals(), **self._elsewhere}
         if what.starts == window and number < 2:
-            found = snapshot(self._roots, _sampled, most=MOST_OBJECTS)
-            self.starts.append({path: _vector(value) for path, value in found.values.items()})
+            self.held.starts.append(_vectors(self._now(_sampled)))
             if not number:
                 self._shake()
         if what.note and not number:
-            values = snapshot(self._roots, in_place, most=MOST_OBJECTS).values
-            known = {path: values[path] for path in what.note & values.keys()}
-            self.noted.append({path: _vector(value) for path, value in known.items() if _size(value) <= WHOLE})
+            values = self._now().values
+            known = {path: _vector(values[path]) for path in what.note & values.keys()}
+            self.held.noted.append({path: value for path, value in known.items() if value.size <= WHOLE})
         if what.hold:
             self._hold(window, models, first=not number)
 
     @torch.no_grad()
     def _hold(self, window: int, models: Sequence[object], *, first: bool) -> None:
         """Put what the other run found as its window began; where that is not known, what the first micro-batch found."""
-        now = snapshot(self._roots, in_place, most=MOST_OBJECTS)
+        now = self._now()
         usual = self.what.hold_as.noted if self.what.hold_as is not None else ()
         wanted = usual[window] if window < len(usual) else {}
         for path in self.what.hold & now.values.keys():
@@ -146,9 +132,9 @@ class States:
             if path in wanted and wanted[path].size == tensor.numel():
                 tensor.data.copy_(torch.from_numpy(wanted[path]).reshape(tensor.shape))
             elif first:
-                self._held[path] = tensor.clone()
-            elif path in self._held and self._held[path].shape == tensor.shape:
-                tensor.data.copy_(self._held[path])
+                self._first[path] = tensor.clone()
+            elif path in self._first and self._first[path].shape == tensor.shape:
+                tensor.data.copy_(self._first[path])
         for module in (part for model in models if isinstance(model, nn.Module) for part in model.modules()):
             for name, value in vars(module).items():
                 path = f"{now.paths.get(id(module))}.{name}"
@@ -163,8 +149,8 @@ def _vector(value: Any) -> Vector:
     return np.array([value.real, value.imag] if isinstance(value, complex) else [value], dtype=np.float64)
 
 
-def _size(value: Any) -> int:
-    return value.numel() if isinstance(value, Tensor) else 1
+def _vectors(found: Snapshot) -> dict[str, Vector]:
+    return {path: _vector(value) for path, value in found.values.items()}
 
 
 def _sampled(tensor: Tensor) -> Tensor:
