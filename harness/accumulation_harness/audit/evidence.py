@@ -131,9 +131,7 @@ class Held:
     fixed: dict[str, Vector] = field(default_factory=dict)  # numbers that never moved
     roles: dict[str, Role] = field(default_factory=dict)  # of the paths of what has one
     numbers: set[str] = field(default_factory=set)  # paths of numbers of Python's
-    starts: list[dict[str, Vector]] = field(
-        default_factory=list
-    )  # as two micro-batches began, if they were looked at
+    starts: list[dict[str, Vector]] = field(default_factory=list)  # as two micro-batches began, if they were looked at
     shaken: set[str] = field(default_factory=set)  # paths of what was given another value
     noted: list[dict[str, Vector]] = field(default_factory=list)  # whole, as each window began: what was asked for
 

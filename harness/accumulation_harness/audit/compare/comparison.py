@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Apart, Compared, Update
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor, Gates, gates, noisy
-from accumulation_harness.audit.compare.held import apart
+from accumulation_harness.audit.compare.held import Apart, apart
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen
-from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.step import StepFacts, Update, compared
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     consumed_distance,
     counts_of,
     effective,
-    finite,
+    elements,
     judged,
     movement,
     of_tensors,
@@ -35,18 +34,6 @@ from accumulation_harness.audit.compare.windows import (
 )
 from accumulation_harness.audit.evidence import Run, Step, Track, Vector, norms_by, overflow_is_expected
 from accumulation_harness.compare.linear import cosine, distance
-
-
-@dataclass(frozen=True)
-class Aligned:
-    """One optimizer step of the candidate and of the reference."""
-
-    step: int
-    mine: Step
-    theirs: Step
-    before: Step | None  # the candidate's step before
-    nulls: Sequence[Step]  # the same step of the runs that do the same computation as the reference
-    keep: np.ndarray  # mask [P] of the elements whose update is more than noise
 
 
 class ShapeError(ValueError):
@@ -72,63 +59,38 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
     noise = noisy(mine, theirs, nulls)
     allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
-    for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-        if a.gradient.shape != b.gradient.shape:
-            raise ShapeError(f"{track.name} holds {a.gradient.size} elements at step {t} instead of {b.gradient.size}")
+    for t, (one, usual) in enumerate(zip(mine, theirs, strict=False)):
+        if one.gradient.shape != usual.gradient.shape:
+            raise ShapeError(f"{track.name} holds {one.gradient.size} elements at step {t} instead of {usual.gradient.size}")
     steps = []
-    for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-        others = [null[t] for null in nulls if t < len(null)]
-        aligned = Aligned(t, a, b, mine[t - 1] if t else None, others, ~noise[t])
-        buffers = tuple(one.path for one in held if one.of_model and one.window <= t + 1)
-        steps.append(_step_facts(track.name, candidate, aligned, allowed, buffers))
-    own, usual = RunSeen(candidate, track, mine), RunSeen(reference, other, theirs)
-    return Facts(RunFacts(mine=own, reference=usual, nulls=nulls, apart=held if index == 0 else ()), tuple(steps))
-
-
-def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, buffers: tuple[str, ...]) -> StepFacts:
-    t, before, nulls = aligned.step, aligned.before, aligned.nulls
-    gate = allowed.gradient[t]
-    mine, theirs = judged(aligned.mine, aligned.theirs, candidate.accumulation_steps, gate)
-    a, g = _judged_gradients(mine, theirs, gate)
-    tensors = {name: _compared(a[part], g[part]) for name, part in slices(mine).items()}
-    keep, only = aligned.keep, tuple[str, ...]()
-    if chosen := _alone(mine, theirs, a, g, allowed.tensors[t]):
-        places, gate = chosen
-        only = tuple(mine.tensors[place][0] for place in places)
-        keep = keep[np.concatenate([np.arange(*_edges(mine)[place : place + 2]) for place in places])]
-        a, g = of_tensors(replace(mine, gradient=a), places).gradient, of_tensors(replace(theirs, gradient=g), places).gradient
-        mine, theirs = of_tensors(mine, places), of_tensors(theirs, places)
-        before, nulls = of_tensors(before, places) if before else None, [of_tensors(null, places) for null in nulls]
-    skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
-    apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
-    consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
-    # a gradient that differs outside the sample alone is wrong, and no prediction of what was kept says how
-    wrong = not skipped and not (finite(distance(mine.gradient, theirs.gradient)) <= gate and unclipped.distance <= gate)
-    return StepFacts(
-        candidate=candidate,
-        track=track,
-        step=t,
-        mine=mine,
-        theirs=theirs,
-        before=before,
+    for t, pair_of_steps in enumerate(zip(mine, theirs, strict=False)):
+        gate = allowed.gradient[t]
+        one, usual = judged(*pair_of_steps, candidate.accumulation_steps, gate)
+        a, g = _judged_gradients(one, usual, gate)
+        whole = StepFacts(
+            candidate=candidate,
+            track=track.name,
+            step=t,
+            mine=one,
+            theirs=usual,
+            before=mine[t - 1] if t else None,
+            nulls=[null[t] for null in nulls if t < len(null)],
+            keep=~noise[t],
+            a=a,
+            g=g,
+            gate=gate,
+            whole_gate=gate,
+            buffers=tuple(each.path for each in held if each.of_model and each.window <= t + 1),
+            tensors={name: compared(a[part], g[part]) for name, part in slices(one).items()},
+        )
+        steps.append(_alone(replace(whole, update=_update(whole, allowed)), allowed.tensors[t]))
+    run = RunFacts(
+        mine=RunSeen(candidate, track, mine),
+        reference=RunSeen(reference, other, theirs),
         nulls=nulls,
-        keep=keep,
-        a=a,
-        g=g,
-        gate=gate,
-        whole_gate=allowed.gradient[t],
-        consumed=consumed,
-        raw=unclipped,
-        only=only,
-        buffers=buffers,
-        wrong=wrong,
-        update=_update(aligned, allowed),
-        tensors=tensors,
+        apart=held if index == 0 else (),
     )
-
-
-def _edges(step: Step) -> np.ndarray:
-    return np.cumsum([0, *counts_of(step)])
+    return Facts(run, tuple(steps))
 
 
 def _judged_gradients(mine: Step, theirs: Step, gate: float) -> tuple[Vector, Vector]:
@@ -137,30 +99,43 @@ def _judged_gradients(mine: Step, theirs: Step, gate: float) -> tuple[Vector, Ve
     return (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
 
 
-def _alone(mine: Step, theirs: Step, a: Vector, g: Vector, allowed: Sequence[Vector]) -> tuple[tuple[int, ...], float] | None:
-    """The places of the tensors whose gradients differ, and the gate of these together; None where no other is known to agree."""
-    pairs = [(a, g), (mine.gradient, theirs.gradient), *([(mine.sums, theirs.sums)] if mine.sums is not None else [])]
+def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
+    """Of the tensors whose gradients differ, where others are known to agree."""
+    mine, theirs = whole.mine, whole.theirs
     if mine.skipped or theirs.skipped:
-        return None
+        return whole
+    pairs = [(whole.a, whole.g), (mine.gradient, theirs.gradient), (mine.sums, theirs.sums)]
     for (x, y), (_, counts), known in zip(pairs, views(theirs), allowed, strict=False):
         if x is None or y is None or x.shape != y.shape or not (np.isfinite(x).all() and np.isfinite(y).all()):
             continue
         sizes = norms_by(counts, y)
-        apart = norms_by(counts, x - y)
         bounds = np.where(sizes > 0, known * sizes, known)
-        off = apart > bounds
+        off = norms_by(counts, x - y) > bounds
         agree = ~off & (sizes > 0) & (known <= COARSE_GATE)
-        if off.any() and agree.any():
-            size = float(np.linalg.norm(sizes[off]))
-            return tuple(np.flatnonzero(off).tolist()), float(np.linalg.norm(bounds[off])) / size if size else 0.0
-        if off.any():
-            return None
-    return None
+        if not off.any():
+            continue
+        if not agree.any():
+            break
+        places, size = np.flatnonzero(off).tolist(), float(np.linalg.norm(sizes[off]))
+        own = elements(mine, places)
+        return replace(
+            whole,
+            mine=of_tensors(mine, places),
+            theirs=of_tensors(theirs, places),
+            before=of_tensors(whole.before, places) if whole.before else None,
+            nulls=[of_tensors(null, places) for null in whole.nulls],
+            keep=whole.keep[own],
+            a=whole.a[own],
+            g=whole.g[own],
+            gate=float(np.linalg.norm(bounds[off])) / size if size else 0.0,
+            only=tuple(mine.tensors[place][0] for place in places),
+        )
+    return whole
 
 
-def _update(aligned: Aligned, allowed: Gates) -> Update:
+def _update(whole: StepFacts, allowed: Gates) -> Update:
     """Of the tensor that is farthest beyond its gate."""
-    mine, theirs, keep, gates = aligned.mine, aligned.theirs, aligned.keep, allowed.update[aligned.step]
+    mine, theirs, keep, gates = whole.mine, whole.theirs, whole.keep, allowed.update[whole.step]
     distances = update_distances(mine, theirs, keep)
     off = np.flatnonzero(distances > gates)
     worst = max(range(len(gates)), key=lambda i: distances[i] / gates[i] if gates[i] else distances[i], default=None)
@@ -175,7 +150,7 @@ def _update(aligned: Aligned, allowed: Gates) -> Update:
         known=float(np.repeat(np.isfinite(gates), counts_of(theirs)).mean()),
         along_weights=_along(movement(mine) - movement(theirs), theirs.before, of_these),
         state_distance=state_distance(mine, theirs),
-        state_gate=allowed.state[aligned.step],
+        state_gate=allowed.state[whole.step],
     )
 
 
@@ -188,14 +163,6 @@ def _to_one_limit(mine: Step, theirs: Step, gate: float) -> Vector:
         return a
     divided = a * (theirs.clips[0].limit / mine.clips[0].limit)
     return divided if distance(divided, raw(theirs)) <= gate else a
-
-
-def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
-    own, size = float(np.linalg.norm(a)), float(np.linalg.norm(g))
-    if not size > 0:  # nothing to compare with: never a pass
-        return Compared(distance=math.nan if distance is None else distance, scale=math.nan, cosine=math.nan)
-    apart = float(np.linalg.norm(a - g)) / size if distance is None else distance
-    return Compared(distance=apart, scale=own / size, cosine=cosine(a, g))
 
 
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:

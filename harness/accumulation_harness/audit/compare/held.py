@@ -8,19 +8,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import ON_THE_WAY, Apart
 from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
-from accumulation_harness.audit.evidence import Held, Run, Vector
+from accumulation_harness.audit.evidence import Held, Role, Run, Vector
 from accumulation_harness.compare.linear import distance, proportion
 
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
 SCHEDULES = ("schedule", "function")  # roles
+ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Something that is held in numbers, by its path, and that moves otherwise than in the reference."""
+
+    path: str
+    window: int  # at whose beginning it is otherwise first
+    distance: float  # relative to how far the reference's has moved
+    gate: float
+    role: Role | None  # of what it belongs to
+    share: float  # of the way to some weights that its movements in the reference go at least; 0 where they lead elsewhere
+    number: tuple[float, float] | None  # here and in the reference, where it is one
+    times: float  # by which a number moves further than in the reference; 0 where unknown
+    size: int  # numbers in it
+    plain: bool  # whether it is a number of Python's
+    ends: bool  # whether it is otherwise at the end as well
+    kept: bool  # whether it goes on from what it was, as a run with another value in its place has shown, and ends otherwise
+
+    def __str__(self) -> str:
+        """`schedule.last_epoch is 16 instead of 4`."""
+        if self.number is None:
+            return f"`{self.path}` " + (
+                f"is off by {self.distance:.2g} of its movement" if math.isfinite(self.distance) else "moves"
+            )
+        return f"`{self.path}` is {self.number[0]:g} instead of {self.number[1]:g}"
+
+    @property
+    def average(self) -> bool:
+        """Whether it is an average of weights."""
+        return 0 < self.share < 1 - ON_THE_WAY
+
+    @property
+    def copy(self) -> bool:
+        """Whether it is a copy of weights, and stays one while these move on."""
+        return self.kept and self.is_copied
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether weights are copied into it, in every window or now and then."""
+        return self.share >= 1 - ON_THE_WAY
+
+    @property
+    def of_loop(self) -> bool:
+        """Whether it is a tensor that the loop itself keeps, and no weights."""
+        return self.kept and self.role is None and not self.share
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it is a tensor that could be a state: of a model, trained by hand, or of the loop's own."""
+        return self.of_model or self.role == "trained" or (self.role is None and self.number is None and not self.average)
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is a tensor that a model holds besides its weights."""
+        return self.role == "model" and not (self.plain or self.average or self.copy)
 
 
 def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bool | None]) -> tuple[Apart, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, TermFacts
+from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.compare.windows import effective, evaluations, finite, raw
 from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
@@ -19,7 +19,83 @@ FEWEST = 4  # features of a position, below which two slopes are multiples by ch
 TOKENS_FIT = 0.01  # of what is left of the rows' slopes, which is left of those of their positions
 NOTHING = 1e-6  # of a row's largest slope, below which that of a position is rounding
 
+ALIKE = 1e-2  # relative; factors of rows that differ by less are one
+
 Pair = tuple[int, Matrix, Matrix]  # micro-batch; slope of a row [positions, features] in candidate and reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFacts:
+    """The same rows in candidate and reference, at equal parameters."""
+
+    outputs: float = math.inf  # largest relative distance of the model's output for a row
+    outputs_of_first: float = math.inf  # of those in the window's first micro-batch
+    residual: float  # largest relative distance of a row's slope from a multiple of the reference's
+    factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
+    tokens: bool = False  # whether residual and factors are of the positions of a row, since rows are no multiples
+
+    @property
+    def what(self) -> str:
+        """What `factors` are of."""
+        return "token" if self.tokens else "row"
+
+    @property
+    def chosen(self) -> bool:
+        """Whether some rows count in one of the two runs only; not all tokens of a micro-batch, whose deviations may be 0."""
+        parts = [part for part in self.factors if any(part)] if self.tokens else self.factors
+        return any(f == 0 or math.isinf(f) for part in parts for f in part)
+
+    @property
+    def alike_where_chosen(self) -> bool:
+        """Whether those that count in both runs do so alike in each micro-batch: they were chosen, and not weighed otherwise."""
+        counting = [[f for f in part if f and not math.isinf(f)] for part in self.factors]
+        return all(max(part) - min(part) <= ALIKE * max(map(abs, part)) for part in counting if part)
+
+    @property
+    def spread(self) -> float:
+        """Largest difference of two rows' factors within one micro-batch, relative to the largest factor."""
+        if any(math.isinf(f) for part in self.factors for f in part):
+            return math.inf
+        size = max((abs(f) for part in self.factors for f in part), default=0.0)
+        return max((max(part) - min(part) for part in self.factors), default=0.0) / size if size else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneTerm:
+    """What one addend of the loss gave to the candidate's gradient, beside what it gave to the reference's."""
+
+    distance: float  # relative to the whole reference gradient
+    scale: float  # of the candidate's along the reference's
+    parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
+    micro_batches: int  # of the probed window, also those without it
+    by_row: RowFacts | None = None  # outputs are not looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermFacts:
+    """The reference gradient as a sum of what each addend of the loss gave to the candidate's."""
+
+    parts: WeightedSum  # one part per addend
+    each: tuple[OneTerm, ...] = ()  # the addends one by one, where both losses have the same number of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What extra runs have shown of a window that differs; nothing before they were made."""
+
+    made: bool = False  # whether rows and couplings have been looked at
+    by_row: RowFacts | None = None
+    by_term: TermFacts | None = None  # only where the loss is a sum
+    mixed: bool = False  # in the reference, the model's output for one row depends on other rows
+    coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
+    elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
+    place: Place | None = None  # where the difference begins, module by module
+    agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
+    held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run
+    is_bank: bool = False  # whether some of that is replaced in part, and the rest of it stays
+    agrees_when_held: bool = False  # the difference is gone then
+    draws_count: bool = True  # whether other random numbers give another gradient at N=1, as far as that is known
+    same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
 
 
 def rows(mine: Run, theirs: Run) -> RowFacts | None:

@@ -10,11 +10,10 @@ from math import nan
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Apart, Rows
 from accumulation_harness.audit.compare.floors import FACTOR
-from accumulation_harness.audit.compare.held import laid_out, laid_out_alike
+from accumulation_harness.audit.compare.held import Apart, laid_out, laid_out_alike
 from accumulation_harness.audit.compare.step import StepFacts, further
-from accumulation_harness.audit.compare.windows import compare_rows
+from accumulation_harness.audit.compare.windows import Rows, compare_rows
 from accumulation_harness.audit.evidence import HELD, Run, Step, Track
 
 

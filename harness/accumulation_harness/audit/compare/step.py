@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Compared, Format, Probe, Rows, Update
+from accumulation_harness.audit.compare.probes import Probe
 from accumulation_harness.audit.compare.sums import (
+    Format,
     by_forward,
     by_rank,
     clamped_parts,
@@ -29,7 +30,15 @@ from accumulation_harness.audit.compare.sums import (
     shrinking,
     since_clear,
 )
-from accumulation_harness.audit.compare.windows import clipped_once, compare_rows, evaluations, raw
+from accumulation_harness.audit.compare.windows import (
+    Rows,
+    clipped_once,
+    compare_rows,
+    consumed_distance,
+    evaluations,
+    finite,
+    raw,
+)
 from accumulation_harness.audit.evidence import Backward, Run, Step, Vector
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
 
@@ -38,6 +47,42 @@ LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than th
 OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
 UNPROBED = Probe()
 NO_WEIGHT = 1e-2  # below which a weight that is known so well is 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A vector a beside the reference's g."""
+
+    distance: float  # ||a - g|| / ||g||
+    scale: float  # ||a|| / ||g||
+    cosine: float
+
+
+def compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
+    """Of these two; `distance`: the one that is to be told, where it is another one."""
+    own, size = float(np.linalg.norm(a)), float(np.linalg.norm(g))
+    if not size > 0:  # nothing to compare with: never a pass
+        return Compared(distance=math.nan if distance is None else distance, scale=math.nan, cosine=math.nan)
+    apart = float(np.linalg.norm(a - g)) / size if distance is None else distance
+    return Compared(distance=apart, scale=own / size, cosine=cosine(a, g))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What the optimizer made of its gradient, beside the reference's; gates are what rounding explains."""
+
+    distance: float = 0.0  # of the movements of the parameters, in the tensor that is farthest beyond its gate
+    gate: float = math.inf
+    only: tuple[str, ...] = ()  # the tensors that move otherwise, where others agree
+    known: float = 1.0  # share of the elements whose movement rounding does not decide
+    along_weights: float = math.nan  # residual of the difference of movements outside the direction of the parameters
+    state_distance: float = 0.0
+    state_gate: float = math.inf
+
+    @property
+    def agrees(self) -> bool:
+        """Whether movement and state are within their gates."""
+        return self.distance <= self.gate and self.state_distance <= self.state_gate
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,12 +101,9 @@ class StepFacts:
     g: Vector  # [P]
     gate: float  # largest relative distance of gradients that rounding explains
     whole_gate: float  # of all tensors together, where `gate` is of some
-    consumed: Compared  # the gradients that the optimizer took
-    raw: Compared  # a beside g
-    only: tuple[str, ...]  # the tensors that differ, where others are known to agree: all vectors are of these alone
+    only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
     buffers: tuple[str, ...]  # that have moved otherwise than the reference's
-    wrong: bool  # whether the gradients differ: of equal ones nothing is predicted
-    update: Update
+    update: Update = Update()
     tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
     probe: Probe = UNPROBED
 
@@ -70,6 +112,31 @@ class StepFacts:
         made = copy.copy(self)
         vars(made).update(changed)
         return made
+
+    @cached_property
+    def consumed(self) -> Compared:
+        """The gradients that the optimizer took."""
+        apart = 0.0 if self._skipped else finite(consumed_distance(self.mine, self.theirs))
+        return compared(self.mine.gradient, self.theirs.gradient, apart)
+
+    @cached_property
+    def raw(self) -> Compared:
+        """a beside g."""
+        return compared(self.a, self.g, 0.0 if self._skipped else finite(distance(self.a, self.g)))
+
+    @cached_property
+    def wrong(self) -> bool:
+        """Whether the gradients differ: of equal ones nothing is predicted.
+
+        One that differs outside the sample alone is wrong, and no prediction of what was kept says how.
+        """
+        kept = finite(distance(self.mine.gradient, self.theirs.gradient))
+        return not self._skipped and not (kept <= self.gate and self.raw.distance <= self.gate)
+
+    @property
+    def _skipped(self) -> bool:
+        """Whether a GradScaler left both out."""
+        return self.mine.skipped and self.theirs.skipped
 
     @property
     def gradients_agree(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.windows import slices
 from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, overflow_is_expected
 from accumulation_harness.compare.linear import WeightedSum, distance, off_line, weighted_sum
 
+Format = Literal["bfloat16", "float16"]
 AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
 OTHER_FACTOR = 0.01  # relative; by which factors of gradients differ at least
 MOST_PARTS = 64  # micro-batch gradients decomposed into

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise, takewhile
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Rows
-from accumulation_harness.audit.evidence import SUMMED, Backward, Run, Step, Track, Vector, norms_by
+from accumulation_harness.audit.evidence import SUMMED, Backward, Clip, Run, Step, Track, Vector, norms_by
 from accumulation_harness.compare.linear import distance
+
+Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
+R = TypeVar("R", Step, Backward, Clip)
 
 
 def effective(track: Track) -> list[Step]:
@@ -24,7 +26,7 @@ def effective(track: Track) -> list[Step]:
             continue
         if waiting:
             backwards = tuple(b for s in waiting for b in s.backwards) + step.backwards
-            step = dataclasses.replace(step, backwards=backwards)
+            step = replace(step, backwards=backwards)
             waiting = []
         kept.append(step)
     return kept
@@ -34,7 +36,7 @@ def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[St
     """The effective steps of both. Where both begin with steps that move nothing (SOAP's basis), these are left out."""
     both = takewhile(lambda pair: not (pair[0].effective or pair[1].effective), zip(mine.steps, theirs.steps, strict=False))
     num = sum(1 for _ in both)
-    a, b = (effective(dataclasses.replace(track, steps=track.steps[num:])) for track in (mine, theirs))
+    a, b = (effective(replace(track, steps=track.steps[num:])) for track in (mine, theirs))
     return a, b
 
 
@@ -101,18 +103,18 @@ def _evaluated(step: Step, part: tuple[Backward, ...]) -> Step | None:
     if len(kept) < len(part) or not kept:
         return None
     total = np.sum(kept, axis=0)
-    return dataclasses.replace(step, gradient=total, sums=None, total=total, backwards=part, clips=(), moved=None)
+    return replace(step, gradient=total, sums=None, total=total, backwards=part, clips=(), moved=None)
 
 
 def _last(step: Step, part: tuple[Backward, ...]) -> Step:
     dropped = len(step.backwards) - len(part)
     if not dropped:
         return step
-    first = dataclasses.replace(part[0], start="empty", emptied=frozenset(), moved=None)
-    clips = tuple(dataclasses.replace(c, after=c.after - dropped) for c in step.clips if c.after > dropped)
+    first = replace(part[0], start="empty", emptied=frozenset(), moved=None)
+    clips = tuple(replace(c, after=c.after - dropped) for c in step.clips if c.after > dropped)
     kept = [b.contribution for b in part if b.contribution is not None]
     total = np.sum(kept, axis=0) if len(kept) == len(part) else None
-    return dataclasses.replace(step, backwards=(first, *part[1:]), clips=clips, total=total)
+    return replace(step, backwards=(first, *part[1:]), clips=clips, total=total)
 
 
 def clipped_once(step: Step) -> bool:
@@ -187,8 +189,11 @@ def counts_of(step: Step) -> tuple[int, ...]:
 
 def slices(step: Step) -> dict[str, slice]:
     """Tensor's name -> where it lies in the vectors of a step."""
-    edges = np.cumsum([0, *counts_of(step)])
-    return {name: slice(int(a), int(b)) for (name, _), a, b in zip(step.tensors, edges[:-1], edges[1:], strict=True)}
+    return {name: part for (name, _), part in zip(step.tensors, _parts(step), strict=True)}
+
+
+def _parts(step: Step) -> list[slice]:
+    return [slice(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *counts_of(step)]))]
 
 
 def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
@@ -198,52 +203,39 @@ def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
     return [(raw(step), counts), (step.gradient, counts), *sums]
 
 
+def elements(step: Step, chosen: Sequence[int]) -> np.ndarray:
+    """Where the elements of these of its tensors are in the vectors of a step."""
+    return np.concatenate([np.arange(part.start, part.stop) for part in map(_parts(step).__getitem__, chosen)])
+
+
 def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
     """The step as if its optimizer held these of its tensors alone."""
-    edges = np.cumsum([0, *counts_of(step)])
-    own = np.concatenate([np.arange(edges[i], edges[i + 1]) for i in chosen])
+    own, size = elements(step, chosen), sum(counts_of(step))
     blocks = np.cumsum([0, *(-(-count // SUMMED) for _, count in step.tensors)])
     summed = np.concatenate([np.arange(blocks[i], blocks[i + 1]) for i in chosen])
     places = {place: k for k, place in enumerate(chosen)}
 
-    def cut(values: Vector | None) -> Vector | None:
-        return values[own] if values is not None and values.size == edges[-1] else values
+    def cut(one: R, **changed: Any) -> R:
+        values = {each.name: getattr(one, each.name) for each in fields(one)}
+        of_elements = {name: v[own] for name, v in values.items() if isinstance(v, np.ndarray) and v.size == size}
+        return replace(one, **of_elements | changed)
 
-    def known(values: Vector) -> Vector:
-        return np.asarray(values[own])
+    def cut_backward(b: Backward) -> Backward:
+        kept = frozenset(places[place] for place in b.emptied if place in places)
+        return cut(b, locals=tuple(v[own] if v.size == size else v for v in b.locals), emptied=kept)
 
-    backwards = tuple(
-        replace(
-            b,
-            contribution=cut(b.contribution),
-            bare=cut(b.bare),
-            moved=cut(b.moved),
-            local=cut(b.local),
-            locals=tuple(values[own] if values.size == edges[-1] else values for values in b.locals),
-            emptied=frozenset(places[place] for place in b.emptied if place in places),
-        )
-        for b in step.backwards
-    )
-    clips = tuple(
-        replace(
-            c, before=cut(c.before), size=c.size if c.size is not None or c.before is None else float(np.linalg.norm(c.before))
-        )
-        for c in step.clips
-    )
-    return replace(
+    def cut_clip(c: Clip) -> Clip:
+        return cut(c, size=float(np.linalg.norm(c.before)) if c.size is None and c.before is not None else c.size)
+
+    return cut(
         step,
         tensors=tuple(step.tensors[i] for i in chosen),
         kept=tuple(step.kept[i] for i in chosen) if step.kept else (),
         sums=None if step.sums is None else step.sums[summed],
-        gradient=known(step.gradient),
-        total=cut(step.total),
         spreads=tuple(step.spreads[i] for i in chosen),
-        before=known(step.before),
-        after=known(step.after),
-        moved=cut(step.moved),
         roundoffs=tuple(step.roundoffs[i] for i in chosen),
-        backwards=backwards,
-        clips=clips,
+        backwards=tuple(map(cut_backward, step.backwards)),
+        clips=tuple(map(cut_clip, step.clips)),
     )
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Format
 from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.sums import Format
 from accumulation_harness.audit.compare.windows import clipped_once
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation

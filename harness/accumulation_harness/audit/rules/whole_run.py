@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.audit.compare.facts import Apart
+from accumulation_harness.audit.compare.held import Apart
 from accumulation_harness.audit.compare.run import RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
