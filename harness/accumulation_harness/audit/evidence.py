@@ -68,8 +68,8 @@ class Layer(StrEnum):
 class Backward:
     """One backward pass that reached the parameters of an optimizer."""
 
-    loss: float  # as differentiated, loss scale taken out; NaN when unknown
-    scale: float  # loss scale of a GradScaler, 1 without one
+    loss: float = math.nan  # as differentiated, loss scale taken out; NaN when unknown
+    scale: float = 1.0  # loss scale of a GradScaler, 1 without one
     start: Start  # the gradients it found
     emptied: frozenset[int] = frozenset()  # tensors whose gradients were cleared since the backward before
     contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
@@ -82,15 +82,15 @@ class Backward:
     terms: tuple[tuple[str, Vector], ...] = ()  # each addend of its loss, as autograd calls it, and [P] of it; if probed
     local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
     locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
-    rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
+    rows: tuple[str, ...] | None = None  # fingerprints of the rows of the forward before it; None when no module was called
     computed: bool = False  # whether rows were made from weights: other weights make other rows
-    lengths: int  # different lengths among these rows, padding left out
-    forwards: int  # training forwards since the backward before
-    broken_forwards: int  # of these, with non-finite input or output
-    draws: bool  # whether random numbers were drawn inside a forward
-    outside: bool  # whether random numbers were drawn since the step or backward before, but not inside a forward
-    moved: Vector | None  # [P] movement of the parameters since the backward or step before, if any
-    lrs: tuple[float, ...]
+    lengths: int = 0  # different lengths among these rows, padding left out
+    forwards: int = 1  # training forwards since the backward before
+    broken_forwards: int = 0  # of these, with non-finite input or output
+    draws: bool = False  # whether random numbers were drawn inside a forward
+    outside: bool = False  # whether random numbers were drawn since the step or backward before, but not inside a forward
+    moved: Vector | None = None  # [P] movement of the parameters since the backward or step before, if any
+    lrs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,17 +156,17 @@ class Step:
     gradient: Vector  # [P] as the optimizer left it
     total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
     spreads: tuple[float, ...]  # ||sum_k |c_k||| of each tensor
-    lrs: tuple[float, ...]
-    decays: tuple[float, ...]
+    lrs: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
     before: Vector  # [P] parameters
     after: Vector
-    state: dict[str, Vector]
-    state_step: float | None
-    moved: Vector | None  # [P] movement between the last backward (or step) and this step
-    skipped: bool  # by a GradScaler, on non-finite gradients
+    state: dict[str, Vector] = field(default_factory=dict)
+    state_step: float | None = None
+    moved: Vector | None = None  # [P] movement between the last backward (or step) and this step
+    skipped: bool = False  # by a GradScaler, on non-finite gradients
     backwards: tuple[Backward, ...]
-    clips: tuple[Clip, ...]
-    calls: tuple[Call, ...]  # in the order of the window
+    clips: tuple[Clip, ...] = ()
+    calls: tuple[Call, ...] = ()  # in the order of the window
     changed: tuple[Change, ...] = ()  # what became of the gradients since the last backward
     roundoffs: tuple[float, ...]  # of each tensor's format
     shards: tuple[tuple[int, ...], ...] = ()  # tensors of each rank, where the parts of all ranks were joined

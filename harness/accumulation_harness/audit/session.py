@@ -104,10 +104,9 @@ class Session:
                 self._check_comparable(family.reference)
                 for n in self.arms:
                     self._arm(family, n)
-        if self.repeatable and not self.problems and not any(result.findings for result in self.results):
-            self._look_beside_aliases(families[0])
-        if self.repeatable and not self.problems and not any(result.findings for result in self.results):
-            self._look_for_silent_terms(families[0])
+        for look in (self._look_beside_aliases, self._look_for_silent_terms):
+            if self.repeatable and not self.problems and not any(result.findings for result in self.results):
+                look(families[0])
         return Report(
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
@@ -127,7 +126,7 @@ class Session:
             self.unseen.append(f"N={n} has {n} rows in every micro-batch: division by the one or the other cannot be told apart")
             return
         with suppress(ShapeError):
-            compared = facts(run, family.reference, family.floor(family.nulls, drift=True))
+            compared = _compared(run, family)
             if all(step.agrees for item in compared for step in item.steps):
                 return
         family.candidates[other] = run
@@ -270,13 +269,13 @@ class Session:
         if not candidate.num_steps:
             return
         try:
-            compared: Sequence[Facts] = facts(candidate, family.reference, family.floor(family.nulls, drift=True))
+            compared: Sequence[Facts] = _compared(candidate, family)
         except ShapeError as error:
             self._problem(f"the model is not the one of N=1: {error}; it must not depend on the arguments", n)
             return
         self._check_start(candidate, family.reference)
         if self.repeatable and self._learn_what_is_kept(family, compared):
-            compared = facts(candidate, family.reference, family.floor(family.nulls, drift=True))
+            compared = _compared(candidate, family)
         found = explained(compared) if self.repeatable else []
         self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
         if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
@@ -350,6 +349,11 @@ class Session:
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""
         return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
+
+
+def _compared(run: Run, family: Family) -> list[Facts]:
+    """A run that goes its own way, beside the reference."""
+    return facts(run, family.reference, family.floor(family.nulls, drift=True))
 
 
 def _rounded_by_the_loop(compared: Sequence[Facts]) -> bool:

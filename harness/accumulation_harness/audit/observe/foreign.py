@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,17 +88,9 @@ class Handed:
                 spreads=(0.0,) * len(self.track.tensors) if spreads is None else tuple(spreads.tolist()),
                 roundoffs=self._roundoffs,
                 gradient=gradient,
-                lrs=(),
-                decays=(),
                 before=before,
                 after=after,
-                state={},
-                state_step=None,
-                moved=None,
-                skipped=False,
-                backwards=tuple(map(_backward, parts)),
-                clips=(),
-                calls=(),
+                backwards=tuple(Backward(start="manual", contribution=p, finite=bool(np.isfinite(p).all())) for p in parts),
             )
         )
 
@@ -123,21 +114,3 @@ def _roundoff(dtype: np.dtype[Any]) -> float:
     if dtype.kind in "fc":
         return float(np.finfo(dtype).eps) / 2
     return roundoff(torch.bfloat16) if dtype.kind == "V" and dtype.itemsize == 2 else FLOAT32
-
-
-def _backward(contribution: Vector) -> Backward:
-    return Backward(
-        loss=math.nan,
-        scale=1.0,
-        start="manual",
-        contribution=contribution,
-        finite=bool(np.isfinite(contribution).all()),
-        rows=None,
-        lengths=0,
-        forwards=1,
-        broken_forwards=0,
-        draws=False,
-        outside=False,
-        moved=None,
-        lrs=(),
-    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +76,9 @@ class Begun:
     emptied: frozenset[int]
     moved: Vector | None
     marks: list[Mark]  # of every parameter's `.grad`
+    local: LocalGradients | None  # of this rank alone
+    stand_in: LocalGradients | None  # of the model's parameters, which the optimizer may hold copies of
+    hooked: list[LocalGradients]  # before the run's own hooks, and behind them
 
 
 class LiveTrack(Followed):
@@ -94,9 +96,6 @@ class LiveTrack(Followed):
         self.last_gradient: Vector | None = None  # as the last event left it
         self.start: list[Tensor] | None = None  # parameters before the first window, where they are put back
         self._num_odd = 0  # windows so far with another number of backwards than the first one
-        self._local: LocalGradients | None = None
-        self._stand_in: LocalGradients | None = None
-        self._hooked: list[LocalGradients] = []  # before the run's own hooks, and behind them
         self._begun: Begun | None = None
         self._given: Vector | None = None  # gradients as the step began
         self._before: Vector | None = None  # parameters then
@@ -146,11 +145,17 @@ class LiveTrack(Followed):
         start = start_of(found, self.last_gradient, filled=self.window.filled)
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
         emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
-        self._begun = Begun(start, found, emptied, self._movement(), [mark(p.grad) for p in self.parameters])
-        self._local = LocalGradients(self.parameters, self.fence) if in_a_group() else None
-        self._stand_in = LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None
         hooked = not in_a_group() and are_hooked(self.parameters)
-        self._hooked = [LocalGradients(self.parameters, self.fence, first=first) for first in (True, False) if hooked]
+        self._begun = Begun(
+            start,
+            found,
+            emptied,
+            self._movement(),
+            [mark(p.grad) for p in self.parameters],
+            local=LocalGradients(self.parameters, self.fence) if in_a_group() else None,
+            stand_in=LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None,
+            hooked=[LocalGradients(self.parameters, self.fence, first=first) for first in (True, False) if hooked],
+        )
 
     def _look_for_returned(self, found: Vector) -> None:
         """Whether what the last backward returned has been put into `.grad`, which is `found` [P] now."""
@@ -168,14 +173,13 @@ class LiveTrack(Followed):
     @overflow_is_expected
     def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
         """Whether it reached this optimizer. `manual` [P] is the gradient when it was returned instead of added."""
-        local = self._local.taken() if self._local is not None else None
-        local = self.forwards.unsharded.taken(self.parameters) if local is None else local
-        behind = self._stand_in.taken() if self._stand_in is not None else None
-        bare, left = (self._picked(one.taken()) for one in self._hooked) if self._hooked else (None, None)
-        self._local, self._stand_in, self._hooked = None, None, []
         begun, self._begun = self._begun, None
         if begun is None:
             return False
+        local = begun.local.taken() if begun.local is not None else None
+        local = self.forwards.unsharded.taken(self.parameters) if local is None else local
+        behind = begun.stand_in.taken() if begun.stand_in is not None else None
+        bare, left = (self._picked(one.taken()) for one in begun.hooked) if begun.hooked else (None, None)
         end = _shared(self.gradients(), begun.gradient)
         same = begun.marks == [mark(p.grad) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
@@ -196,8 +200,8 @@ class LiveTrack(Followed):
             known = (np.abs(parts[0]) > CANCELLED * parts[1]) & (np.abs(parts[0] - end) > HOOKED * parts[1])
             after = ((np.where(known, parts[0], 0.0), np.where(known, end, 0.0)),) if known.any() and manual is None else ()
             hooked = None if np.array_equal(bare, left, equal_nan=True) else (bare, left)
-            backward = dataclasses.replace(backward, bare=bare / scale, hooked=hooked, changed=(*backward.changed, *after))
-        self.window.backwards.append(dataclasses.replace(backward, local=None if local is None else local / scale))
+            backward = replace(backward, bare=bare / scale, hooked=hooked, changed=(*backward.changed, *after))
+        self.window.backwards.append(replace(backward, local=None if local is None else local / scale))
         # a loss of 0 leaves nothing that could be cleared
         self.window.filled = self.window.filled or (manual is None and bool(end.any()))
         if manual is None or begun.start != "cleared":  # one that only looks takes the clearing before it from no other
@@ -243,7 +247,7 @@ class LiveTrack(Followed):
 
     def reached_with(self, places: frozenset[int], terms: tuple[tuple[str, Vector], ...] = ()) -> None:
         """The last backward reached the optimizers at these places; `terms`: what each addend of its loss gave this one."""
-        self.window.backwards[-1] = dataclasses.replace(self.window.backwards[-1], reached=places, terms=terms)
+        self.window.backwards[-1] = replace(self.window.backwards[-1], reached=places, terms=terms)
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -292,17 +296,16 @@ class LiveTrack(Followed):
         self.note("step")
         window = self.window
         if any(b.start != "manual" for b in window.backwards):  # else gradients may be added up elsewhere
-            window.clips = [dataclasses.replace(c, after=c.after - sum(k < c.after for k in window.aside)) for c in window.clips]
+            window.clips = [replace(c, after=c.after - sum(k < c.after for k in window.aside)) for c in window.clips]
             window.backwards = _without(window.aside, window.backwards)
         parts = [b.contribution for b in window.backwards if b.contribution is not None]
         if len(parts) < len(window.backwards) or any(part.shape != gradient.shape for part in parts):
             parts = []
         if not (kept := self._kept()):
             window.backwards = [
-                dataclasses.replace(b, contribution=None, local=None, bare=None, hooked=None, changed=())
-                for b in window.backwards
+                replace(b, contribution=None, local=None, bare=None, hooked=None, changed=()) for b in window.backwards
             ]
-            window.clips = [dataclasses.replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
+            window.clips = [replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
         step = Step(
             tensors=self.track.tensors,
             kept=() if self.sample.whole else self.sample.counts,
@@ -394,7 +397,7 @@ def _without(aside: Collection[int], backwards: Sequence[Backward]) -> list[Back
     look: Backward | None = None
     for place, b in enumerate(backwards):
         if look is not None:
-            b = dataclasses.replace(
+            b = replace(
                 b,
                 rows=None if look.rows is None or b.rows is None else look.rows + b.rows,
                 computed=look.computed or b.computed,
