@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
@@ -86,18 +85,16 @@ class Judged:
         seen = ((Layer.dropout, self.run.dropout_calls), (Layer.batch_norm, self.run.norm_calls))
         return frozenset(layer for layer, calls in seen if calls)
 
-    def learning(self, each: Iterable[Mapping[str, Any]] = repeat({}), **known: Any) -> Judged:
-        """With what was learnt of the windows that differ; `each`: by optimizer."""
-        learnt = [
-            replace(
-                item,
-                steps=tuple(
-                    step if step.gradients_agree else step.but(probe=replace(step.probe, **known, **own)) for step in item.steps
-                ),
-            )
-            for item, own in zip(self.compared, each, strict=False)
+    def learning(self, learn: Callable[[int, StepFacts], Mapping[str, Any]]) -> Judged:
+        """With what was learnt of the windows that differ: by the place of their optimizer."""
+
+        def learnt(place: int, step: StepFacts) -> StepFacts:
+            return step if step.gradients_agree else step.but(probe=replace(step.probe, **learn(place, step)))
+
+        compared = [
+            replace(item, steps=tuple(learnt(place, step) for step in item.steps)) for place, item in enumerate(self.compared)
         ]
-        return replace(self, compared=learnt)
+        return replace(self, compared=compared)
 
 
 def explained(compared: Sequence[Facts]) -> list[Finding]:
@@ -140,16 +137,10 @@ class ExtraRuns:
             judged = self._placed(self._without_layers(judged))
         return judged.compared, judged.found
 
-    def _followed(
-        self,
-        *,
-        disable: frozenset[Layer] = frozenset(),
-        keep: frozenset[int] = frozenset(),
-        hold: tuple[frozenset[str], Held | None] = (frozenset(), None),
-    ) -> Judged | None:
-        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
+    def _followed(self, disable: frozenset[Layer] = frozenset(), **what: Any) -> Judged | None:
+        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot. `what`: else to do."""
         reference, nulls = self._ground(disable)
-        follow = replace(_following(reference, disable), keep=keep, hold=hold[0], hold_as=hold[1])
+        follow = replace(_following(reference, disable), **what)
         run = self.runs.candidate(self.n, self.family.options, follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
@@ -168,9 +159,9 @@ class ExtraRuns:
         except ShapeError:
             return None
         count = run.dropout_calls > 0 or self._draws_count(found)
-        found = found.learning(same_at_one=self.same_at_one, draws_count=count)
-        later = frozenset() if keep else found.not_kept
-        return (self._followed(disable=disable, keep=later, hold=hold) if later else None) or found
+        found = found.learning(lambda *_: {"same_at_one": self.same_at_one, "draws_count": count})
+        later = frozenset() if "keep" in what else found.not_kept
+        return (self._followed(disable, keep=later, **what) if later else None) or found
 
     def _draws_count(self, judged: Judged) -> bool:
         """Whether other random numbers give another gradient at N=1; true where none are drawn, or they choose the rows."""
@@ -218,22 +209,14 @@ class ExtraRuns:
             return judged
         following, options = _following(self.family.reference, frozenset()), self.family.options
         usual = self.runs.baseline(options, replace(following, note=frozenset(paths))).held
-        held = self._followed(hold=(frozenset(paths), usual))
+        held = self._followed(hold=frozenset(paths), hold_as=usual)
         if held is None:
             return judged
         agreeing = {(step.track, step.step) for step in held.steps if step.gradients_agree}
-        known = judged.learning(held=paths, is_bank=any(carried.values()))
-        learnt = [
-            replace(
-                item,
-                steps=tuple(
-                    step.but(probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
-                    for step in item.steps
-                ),
-            )
-            for item in known.compared
-        ]
-        judged = replace(known, compared=learnt)
+        is_bank = any(carried.values())
+        judged = judged.learning(
+            lambda _, step: {"held": paths, "is_bank": is_bank, "agrees_when_held": (step.track, step.step) in agreeing}
+        )
         if judged.averages_differ and all(step.probe.agrees_when_held for step in judged.off):  # they take part in the loss
             return replace(judged, said=[f for f in judged.found if not f.unreproduced], settled=True)
         first = next((step for step in judged.off if step.backwards > 1), None)
@@ -263,16 +246,17 @@ class ExtraRuns:
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
         if theirs.error is not None or mine.error is not None:
             return judged  # hooks of the trainer's own that stand no second differentiation: nothing is known
-        alone, optimizers = mine.ranks == 1, len(judged.compared)
-        known = alone and len(mine.tracks) == len(theirs.tracks) == optimizers
-        return judged.learning(
-            [{"by_term": terms((mine, theirs), place, window) if known else None} for place in range(optimizers)],
-            made=True,
-            coupled=separated(mine, theirs, window),
-            elementwise=theirs.elementwise,
-            mixed=theirs.mixes_rows,
-            by_row=rows(mine, theirs) if alone else None,
-        )
+        alone = mine.ranks == 1
+        of_terms = alone and len(mine.tracks) == len(theirs.tracks) == len(judged.compared)
+        known = {
+            "made": True,
+            "coupled": separated(mine, theirs, window),
+            "elementwise": theirs.elementwise,
+            "mixed": theirs.mixes_rows,
+            "by_row": rows(mine, theirs) if alone else None,
+        }
+        by_term = [terms((mine, theirs), place, window) if of_terms else None for place in range(len(judged.compared))]
+        return judged.learning(lambda place, _: known | {"by_term": by_term[place]})
 
     def _placed(self, judged: Judged) -> Judged:
         """With the module in which a difference begins that no weights of the micro-batches explain."""
@@ -286,7 +270,7 @@ class ExtraRuns:
             return judged
         if place.where in (Where.forward, Where.backward):
             place = self._look(judged.furthest, disable, place.path) or place
-        found = judged.learning(place=place).found
+        found = judged.learning(lambda *_: {"place": place}).found
         chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
         return replace(judged, said=[_with_place(f, place) if f is chosen else f for f in found])
 
@@ -312,7 +296,7 @@ class ExtraRuns:
             return judged
         again = facts(run, reference, self.family.floor([null], drift=False))
         agrees = all(step.gradients_agree for item in again for step in item.steps)
-        return judged.learning(agrees_when_frozen=agrees)
+        return judged.learning(lambda *_: {"agrees_when_frozen": agrees})
 
     # -- without what couples samples ----------------------------------------------------------------------------------
 
@@ -321,7 +305,7 @@ class ExtraRuns:
         suspects = judged.layers
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
             return judged
-        without = self._followed(disable=suspects)
+        without = self._followed(suspects)
         if without is None:
             return judged
         left = self._probed(without, suspects) if without.open else without
@@ -329,7 +313,7 @@ class ExtraRuns:
         found = []
         for suspect in sorted(suspects, key=[*CAUSE_OF].index):
             rest = suspects - {suspect}
-            with_it = self._followed(disable=rest) if rest else judged
+            with_it = self._followed(rest) if rest else judged
             if with_it is None:
                 continue
             pairs = [
