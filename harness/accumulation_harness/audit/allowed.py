@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.run import steps_of
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import ArmResult, Problem
 from accumulation_harness.audit.report.report import Report
@@ -37,14 +37,12 @@ def _unknown(allowed: Sequence[Finding], result: ArmResult) -> str:
     if all(f.kind == "layers" and f.alone for f in allowed):
         return ""
     names = ", ".join(sorted({f.cause for f in allowed}))
-    if not _agree(result.facts) or any(f.kind not in (*BESIDE, "update", "schedule") for f in allowed):
+    if not all(step.agrees for step in steps_of(result.facts)) or any(
+        f.kind not in (*BESIDE, "update", "schedule") for f in allowed
+    ):
         what = "gradients were not compared"
     elif any(f.kind not in BESIDE or f.cause is Cause.unexplained for f in allowed):
         what = "updates were not compared"
     else:
         return result.empty
     return f"{names} is allowed, and with it {what}: whatever else accumulation changes would not show"
-
-
-def _agree(compared: Sequence[Facts]) -> bool:
-    return all(step.agrees for item in compared for step in item.steps)

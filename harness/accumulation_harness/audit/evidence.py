@@ -34,6 +34,11 @@ def norms_by(counts: Sequence[int], values: Vector) -> Vector:
     return found
 
 
+def emptied(before: Vector, after: Vector, counts: Sequence[int]) -> list[int]:
+    """The parts that hold nothing but zeros now, and held something before."""
+    return np.flatnonzero((norms_by(counts, before) > 0) & (norms_by(counts, after) == 0)).tolist()
+
+
 Start = Literal[
     "empty",  # no gradients
     "cleared",  # none, where an earlier backward of the window had left some

@@ -12,7 +12,7 @@ from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
 from accumulation_harness.audit.compare.probes import rows, separated, terms
-from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import compare_rows
@@ -59,7 +59,7 @@ class Judged:
     @property
     def steps(self) -> list[StepFacts]:
         """Those of all optimizers."""
-        return [step for item in self.compared for step in item.steps]
+        return steps_of(self.compared)
 
     @property
     def off(self) -> list[StepFacts]:
@@ -295,7 +295,7 @@ class ExtraRuns:
         if any(each.error is not None for each in (reference, run, null)):
             return judged
         again = facts(run, reference, self.family.floor([null], drift=False))
-        agrees = all(step.gradients_agree for item in again for step in item.steps)
+        agrees = all(step.gradients_agree for step in steps_of(again))
         return judged.learning(lambda *_: {"agrees_when_frozen": agrees})
 
     # -- without what couples samples ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
 from accumulation_harness.audit.compare.held import keeps, rests
-from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
 from accumulation_harness.audit.convention import cuts_the_same_windows, other_rows, rows_of, takes_the_whole_batch
@@ -127,7 +127,7 @@ class Session:
             return
         with suppress(ShapeError):
             compared = _compared(run, family)
-            if all(step.agrees for item in compared for step in item.steps):
+            if all(step.agrees for step in steps_of(compared)):
                 return
         family.candidates[other] = run
         self._arm(family, other)
@@ -278,24 +278,25 @@ class Session:
             compared = _compared(candidate, family)
         found = explained(compared) if self.repeatable else []
         self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
-        if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
-            extra = ExtraRuns(self.runs, family, n, same_at_one=self._differs_at_one(family))
+        if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for step in steps_of(compared)):
+            at_one = [r for r in self.results if r.accumulation_steps == 1 and r.arithmetic == family.arithmetic]
+            extra = ExtraRuns(self.runs, family, n, same_at_one=any(r.findings for r in at_one))
             compared, found = extra.diagnose(compared)
         if _rounded_by_the_loop(compared) and self._agrees_as_trained(family, n):
-            worst = max(step.raw.distance for item in compared for step in item.steps)
+            worst = max(step.raw.distance for step in steps_of(compared))
             what = (
                 f"N={n}: in {family.arithmetic} the gradients are {worst:.1g} apart, as numbers that the loop rounds to float32"
             )
             self.unseen.append(f"{what}: smaller differences cannot be seen")
             found = []
-        split = disagreement(candidate, max((s.gate for item in compared for s in item.steps), default=0.0))
+        split = disagreement(candidate, max((step.gate for step in steps_of(compared)), default=0.0))
         if split:  # what one rank's gradient looks like then says nothing of the window
             found = split + [f for f in found if not f.unreproduced]
         if candidate.error is not None:
             found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
         for what in [] if found else filter(None, (unread(item.run) for item in compared)):
             self._problem(what, n)
-        empty = nothing_compared(candidate, family.reference, self._one(family), compared) or ""
+        empty = nothing_compared(candidate, family.reference, family.candidates.get(1, family.reference), compared) or ""
         if empty and not found:
             self._problem(empty, n)
         named, evidence = tuple(first_of_each(found)), _evidence(candidate)
@@ -315,10 +316,6 @@ class Session:
         """Whether this is a finer arithmetic than the arm was trained in, where nothing differed."""
         trained = [r for r in self.results if r.accumulation_steps == n and r.arithmetic != family.arithmetic]
         return bool(trained) and all(not r.findings and not r.empty for r in trained)
-
-    def _one(self, family: Family) -> Run:
-        """The audited function at N=1; where an independent function is the reference, only if it was asked for as an arm."""
-        return family.candidates.get(1, family.reference)
 
     def _check_start(self, candidate: Run, reference: Run) -> None:
         """Other weights from the start are no matter of accumulation: runs that follow the reference would hide them."""
@@ -346,10 +343,6 @@ class Session:
                 what = f"{track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
                 self._problem(what, 1)
 
-    def _differs_at_one(self, family: Family) -> bool:
-        """Whether N=1 as well differs from the independent reference."""
-        return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
-
 
 def _compared(run: Run, family: Family) -> list[Facts]:
     """A run that goes its own way, beside the reference."""
@@ -358,13 +351,13 @@ def _compared(run: Run, family: Family) -> list[Facts]:
 
 def _rounded_by_the_loop(compared: Sequence[Facts]) -> bool:
     """Whether gradients differ, and all by so little that numbers which the loop itself holds in float32 explain it."""
-    off = [step for item in compared for step in item.steps if not step.agrees]
+    off = [step for step in steps_of(compared) if not step.agrees]
     return bool(off) and all(max(s.raw.distance, s.consumed.distance, s.update.distance) <= ROUNDED_BY_LOOP for s in off)
 
 
 def _first_answer(compared: Sequence[Facts]) -> str:
     """What the first run of an arm shows, before anything is explained."""
-    steps = [step for item in compared for step in item.steps]
+    steps = steps_of(compared)
     worst = max(steps, key=lambda step: step.raw.distance / step.gate if step.gate else 0.0, default=None)
     if worst is None:
         return "no optimizer step to compare"

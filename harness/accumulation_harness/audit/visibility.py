@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF, is_handed
+from accumulation_harness.audit.compare.run import steps_of
 from accumulation_harness.audit.compare.sums import emptied_at_last
 from accumulation_harness.audit.evidence import Run, Step, Track
 from accumulation_harness.audit.report import ArmResult
@@ -171,7 +172,7 @@ def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
     """Known no better in any arithmetic."""
     known: dict[str, float] = {}
     for result in results:
-        least = min((step.update.known for item in result.facts for step in item.steps), default=1.0)
+        least = min((step.update.known for step in steps_of(result.facts)), default=1.0)
         known[result.arithmetic] = min(known.get(result.arithmetic, 1.0), least)
     if known and max(known.values()) < MOST:
         yield (

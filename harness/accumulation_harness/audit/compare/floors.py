@@ -70,7 +70,7 @@ def gates(
     gradient, state = [], []
     moved: list[bool] = []
     factor = COARSE_FACTOR if reference.roundoff > COARSE_ROUNDOFF else FACTOR
-    least = least_known(theirs[0]) if theirs else LEAST
+    least = min(LEAST, LEAST_ROUNDINGS * max(theirs[0].roundoffs, default=FLOAT32)) if theirs else LEAST
     for t, step in enumerate(theirs):
         others = [null[t] for null in nulls if t < len(null)]
         own = mine[t] if t < len(mine) else step
@@ -88,12 +88,6 @@ def gates(
     update = _of_updates(theirs, nulls, noise, factor, drift=drift)
     known = [np.maximum(u, np.maximum(least, v[0])) for u, v in zip(update, tensors, strict=True)]
     return Gates(gradient, state, tensors, known)
-
-
-def least_known(step: Step) -> float:
-    """How well an update, a buffer or an average is known at best."""
-    coarsest = max(step.roundoffs, default=FLOAT32)
-    return min(LEAST, LEAST_ROUNDINGS * coarsest)
 
 
 FIRST = 3  # steps that tell of each other's errors although these grow

@@ -183,3 +183,8 @@ class Facts:
 
     run: RunFacts
     steps: tuple[StepFacts, ...]
+
+
+def steps_of(compared: Sequence[Facts]) -> list[StepFacts]:
+    """Of all optimizers."""
+    return [step for item in compared for step in item.steps]

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from accumulation_harness.audit.compare.windows import slices
-from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, overflow_is_expected
+from accumulation_harness.audit.compare.windows import counts_of, slices
+from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, emptied, overflow_is_expected
 from accumulation_harness.compare.linear import WeightedSum, distance, off_line, weighted_sum
 
 Format = Literal["bfloat16", "float16"]
@@ -58,7 +58,7 @@ def emptied_at_last(mine: Step, a: Vector) -> tuple[str, ...]:
     """The tensors without a gradient at the step, although the window's backwards gave them one."""
     if mine.total is None or mine.total.shape != a.shape:
         return ()
-    return tuple(name for name, part in slices(mine).items() if mine.total[part].any() and not a[part].any())
+    return tuple(mine.tensors[place][0] for place in emptied(mine.total, a, counts_of(mine)))
 
 
 def since_clear(mine: Step, a: Vector) -> Vector:

@@ -8,7 +8,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, COARSE_ROUNDOFF, Floor
-from accumulation_harness.audit.compare.run import Facts
+from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.windows import effective
 from accumulation_harness.audit.evidence import Run
 
@@ -19,7 +19,9 @@ def nothing_compared(candidate: Run, reference: Run, one: Run, compared: Sequenc
     `one`: the audited function at N=1, which is the reference where there is no independent one.
     """
     if not any(item.steps for item in compared):
-        return f"no optimizer step moves a weight (learning rates {_rates(reference)}): nothing was compared"
+        rates = sorted({rate for track in reference.tracks for step in track.steps for rate in step.lrs})[:4]
+        known = ", ".join(f"{rate:.3g}" for rate in rates) or "unknown"
+        return f"no optimizer step moves a weight (learning rates {known}): nothing was compared"
     if not (_has_gradient(candidate) and _has_gradient(reference)):
         if all(step.skipped for track in reference.tracks for step in track.steps):
             return "the GradScaler leaves out every optimizer step: nothing was compared"
@@ -50,17 +52,11 @@ def _per_step(run: Run) -> str:
     return f"{run.forwards / run.num_steps:.3g} forwards and {run.backwards / run.num_steps:.3g} backwards"
 
 
-def _rates(run: Run) -> str:
-    rates = sorted({rate for track in run.tracks for step in track.steps for rate in step.lrs})
-    return ", ".join(f"{rate:.3g}" for rate in rates[:4]) or "unknown"
-
-
 def _too_coarse(reference: Run, compared: Sequence[Facts]) -> str | None:
     """In 32 bits and more, a hundredth of the gradient that is called rounding may as well be a fault."""
     if reference.roundoff > COARSE_ROUNDOFF:
         return None
-    steps = [step for item in compared for step in item.steps]
-    worst = max(steps, key=lambda step: step.raw.distance)
+    worst = max(steps_of(compared), key=lambda step: step.raw.distance)
     if worst.raw.distance <= COARSE_GATE:
         return None
     return (

@@ -24,6 +24,7 @@ from accumulation_harness.audit.evidence import (
     Step,
     Track,
     Vector,
+    emptied,
     norms_by,
     overflow_is_expected,
 )
@@ -39,8 +40,8 @@ from accumulation_harness.audit.observe.sample import (
     signed_sums,
     size_of,
 )
-from accumulation_harness.audit.observe.starts import emptied_since, start_of
 from accumulation_harness.audit.observe.tensors import dense, roundoff, size
+from accumulation_harness.compare.linear import cosine
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, mark
 from accumulation_harness.observe.tensors import in_a_group
@@ -48,6 +49,7 @@ from accumulation_harness.system.state import PLAIN, readable
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
+COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 HOOKED = 1e-5  # relative; what becomes of a sum and is less is its rounding
 CANCELLED = 1e-3  # relative; of a sum that is smaller than its parts by more, rounding hides what became of it
 Unclipped = tuple[Vector, float | None]
@@ -142,14 +144,14 @@ class LiveTrack(Followed):
         self.refresh()
         found = _shared(self.gradients(), self.last_gradient)
         self._look_for_returned(found)
-        start = start_of(found, self.last_gradient, filled=self.window.filled)
-        lost = start in ("cleared", "changed") and bool(self.window.backwards)
-        emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
+        start = _start_of(found, self.last_gradient, filled=self.window.filled)
+        last = self.last_gradient if start in ("cleared", "changed") and self.window.backwards else None
+        lost = [] if last is None or last.shape != found.shape else emptied(last, found, self.sample.counts)
         hooked = not in_a_group() and are_hooked(self.parameters)
         self._begun = Begun(
             start,
             found,
-            emptied,
+            frozenset(lost),
             self._movement(),
             [mark(p.grad) for p in self.parameters],
             local=LocalGradients(self.parameters, self.fence) if in_a_group() else None,
@@ -389,6 +391,17 @@ class LiveTrack(Followed):
         if self.track.steps and all(map(readable, self.parameters)):
             moves = (*(b.moved for b in self.track.pending), self._movement())
             self.track.moved_after = _sum([moved for moved in moves if moved is not None])
+
+
+def _start_of(found: Vector, last: Vector | None, *, filled: bool) -> Start:
+    """`found` [P]: the gradients as a backward begins; `last`: as the event before left them; `filled`: some have been there."""
+    if not found.any():
+        return "cleared" if filled else "empty"
+    if last is None:
+        return "changed"
+    if found is last or np.array_equal(found, last, equal_nan=True):
+        return "kept"
+    return "scaled" if cosine(found, last) > 1 - COLLINEAR else "changed"
 
 
 def _without(aside: Collection[int], backwards: Sequence[Backward]) -> list[Backward]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from accumulation_harness.audit.compare.floors import is_handed
-from accumulation_harness.audit.compare.run import Facts, RunFacts
+from accumulation_harness.audit.compare.run import Facts, RunFacts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
@@ -63,7 +63,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
 
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
     """What `explain` looks at only where nothing else was found; empty where gradients or updates differ."""
-    if not all(step.agrees for item in compared for step in item.steps):
+    if not all(step.agrees for step in steps_of(compared)):
         return []
     return [one for item in compared for one in (*buffers(item.run), *reported(item.run), *counts(item.run))]
 
@@ -213,11 +213,7 @@ def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
         steps.setdefault(key, set()).update(seen)
     explained = {n for n, cause, _ in kept if cause is not Cause.unexplained}
     return [
-        _seen_at(one, tuple(sorted(steps[key])))
+        replace(one, steps=tuple(sorted(steps[key])), evidence={**one.evidence, "steps": sorted(steps[key])})
         for key, one in kept.items()
         if one.cause is not Cause.unexplained or one.accumulation_steps not in explained or one.unreproduced
     ]
-
-
-def _seen_at(one: Finding, steps: tuple[int, ...]) -> Finding:
-    return replace(one, steps=steps, evidence={**one.evidence, "steps": list(steps)})

@@ -91,7 +91,7 @@ def _clipped_inside(facts: StepFacts) -> Iterator[Finding]:
         message = f"clipped {inside} times inside the window"
         message += "; unclipped, the sum is the full gradient" if facts.scaled_sum <= facts.gate else ""
         yield at(facts, Cause.clip_per_micro_batch, "seen", message)
-    elif _one_norm(norms) and facts.sums <= facts.gate:
+    elif len(norms) > 1 and np.ptp(norms) <= ONE_NORM * max(norms) and facts.sums <= facts.gate:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
         yield at(facts, Cause.clip_per_micro_batch, "seen", message, norms_after_scaling=norms)
 
@@ -107,11 +107,6 @@ def _other_limit(facts: StepFacts) -> Iterator[Finding]:
     if len({*limits}) == 2 and facts.raw.distance <= facts.gate < facts.consumed.distance:
         message = f"equal gradients, clipped to {limits[0]:.4g} where N=1 clips to {limits[1]:.4g}"
         yield at(facts, Cause.unexplained, "seen", message)
-
-
-def _one_norm(norms: tuple[float, ...]) -> bool:
-    """Several times scaled to the same norm: that is clipping, by whatever code."""
-    return len(norms) > 1 and max(norms) - min(norms) <= ONE_NORM * max(norms)
 
 
 BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts

@@ -49,16 +49,12 @@ def schedule(run: RunFacts) -> list[Finding]:
 
 def same_rates(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
     """Whether two steps have the same learning rates, group by group."""
-    return len(a) == len(b) and all(_same(x, y, max(gate, SAME_LR)) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and np.allclose(a, b, rtol=max(gate, SAME_LR), atol=0, equal_nan=True)
 
 
 def rate_gate(run: RunFacts, step: int) -> float:
     """How far rounding moves the learning rates of a step; 0 where that is not known."""
     return run.lr_gates[step] if step < len(run.lr_gates) else 0.0
-
-
-def _same(a: float, b: float, gate: float) -> bool:
-    return math.isclose(a, b, rel_tol=gate, abs_tol=1e-300) or (math.isnan(a) and math.isnan(b))
 
 
 def _runs_ahead(run: RunFacts) -> bool:
