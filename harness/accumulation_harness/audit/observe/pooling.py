@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, zip_longest
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -179,7 +179,9 @@ def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | 
     tracks = []
     for index, parts in enumerate(zip(*(run.tracks for run in runs), strict=False)):
         known = like.tracks[index] if like is not None and index < len(like.tracks) else None
-        tracks.append(_joined_track(parts, groups, known, shared_out=shared_out) if all(p.steps for p in parts) else parts[0])
+        firsts = [part.steps[0] for part in parts if part.steps]
+        layout = Layout.of(firsts, known, groups, shared_out=shared_out)
+        tracks.append(layout.track(parts) if len(firsts) == len(parts) else parts[0])
     distances = [run.rank_distances for run in runs if run.rank_distances]
     return merged(
         runs,
@@ -197,16 +199,17 @@ class Layout:
 
     tensors: tuple[tuple[tuple[str, int], ...], ...]  # of each part: (name, elements)
     order: tuple[tuple[int, int], ...]  # (part, tensor of it), as they are joined
+    groups: Sequence[Sequence[int]]  # the ranks that hold each part
+    shared_out: bool  # a micro-batch's gradient is known of each rank as a whole only
 
     @classmethod
-    def of(cls, steps: Sequence[Step], like: Track | None) -> Layout:
+    def of(cls, steps: Sequence[Step], like: Track | None, groups: Sequence[Sequence[int]], *, shared_out: bool) -> Layout:
         """In the order of `like` where it holds the same tensors; otherwise one part after the other."""
         natural = [(part, place) for part, step in enumerate(steps) for place in range(len(step.tensors))]
-        found = [places(step.tensors, step.before, like) or () for step in steps] if like is not None else []
-        known = [place for part in found for place in part]
-        if known and sorted(known) == list(range(len(like.steps[0].tensors) if like is not None else 0)):
+        found = [places(step.tensors, step.before, like) or () for step in steps] if like is not None and like.steps else []
+        if found and sorted(place for part in found for place in part) == list(range(len(natural))):
             natural.sort(key=lambda at: found[at[0]][at[1]])
-        return cls(tuple(step.tensors for step in steps), tuple(natural))
+        return cls(tuple(step.tensors for step in steps), tuple(natural), groups, shared_out)
 
     @property
     def joined(self) -> tuple[tuple[str, int], ...]:
@@ -227,8 +230,9 @@ class Layout:
 
     def join(self, vectors: Sequence[Vector | None]) -> Vector | None:
         """[P] One vector of each part, put together; None unless every part has one of its own size."""
-        pieces = [np.split(v, _edges(each)[1:-1]) for v, each in zip(vectors, self.tensors, strict=True) if _fits(v, each)]
-        known = len(pieces) == len(self.tensors)
+        edges = [_edges(each) for each in self.tensors]
+        pieces = [np.split(v, at[1:-1]) for v, at in zip(vectors, edges, strict=True) if v is not None and v.size == at[-1]]
+        known = len(pieces) == len(edges)
         return np.concatenate([pieces[part][place] for part, place in self.order]) if known else None
 
     def join_moved(self, vectors: Sequence[Vector | None]) -> Vector | None:
@@ -246,9 +250,68 @@ class Layout:
         starts = np.cumsum([0, *widths[:-1]]) + np.cumsum([[0] * len(widths), *counts[:-1]], axis=0)
         return np.concatenate([whole[starts[at] : starts[at] + counts[at[0]][at[1]]] for at in self.order])
 
+    def track(self, parts: Sequence[Track]) -> Track:
+        """One of all parts."""
+        steps = [*map(self._step, zip(*(part.steps for part in parts), strict=False))]
+        start = self.join([part.start for part in parts])
+        return replace(parts[0], steps=steps, start=start, tensors=self.joined)
 
-def _fits(vector: Vector | None, tensors: Sequence[tuple[str, int]]) -> TypeGuard[Vector]:
-    return vector is not None and vector.size == _edges(tensors)[-1]
+    def _step(self, steps: Sequence[Step]) -> Step:
+        steps = [*map(_without_contributions, steps)] if self.shared_out else steps
+        of_rank = {rank: self.held(part) for part, group in enumerate(self.groups) for rank in group}
+        shared = [key for key in steps[0].state if all(key in step.state for step in steps)]
+        states = {key: self.join([step.state[key] for step in steps]) for key in shared}
+        rules: Rules = {
+            **dict.fromkeys(("gradient", "before", "after", "total"), self.join),
+            **dict.fromkeys(("spreads", "roundoffs"), self.in_order),
+            "moved": self.join_moved,
+            "skipped": any,
+        }
+        return merged(
+            steps,
+            rules,
+            tensors=self.joined,
+            state={key: values for key, values in states.items() if values is not None},
+            shards=tuple(of_rank[rank] for rank in sorted(of_rank)),
+            backwards=self._backwards(steps),
+            clips=self._clips(steps),
+        )
+
+    def _backwards(self, steps: Sequence[Step]) -> tuple[Backward, ...]:
+        """The k-th of every part together; those of the first part alone, without what it gave, where their numbers differ."""
+        if len({len(step.backwards) for step in steps}) > 1:
+            return tuple(replace(b, contribution=None, moved=None, locals=()) for b in steps[0].backwards)
+        return tuple(map(self._backward, zip(*(step.backwards for step in steps), strict=True)))
+
+    def _backward(self, parts: Sequence[Backward]) -> Backward:
+        """Rows and forwards are those of the first part (later stages see activations); rows of all where each has its own."""
+        rows = parts[0].rows
+        if self.shared_out:
+            each: list[Vector | None] = [
+                self.cut(local) for part in parts for local in part.locals if all(p.locals for p in parts)
+            ]
+            rows = _chained(rows, [part.rows for part in parts[1:]])
+        else:
+            each = [self.join(locals_) for locals_ in zip(*(part.locals for part in parts), strict=False)]
+        rules: Rules = {
+            "loss": lambda each: next((loss for loss in each if not math.isnan(loss)), math.nan),
+            "start": lambda each: min(each, key=FIRST_TOLD.index),
+            "emptied": lambda each: frozenset(self.held(part)[place] for part, places in enumerate(each) for place in places),
+            "contribution": self.join,
+            "rescaled": lambda each: math.hypot(*each),
+            "moved": self.join_moved,
+            "finite": all,
+            **dict.fromkeys(("draws", "outside"), any),
+        }
+        own = tuple(local for local in each if local is not None)
+        return merged(parts, rules, locals=own if len(own) == len(each) else (), rows=rows)
+
+    def _clips(self, steps: Sequence[Step]) -> tuple[Clip, ...]:
+        """None where the parts are clipped at other places of the window."""
+        if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
+            return ()
+        rules: Rules = {"before": self.join, "active": any}
+        return tuple(merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))
 
 
 def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:
@@ -283,78 +346,6 @@ def _begin_alike(a: Vector, b: Vector) -> bool:
     return a.shape == b.shape and float(np.linalg.norm(a - b)) <= SAME_START * float(np.linalg.norm(b))
 
 
-def _joined_track(parts: Sequence[Track], groups: Sequence[Sequence[int]], like: Track | None, *, shared_out: bool) -> Track:
-    layout = Layout.of([part.steps[0] for part in parts], like)
-    together = zip(*(part.steps for part in parts), strict=False)
-    steps = [_joined(steps, groups, layout, shared_out=shared_out) for steps in together]
-    start = layout.join([part.start for part in parts])
-    return replace(parts[0], steps=steps, start=start, tensors=layout.joined)
-
-
-def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layout, *, shared_out: bool) -> Step:
-    """One step of all parts. `shared_out`: a micro-batch's gradient is known of each rank as a whole only."""
-    steps = [_without_contributions(step) for step in steps] if shared_out else steps
-    of_rank = {rank: layout.held(part) for part, group in enumerate(groups) for rank in group}
-    rules: Rules = {
-        **dict.fromkeys(("gradient", "before", "after", "total"), layout.join),
-        **dict.fromkeys(("spreads", "roundoffs"), layout.in_order),
-        "moved": layout.join_moved,
-        "skipped": any,
-        "state": lambda each: {key: layout.join([s[key] for s in each]) for key in each[0] if all(key in s for s in each)},
-    }
-    return merged(
-        steps,
-        rules,
-        tensors=layout.joined,
-        shards=tuple(of_rank[rank] for rank in sorted(of_rank)),
-        backwards=_joined_backwards(steps, layout, shared_out=shared_out),
-        clips=_joined_clips(steps, layout),
-    )
-
-
 def _without_contributions(step: Step) -> Step:
     backwards = tuple(replace(b, contribution=None, moved=None) for b in step.backwards)
     return replace(step, total=None, spreads=(0.0,) * len(step.tensors), moved=None, backwards=backwards, clips=())
-
-
-def _joined_backwards(steps: Sequence[Step], layout: Layout, *, shared_out: bool) -> tuple[Backward, ...]:
-    """The k-th of every part together; those of the first part alone, without what it gave, where their numbers differ."""
-    if len({len(step.backwards) for step in steps}) > 1:
-        return tuple(replace(b, contribution=None, moved=None, locals=()) for b in steps[0].backwards)
-    return tuple(
-        _joined_backward(backwards, layout, shared_out=shared_out)
-        for backwards in zip(*(step.backwards for step in steps), strict=True)
-    )
-
-
-def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: bool) -> Backward:
-    """Rows and forwards are those of the first part (later stages see activations); rows of all ranks where each has its own."""
-    first = parts[0]
-    if shared_out:
-        every = [local for part in parts for local in part.locals] if all(part.locals for part in parts) else []
-        own = tuple(layout.cut(local) for local in every)
-        rows = _chained(first.rows, [part.rows for part in parts[1:]])
-    else:
-        together = [layout.join(each) for each in zip(*(part.locals for part in parts), strict=False)]
-        known = [local for local in together if local is not None]
-        own = tuple(known) if len(known) == len(together) else ()
-        rows = first.rows
-    rules: Rules = {
-        "loss": lambda each: next((loss for loss in each if not math.isnan(loss)), math.nan),
-        "start": lambda each: min(each, key=FIRST_TOLD.index),
-        "emptied": lambda each: frozenset(layout.held(part)[place] for part, emptied in enumerate(each) for place in emptied),
-        "contribution": layout.join,
-        "rescaled": lambda each: math.hypot(*each),
-        "moved": layout.join_moved,
-        "finite": all,
-        **dict.fromkeys(("draws", "outside"), any),
-    }
-    return merged(parts, rules, locals=own, rows=rows)
-
-
-def _joined_clips(steps: Sequence[Step], layout: Layout) -> tuple[Clip, ...]:
-    """None where the parts are clipped at other places of the window."""
-    if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
-        return ()
-    rules: Rules = {"before": layout.join, "active": any}
-    return tuple(merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))
