@@ -11,7 +11,7 @@ from math import nan
 import numpy as np
 
 from accumulation_harness.audit.compare.floors import FACTOR
-from accumulation_harness.audit.compare.held import Apart, laid_out, laid_out_alike
+from accumulation_harness.audit.compare.held import Apart, laid_out
 from accumulation_harness.audit.compare.step import StepFacts, further
 from accumulation_harness.audit.compare.windows import Rows, compare_rows
 from accumulation_harness.audit.evidence import HELD, Run, Step, Track
@@ -99,11 +99,6 @@ class RunFacts:
         """Name of the optimizer."""
         return self.mine.track.name
 
-    @property
-    def resumed(self) -> tuple[tuple[int, int], ...]:
-        """(step, backwards lost) where a new optimizer took over."""
-        return self.mine.track.resumed
-
     @cached_property
     def windows(self) -> tuple[Rows, ...]:
         """Rows of each aligned step."""
@@ -133,11 +128,6 @@ class RunFacts:
     def foreign(self) -> int:
         """Rows of the candidate that the reference never saw."""
         return len(self.mine.rows.keys() - self.reference.rows.keys()) if self.reference.rows else 0
-
-    @property
-    def lr_moves_inside(self) -> bool:
-        """Whether a learning rate changed between the backwards of a window."""
-        return any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in self.mine.effective)
 
     @cached_property
     def beside_weights(self) -> tuple[Apart, ...]:
@@ -170,11 +160,6 @@ class RunFacts:
     def laid_out(self) -> tuple[tuple[str, float, float], ...]:
         """Numbers of schedules that never move, and are not the reference's."""
         return laid_out(self.mine.run.held, self.reference.run.held)
-
-    @cached_property
-    def laid_out_alike(self) -> tuple[float, ...]:
-        """Whole numbers of schedules that never move, and are those of the reference."""
-        return laid_out_alike(self.mine.run.held, self.reference.run.held)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -149,15 +148,14 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
     return False
 
 
-def gradients_by_term(loss: Any, groups: Sequence[Sequence[Tensor]], forwards: int = 1) -> list[list[Vector]]:
-    """Of each group of parameters, [P] of each addend of a loss, in order, by cutting the graph at all others.
+def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> Iterator[tuple[str, Vector]]:
+    """What autograd calls each addend of a loss, and [P] of it, in order, by cutting the graph at all others.
 
     There are none where the loss is not a sum. `forwards`: how many have made it.
     """
-    samples, ends = [sample_of(group) for group in groups], [0, *accumulate(map(len, groups))]
-    each = _each_alone(loss, [p for group in groups for p in group], forwards)
-    parts = [[sample.take(found[a:b]) for sample, (a, b) in zip(samples, pairwise(ends), strict=True)] for found in each]
-    return [list(of_group) for of_group in zip(*parts, strict=True)] or [[] for _ in groups]
+    sample = sample_of(parameters)
+    for name, found in zip(term_names(loss, forwards), _each_alone(loss, parameters, forwards), strict=True):
+        yield name, sample.take(found)
 
 
 def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator[list[Tensor | None]]:

@@ -222,9 +222,9 @@ class Observed(Loop[LiveTrack]):
         """What each addend of the loss gives to each optimizer; none of it counts as a backward of the loop."""
         try:
             with self.differentiating():
-                names, groups = term_names(root, self.forwards.count), [live.parameters for live in lives]
-                given = gradients_by_term(root, groups, self.forwards.count)
-                return [tuple((name, part / self.loss_scale) for name, part in zip(names, of, strict=True)) for of in given]
+                count, scale = self.forwards.count, self.loss_scale
+                each = [gradients_by_term(root, live.parameters, count) for live in lives]
+                return [tuple((name, part / scale) for name, part in of_one) for of_one in each]
         except Exception:  # hooks in the graph that raise: nothing is known
             return [()] * len(lives)
         finally:

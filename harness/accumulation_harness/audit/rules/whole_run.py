@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.audit.compare.held import Apart
+from accumulation_harness.audit.compare.held import Apart, laid_out_alike
 from accumulation_harness.audit.compare.run import RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
@@ -30,8 +30,9 @@ def schedule(run: RunFacts) -> list[Finding]:
     if first is None:
         return []
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
+    moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
     cause = Cause.schedule_per_micro_batch
-    if calls > usual or run.lr_moves_inside or _runs_ahead(run):
+    if calls > usual or moves_inside or _runs_ahead(run):
         rate, wanted = _first(run.mine.lrs, first), _first(run.reference.lrs, first)
         message = f"the learning-rate schedule advances per micro-batch: {rate:.4g} instead of {wanted:.4g}"
     elif _stretched(run) or _too_long(run):
@@ -73,7 +74,10 @@ def _too_long(run: RunFacts) -> bool:
         usual > 0 and abs(own + kept - ratio * (usual + kept)) <= run.accumulation_steps
         for _, own, usual in run.laid_out
         for ratio in _micro_batches_per_step(run)
-        for kept in (0.0, *run.laid_out_alike)  # a warm-up before it, which is as long as in the reference
+        for kept in (
+            0.0,
+            *laid_out_alike(run.mine.run.held, run.reference.run.held),
+        )  # a warm-up before it, which is as long as in the reference
     )
 
 
@@ -130,7 +134,7 @@ def _windows(seen: RunSeen) -> dict[str, Any]:
 def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
     """What is wrong with the windows, the first one first."""
     mine, reference = run.mine, run.reference
-    for step, lost in run.resumed:
+    for step, lost in mine.track.resumed:
         if lost and not _accounted(run, steps, step):
             what = "another optimizer goes on inside a window: the gradients of the"
             yield step, Cause.resume_in_window, f"{what} {lost} micro-batches before it are lost"
