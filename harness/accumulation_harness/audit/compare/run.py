@@ -13,7 +13,6 @@ import numpy as np
 from accumulation_harness.audit.compare.floors import FACTOR
 from accumulation_harness.audit.compare.held import Apart, laid_out
 from accumulation_harness.audit.compare.step import StepFacts, further
-from accumulation_harness.audit.compare.windows import Rows, compare_rows
 from accumulation_harness.audit.evidence import HELD, Run, Step, Track
 
 
@@ -98,11 +97,6 @@ class RunFacts:
     def track(self) -> str:
         """Name of the optimizer."""
         return self.mine.track.name
-
-    @cached_property
-    def windows(self) -> tuple[Rows, ...]:
-        """Rows of each aligned step."""
-        return tuple(compare_rows(a, b) for a, b in zip(self.mine.effective, self.reference.effective, strict=False))
 
     @cached_property
     def repeated(self) -> int:

@@ -70,14 +70,12 @@ def _runs_ahead(run: RunFacts) -> bool:
 
 def _too_long(run: RunFacts) -> bool:
     """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
+    warm_ups = laid_out_alike(run.mine.run.held, run.reference.run.held)  # that are as long as in the reference
     return any(
         usual > 0 and abs(own + kept - ratio * (usual + kept)) <= run.accumulation_steps
         for _, own, usual in run.laid_out
         for ratio in _micro_batches_per_step(run)
-        for kept in (
-            0.0,
-            *laid_out_alike(run.mine.run.held, run.reference.run.held),
-        )  # a warm-up before it, which is as long as in the reference
+        for kept in (0.0, *warm_ups)
     )
 
 
@@ -135,10 +133,12 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
     """What is wrong with the windows, the first one first."""
     mine, reference = run.mine, run.reference
     for step, lost in mine.track.resumed:
-        if lost and not _accounted(run, steps, step):
+        here = next((facts for facts in steps if facts.step == step), None)
+        if lost and not (here and _accounted(run, here)):
             what = "another optimizer goes on inside a window: the gradients of the"
             yield step, Cause.resume_in_window, f"{what} {lost} micro-batches before it are lost"
-    differs = mine.steps != reference.steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
+    others = [facts for facts in steps if facts.rows == "different"]
+    differs = mine.steps != reference.steps or others or any(not facts.gradients_agree for facts in steps)
     if differs and (mine.broken_windows or reference.broken_windows):
         message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
         if mine.skipped != reference.skipped:
@@ -151,45 +151,42 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
     if mine.steps > reference.steps and _one_backward_each(run):
         message = f"the optimizer steps after every micro-batch: {mine.steps} steps instead of {reference.steps}"
         yield 0, Cause.step_every_micro_batch, message
-    for place, rows in enumerate(run.windows):
-        if rows == "different" and not _accounted(run, steps, place):
-            yield place, *_other_rows(run, place, next((f for f in steps if f.step == place), None))
+    for facts in others:
+        if not _accounted(run, facts):
+            yield facts.step, *_other_rows(run, facts)
     if mine.steps != reference.steps:
         end = ": the end of the data is left out" if mine.steps < reference.steps else ""
         other = Cause.window_misplaced, f"{mine.steps} optimizer steps instead of {reference.steps}{end}"
         yield min(mine.steps, reference.steps), *(_repeated(run) if run.repeated else other)
 
 
-def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> tuple[Cause, str]:
+def _other_rows(run: RunFacts, facts: StepFacts) -> tuple[Cause, str]:
     if run.foreign and not run.never:
         return Cause.window_misplaced, f"the windows hold {run.foreign} rows that N=1 leaves out"
-    if run.foreign and facts is not None and any(b.outside for b in facts.mine.backwards):
+    if run.foreign and any(b.outside for b in facts.mine.backwards):
         return Cause.stochastic_layers, "the rows themselves are drawn at random per micro-batch"
     if run.foreign:
         message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
         return Cause.unexplained, message
     if run.repeated:
         return _repeated(run)
-    if facts is not None and run.never and facts.backwards < run.accumulation_steps:
-        forwards, usual = facts.mine.forwards, facts.theirs.forwards
-        if forwards > usual:
-            seen = f"{forwards} forwards and {facts.backwards} backward in a window"
-            unused = forwards // max(1, usual) - facts.backwards
-            return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
-    message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
-    return Cause.window_misplaced, message
+    forwards, usual = facts.mine.forwards, facts.theirs.forwards
+    if run.never and facts.backwards < run.accumulation_steps and forwards > usual:
+        seen = f"{forwards} forwards and {facts.backwards} backward in a window"
+        unused = forwards // max(1, usual) - facts.backwards
+        return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
+    message = "takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
+    return Cause.window_misplaced, f"optimizer step {facts.step} {message}"
 
 
 def _repeated(run: RunFacts) -> tuple[Cause, str]:
     return Cause.samples_repeated, f"{run.repeated} rows are used more often than at N=1"
 
 
-def _accounted(run: RunFacts, steps: Sequence[StepFacts], index: int) -> bool:
+def _accounted(run: RunFacts, facts: StepFacts) -> bool:
     """Whether the gradients agree, or do without the rows of another loss."""
-    here = (f for f in steps if f.step == index)
-    return any(
-        f.gradients_agree or f.without_foreign <= f.gate or (f.not_of_the_loss and not _of_other_windows(run, f)) for f in here
-    )
+    without = facts.without_foreign <= facts.gate or (facts.not_of_the_loss and not _of_other_windows(run, facts))
+    return facts.gradients_agree or bool(without)
 
 
 def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
