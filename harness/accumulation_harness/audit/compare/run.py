@@ -50,11 +50,6 @@ class RunSeen:
         return tuple(s.calls.count("schedule") for s in self.effective)
 
     @cached_property
-    def state_steps(self) -> tuple[float | None, ...]:
-        """The optimizer's own counter."""
-        return tuple(s.state_step for s in self.effective)
-
-    @cached_property
     def losses(self) -> tuple[float, ...]:
         """As differentiated, summed over the window."""
         return tuple(sum(b.loss for b in s.backwards) for s in self.effective)
@@ -136,19 +131,15 @@ class RunFacts:
         """How much further something moved the parameters after the last step, relative to them; its cosine with them."""
         if self.mine.run.stopped or self.reference.run.stopped or not (self.mine.steps and self.reference.steps):
             return 0.0, nan
-        last = self.mine.effective[-1].after
-        moves = (seen.track.moved_after for seen in (self.mine, self.reference))
-        moved, usual = (np.zeros_like(last) if move is None else move for move in moves)
-        return further(moved, usual, last)
+        return further(self.mine.track.moved_after, self.reference.track.moved_after, self.mine.effective[-1].after)
 
-    @cached_property
-    def lr_gates(self) -> tuple[float, ...]:
-        """How far the rates of equal computations are apart, which weights may have been made from; 0 for those of a schedule."""
+    def lr_gate(self, step: int) -> float:
+        """How far the rates of equal computations are apart by then: they may be made of weights. 0 for those of a schedule."""
         found = [0.0]
-        for t, step in enumerate(self.reference.effective):
-            pairs = [(a, b) for null in self.nulls if t < len(null) for a, b in zip(null[t].lrs, step.lrs, strict=False) if b]
-            found.append(max([found[-1], *(FACTOR * abs(a / b - 1) for a, b in pairs)]))
-        return tuple(found[1:])
+        for null in self.nulls:
+            for mine, usual in zip(null[: step + 1], self.reference.effective, strict=False):
+                found += [FACTOR * abs(a / b - 1) for a, b in zip(mine.lrs, usual.lrs, strict=False) if b]
+        return max(found)
 
     @cached_property
     def laid_out(self) -> tuple[tuple[str, float, float], ...]:

@@ -379,20 +379,17 @@ class StepFacts:
 
     @cached_property
     def moved_apart(self) -> tuple[float, float]:
-        """How much further they moved there than in the reference, relative to them; its cosine with them."""
+        """How much further they moved inside the window than in the reference, relative to them; its cosine with them."""
         if not (self.mine.moves and self.theirs.moves):
             return 0.0, math.nan
-        moved, usual = np.sum(self.mine.moves, axis=0), np.sum(self.theirs.moves, axis=0)
+        moved, usual = (np.sum(step.moves, axis=0) for step in (self.mine, self.theirs))
         return further(moved, usual, self.mine.before, self.keep)
 
     @cached_property
     def moved_before(self) -> tuple[float, float]:
         """The same of what something other than the optimizers did since their steps before."""
         a, b = (step.backwards[0].moved if step.backwards else None for step in (self.mine, self.theirs))
-        if a is None and b is None:
-            return 0.0, math.nan
-        moved, usual = (np.zeros_like(self.mine.before) if move is None else move for move in (a, b))
-        return further(moved, usual, self.mine.before)
+        return further(a, b, self.mine.before)
 
     # -- what happened to `.grad` -----------------------------------------------------------------------------------------
 
@@ -475,15 +472,16 @@ def _bare(step: Step) -> Vector:
     return np.asarray(np.sum(known, axis=0)) if known and len(known) == len(given) else np.zeros(0)
 
 
-def further(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
+def further(moved: Vector | None, usual: Vector | None, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
     """How much further parameters `before` [P] moved than usual, relative to them, noise left out; the cosine of that with them.
 
-    Nothing where other weights may have made the difference.
+    Nothing where other weights may have made the difference. None: they stayed.
     """
+    a, b = (np.zeros_like(before) if move is None else move for move in (moved, usual))
     none = 0.0, math.nan
-    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all() or not before.any():
+    if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all() or not before.any():
         return none
-    a, b = (move if keep is None else np.where(keep, move, 0.0) for move in (moved, usual))
+    a, b = (move if keep is None else np.where(keep, move, 0.0) for move in (a, b))
     apart, largest = a - b, max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     size, some = float(np.linalg.norm(apart)), apart != 0
     return (size / float(np.linalg.norm(before)), cosine(apart[some], before[some])) if size > OTHER_MOVE * largest else none

@@ -20,7 +20,6 @@ from accumulation_harness.audit.rules.whole_run import (
     counts,
     ended,
     held,
-    rate_gate,
     reported,
     same_rates,
     schedule,
@@ -42,7 +41,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if facts.step >= limit and broken_off:
             break
         rates = run.mine.lrs[facts.step], run.reference.lrs[facts.step]
-        pure = pure and same_rates(*rates, rate_gate(run, facts.step))
+        pure = pure and same_rates(*rates, run.lr_gate(facts.step))
         said = explain_step(facts, judge_update=pure)
         pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well

@@ -26,7 +26,7 @@ FEWEST_RATES = 3  # below which any two schedules are stretched ones of each oth
 def schedule(run: RunFacts) -> list[Finding]:
     """At most one finding; empty where the learning rates of all aligned steps are the reference's."""
     pairs = zip(run.mine.lrs, run.reference.lrs, strict=False)
-    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs, rate_gate(run, i))), None)
+    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs, run.lr_gate(i))), None)
     if first is None:
         return []
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
@@ -51,11 +51,6 @@ def schedule(run: RunFacts) -> list[Finding]:
 def same_rates(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
     """Whether two steps have the same learning rates, group by group."""
     return len(a) == len(b) and np.allclose(a, b, rtol=max(gate, SAME_LR), atol=0, equal_nan=True)
-
-
-def rate_gate(run: RunFacts, step: int) -> float:
-    """How far rounding moves the learning rates of a step; 0 where that is not known."""
-    return run.lr_gates[step] if step < len(run.lr_gates) else 0.0
 
 
 def _runs_ahead(run: RunFacts) -> bool:
@@ -211,7 +206,7 @@ SMALLEST_LOSS = 1e-12  # below which a loss is compared absolutely
 
 def counters(run: RunFacts) -> list[Finding]:
     """The optimizer's own step counter."""
-    pairs = list(zip(run.mine.state_steps, run.reference.state_steps, strict=False))
+    pairs = [(a.state_step, b.state_step) for a, b in zip(run.mine.effective, run.reference.effective, strict=False)]
     first = next((i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
     if first is None:
         return []
