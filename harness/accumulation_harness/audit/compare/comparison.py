@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor, Gates, gates, noisy
+from accumulation_harness.audit.compare.floors import COARSE_GATE, Aligned, Floor
 from accumulation_harness.audit.compare.held import Apart, apart
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts, Update, compared
@@ -57,14 +57,13 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
     mine, theirs = until_not_finite(*without_preparation(track, other))
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
-    noise = noisy(mine, theirs, nulls)
-    allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
+    aligned = Aligned(runs, mine, theirs, nulls, floor.drift)
     for t, (one, usual) in enumerate(zip(mine, theirs, strict=False)):
         if one.gradient.shape != usual.gradient.shape:
             raise ShapeError(f"{track.name} holds {one.gradient.size} elements at step {t} instead of {usual.gradient.size}")
     steps = []
     for t, pair_of_steps in enumerate(zip(mine, theirs, strict=False)):
-        gate = allowed.gradient[t]
+        gate = aligned.gradient[t]
         one, usual = judged(*pair_of_steps, candidate.accumulation_steps, gate)
         a, g = _judged_gradients(one, usual, gate)
         whole = StepFacts(
@@ -74,8 +73,8 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
             mine=one,
             theirs=usual,
             before=mine[t - 1] if t else None,
-            nulls=[null[t] for null in nulls if t < len(null)],
-            keep=~noise[t],
+            nulls=aligned.nulls(t),
+            keep=~aligned.noise[t],
             a=a,
             g=g,
             gate=gate,
@@ -83,7 +82,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
             buffers=tuple(each.path for each in held if each.of_model and each.window <= t + 1),
             tensors={name: compared(a[part], g[part]) for name, part in slices(one).items()},
         )
-        steps.append(_alone(replace(whole, update=_update(whole, allowed)), allowed.tensors[t]))
+        steps.append(_alone(replace(whole, update=_update(whole, aligned)), aligned.tensors[t]))
     run = RunFacts(
         mine=RunSeen(candidate, track, mine),
         reference=RunSeen(reference, other, theirs),
@@ -133,7 +132,7 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
     return whole
 
 
-def _update(whole: StepFacts, allowed: Gates) -> Update:
+def _update(whole: StepFacts, allowed: Aligned) -> Update:
     """Of the tensor that is farthest beyond its gate."""
     mine, theirs, keep, gates = whole.mine, whole.theirs, whole.keep, allowed.update[whole.step]
     distances = update_distances(mine, theirs, keep)

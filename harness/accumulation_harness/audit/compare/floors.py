@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -43,105 +44,163 @@ class Floor:
     kept: Mapping[str, bool | None] = field(default_factory=dict)  # by path, whether something goes on from what it was
 
 
-@dataclass(frozen=True)
-class Gates:
-    """Per optimizer step, the largest distance that rounding explains; of the whole vector, and of each tensor alone."""
-
-    gradient: list[float]
-    state: list[float]
-    tensors: list[list[Vector]]  # per step and view of its gradients (`windows.views`): [tensors]
-    update: list[Vector]  # [tensors]
-
-
-def gates(
-    mine: Sequence[Step],
-    theirs: Sequence[Step],
-    nulls: Sequence[Sequence[Step]],
-    noise: Sequence[np.ndarray],
-    runs: tuple[Run, Run],
-    *,
-    drift: bool,
-) -> Gates:
-    """Of every step of the reference, aligned with the candidate's and with those of each null.
-
-    `runs`: candidate and reference; `noise`: per step, a mask [P] of the elements whose update is noise.
-    """
-    candidate, reference = runs
-    gradient, state = [], []
-    moved: list[bool] = []
-    factor = COARSE_FACTOR if reference.roundoff > COARSE_ROUNDOFF else FACTOR
-    least = min(LEAST, LEAST_ROUNDINGS * max(theirs[0].roundoffs, default=FLOAT32)) if theirs else LEAST
-    for t, step in enumerate(theirs):
-        others = [null[t] for null in nulls if t < len(null)]
-        own = mine[t] if t < len(mine) else step
-        seen = [distance(raw(o), raw(step)) for o in others] + [consumed_distance(o, step) for o in others]
-        moved.append(_worst(seen) > 0)
-        summing = _summing(own, step, candidate, reference)
-        size = float(np.linalg.norm(raw(step)))
-        gradient.append(max(factor * _worst(seen), float(np.linalg.norm(summing)) / size if 0 < size < math.inf else 0.0))
-        state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least, gradient[t]))
-    if len(gradient) > 1 and (drift or not moved[0]) and gradient[0] < gradient[1]:
-        gradient[0], state[0] = gradient[1], state[1]  # the first step may come before any perturbation
-    if drift and len(gradient) > 1:
-        gradient, state = list(np.maximum.accumulate(gradient)), list(np.maximum.accumulate(state))
-    tensors = _of_views(mine, theirs, nulls, runs, factor, drift=drift)
-    update = _of_updates(theirs, nulls, noise, factor, drift=drift)
-    known = [np.maximum(u, np.maximum(least, v[0])) for u, v in zip(update, tensors, strict=True)]
-    return Gates(gradient, state, tensors, known)
-
-
 FIRST = 3  # steps that tell of each other's errors although these grow
 Errors = tuple[Vector, Vector]  # of each tensor: the largest among the nulls, and how many numbers it is the largest of
 
 
-def _pooled(each: Sequence[Errors], *, drift: bool) -> list[Errors]:
-    """Of all steps that tell of a step's errors: of all, or of those before it where errors grow, and of the first few."""
-    found = []
-    for t, (own, _) in enumerate(each):
-        near = [one for one in (each[: max(t + 1, FIRST)] if drift else each) if one[0].shape == own.shape]
-        found.append((np.max([errors for errors, _ in near], axis=0), np.sum([numbers for _, numbers in near], axis=0)))
-    return found
+@dataclass(frozen=True)
+class Aligned:
+    """The steps of one optimizer in candidate and reference, beside those of the runs that do the same as the reference.
 
+    Gates are the largest distances that rounding explains, one for each step of the reference.
+    """
 
-def _of_few(samples: Vector, factor: float) -> Vector:
-    """By how many times the largest of so few deviations another one may be larger, but for a chance of `BLAMED`."""
-    return np.maximum(factor, FEW * BLAMED ** -(1 / np.maximum(samples, 1.0)))
+    runs: tuple[Run, Run]  # candidate and reference
+    mine: Sequence[Step]
+    theirs: Sequence[Step]
+    every: Sequence[Sequence[Step]]  # of each null
+    drift: bool  # whether the runs go their own way
 
+    def nulls(self, t: int) -> list[Step]:
+        """One step of each null."""
+        return [null[t] for null in self.every if t < len(null)]
 
-def _of_views(
-    mine: Sequence[Step],
-    theirs: Sequence[Step],
-    nulls: Sequence[Sequence[Step]],
-    runs: tuple[Run, Run],
-    factor: float,
-    *,
-    drift: bool,
-) -> list[list[Vector]]:
-    """Per step, the gate of each tensor in each view of it: by the errors of the nulls, and their number."""
-    found: list[list[Vector]] = [[] for _ in theirs]
-    for view in range(max((len(views(step)) for step in theirs), default=0)):
-        each = [_errors(view, step, [null[t] for null in nulls if t < len(null)]) for t, step in enumerate(theirs)]
-        for t, (step, (errors, numbers)) in enumerate(zip(theirs, _pooled(each, drift=drift), strict=True)):
-            if view >= len(views(step)):
-                continue
-            values, counts = views(step)[view]
-            sizes, u = norms_by(counts, values), np.array(step.roundoffs)
-            errors = np.maximum(errors, u * np.where(sizes > 0, sizes, float(np.linalg.norm(sizes))))
-            summing = _summing(mine[t] if t < len(mine) else step, step, *runs) if view < 2 else 0.0
-            allowed = np.maximum(_of_few(numbers, factor) * errors, summing)
-            gate = np.where(sizes > 0, relative(allowed, sizes), allowed)
-            found[t].append(np.where((numbers > 0) & ~np.isnan(gate), gate, math.inf))
-    return found
+    @property
+    def factor(self) -> float:
+        """By which a distance may be larger than the largest one seen among equal computations."""
+        return COARSE_FACTOR if self.runs[1].roundoff > COARSE_ROUNDOFF else FACTOR
 
+    @property
+    def least(self) -> float:
+        """How well an update, a buffer or an average is known at best."""
+        return min(LEAST, LEAST_ROUNDINGS * max(self.theirs[0].roundoffs, default=FLOAT32)) if self.theirs else LEAST
 
-def _errors(view: int, step: Step, others: Sequence[Step]) -> Errors:
-    """Of the gradients of one step."""
-    errors, numbers = np.zeros(len(step.tensors)), np.zeros(len(step.tensors))
-    for other in others:
-        apart = _apart_in(view, other, step)
-        if apart is not None and apart.any():
-            errors, numbers = np.maximum(errors, apart), numbers + np.array(views(step)[view][1])
-    return errors, numbers
+    @cached_property
+    def _seen(self) -> list[float]:
+        """The largest distance of a null's gradient, before and after clipping."""
+        pairs = [[(null, step) for null in self.nulls(t)] for t, step in enumerate(self.theirs)]
+        return [_worst([d for a, b in each for d in (distance(raw(a), raw(b)), consumed_distance(a, b))]) for each in pairs]
+
+    @cached_property
+    def _each(self) -> list[float]:
+        """By what each step alone shows."""
+        sizes = [float(np.linalg.norm(raw(step))) for step in self.theirs]
+        summing = [float(np.linalg.norm(self._summing(t))) / size if 0 < size < math.inf else 0.0 for t, size in enumerate(sizes)]
+        return [max(self.factor * seen, least) for seen, least in zip(self._seen, summing, strict=True)]
+
+    @cached_property
+    def gradient(self) -> list[float]:
+        """Gates of the whole vector."""
+        return self._grown(self._each)
+
+    @cached_property
+    def state(self) -> list[float]:
+        """Gates of the entries of the optimizer's state."""
+        own = [FACTOR * _worst([state_distance(null, step) for null in self.nulls(t)]) for t, step in enumerate(self.theirs)]
+        return self._grown([max(state, self.least, gradient) for state, gradient in zip(own, self._each, strict=True)])
+
+    def _grown(self, found: list[float]) -> list[float]:
+        """The first step may come before any perturbation; and where runs go their own way, distances grow."""
+        if len(found) > 1 and (self.drift or not self._seen[0]) and self._each[0] < self._each[1]:
+            found = [found[1], *found[1:]]
+        return np.maximum.accumulate(found).tolist() if self.drift and found else found
+
+    @cached_property
+    def tensors(self) -> list[list[Vector]]:
+        """Per step and view of its gradients (`windows.views`) the gates [tensors]: by the nulls' errors, and their number."""
+        found: list[list[Vector]] = [[] for _ in self.theirs]
+        for view in range(max((len(views(step)) for step in self.theirs), default=0)):
+            each = [self._errors(view, t) for t in range(len(self.theirs))]
+            for t, (step, (errors, numbers)) in enumerate(zip(self.theirs, self._pooled(each), strict=True)):
+                if view >= len(views(step)):
+                    continue
+                values, counts = views(step)[view]
+                sizes, u = norms_by(counts, values), np.array(step.roundoffs)
+                errors = np.maximum(errors, u * np.where(sizes > 0, sizes, float(np.linalg.norm(sizes))))
+                allowed = np.maximum(self._of_few(numbers) * errors, self._summing(t) if view < 2 else 0.0)
+                gate = np.where(sizes > 0, relative(allowed, sizes), allowed)
+                found[t].append(np.where((numbers > 0) & ~np.isnan(gate), gate, math.inf))
+        return found
+
+    def _errors(self, view: int, t: int) -> Errors:
+        """Of the gradients of one step."""
+        step = self.theirs[t]
+        errors, numbers = np.zeros(len(step.tensors)), np.zeros(len(step.tensors))
+        for null in self.nulls(t):
+            apart = _apart_in(view, null, step)
+            if apart is not None and apart.any():
+                errors, numbers = np.maximum(errors, apart), numbers + np.array(views(step)[view][1])
+        return errors, numbers
+
+    def _pooled(self, each: Sequence[Errors]) -> list[Errors]:
+        """Of all steps that tell of a step's errors: of all, or of those before it where errors grow, and of the first few."""
+        found = []
+        for t, (own, _) in enumerate(each):
+            near = [one for one in (each[: max(t + 1, FIRST)] if self.drift else each) if one[0].shape == own.shape]
+            found.append((np.max([errors for errors, _ in near], axis=0), np.sum([numbers for _, numbers in near], axis=0)))
+        return found
+
+    def _of_few(self, samples: Vector) -> Vector:
+        """By how many times the largest of so few deviations another one may be larger, but for a chance of `BLAMED`."""
+        return np.maximum(self.factor, FEW * BLAMED ** -(1 / np.maximum(samples, 1.0)))
+
+    @cached_property
+    def update(self) -> list[Vector]:
+        """Gates [tensors] of the update; infinite where noise decides most of a tensor's elements."""
+        each = []
+        for t, step in enumerate(self.theirs):
+            others = [update_distances(null, step, ~self.noise[t]) for null in self.nulls(t)]
+            finite = [np.zeros(len(step.tensors)), *(np.where(np.isfinite(apart), apart, 0.0) for apart in others)]
+            worst, counts = np.max(finite, axis=0), counts_of(step)
+            if is_handed(step):
+                stored = 2 * np.array(step.roundoffs) * norms_by(counts, step.before)
+                worst = np.maximum(worst, relative(stored, norms_by(counts, movement(step))))
+            each.append((worst, len(others) * norms_by(counts, (~self.noise[t]).astype(float)) ** 2))
+        found = []
+        for t, (worst, numbers) in enumerate(self._pooled(each)):
+            counts = counts_of(self.theirs[t])
+            jumping = norms_by(counts, (self.noise[t] & (raw(self.theirs[t]) != 0)).astype(float)) ** 2
+            gate = np.maximum(self._of_few(numbers) * worst, np.maximum(self.least, self.tensors[t][0]))
+            found.append(np.where(jumping > np.array(counts) / 2, math.inf, gate))
+        return found
+
+    def _summing(self, t: int) -> Vector:
+        """[tensors] Rounding of the sum itself: (terms) * u * ||sum_k |c_k|||, u of the accumulator (Higham 1993)."""
+        (candidate, _), theirs = self.runs, self.theirs[t]
+        mine = self.mine[t] if t < len(self.mine) else theirs
+        u = np.maximum(mine.roundoffs, theirs.roundoffs)
+        if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
+            return FACTOR * 2 * u * norms_by(counts_of(theirs), theirs.before)
+        count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
+        spreads = np.array(mine.spreads)
+        if not count or spreads.shape != u.shape or not np.isfinite(spreads).all():
+            return np.zeros(len(theirs.tensors))
+        return np.asarray(((count + 1) * u + rows * np.minimum(u, FLOAT32)) * spreads)
+
+    @cached_property
+    def noise(self) -> list[np.ndarray]:
+        """Cumulative masks [P]: elements whose update the nulls do not agree about, or whose gradient is near its measured error.
+
+        Those that have no gradient at all, here, in the reference or in a null, are known.
+        """
+        masks: list[np.ndarray] = []
+        for t, step in enumerate(self.theirs):
+            now = np.zeros(step.before.shape, dtype=bool)
+            gradient, counts = np.abs(raw(step)), counts_of(step)
+            for null in self.nulls(t):
+                if null.after.shape != step.after.shape:
+                    continue
+                other, own = movement(null), movement(step)
+                now |= np.abs(other - own) > DISAGREE * np.abs(own)
+                apart = _apart_in(0, null, step)
+                if apart is not None and gradient.shape == now.shape:
+                    errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
+                    some = (gradient > 0) | (raw(null) != 0)
+                    if t < len(self.mine) and raw(self.mine[t]).shape == some.shape:
+                        some |= raw(self.mine[t]) != 0
+                    now |= some & (gradient < NOISE * errors)
+            masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
+        return masks
 
 
 def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
@@ -163,38 +222,6 @@ def is_handed(step: Step) -> bool:
     return not step.lrs
 
 
-def _of_updates(
-    theirs: Sequence[Step], nulls: Sequence[Sequence[Step]], noise: Sequence[np.ndarray], factor: float, *, drift: bool
-) -> list[Vector]:
-    """Per step, the gate of each tensor's update, but for the least one; infinite where noise decides most of its elements."""
-    each = []
-    for t, step in enumerate(theirs):
-        others = [update_distances(null[t], step, ~noise[t]) for null in nulls if t < len(null)]
-        finite = [np.zeros(len(step.tensors)), *(np.where(np.isfinite(apart), apart, 0.0) for apart in others)]
-        worst = np.max(finite, axis=0)
-        if is_handed(step):
-            moved = norms_by(counts_of(step), movement(step))
-            worst = np.maximum(worst, relative(2 * np.array(step.roundoffs) * norms_by(counts_of(step), step.before), moved))
-        each.append((worst, len(others) * norms_by(counts_of(step), (~noise[t]).astype(float)) ** 2))
-    found = [_of_few(numbers, factor) * worst for worst, numbers in _pooled(each, drift=drift)]
-    for t, step in enumerate(theirs):
-        jumping = norms_by(counts_of(step), (noise[t] & (raw(step) != 0)).astype(float)) ** 2
-        found[t] = np.where(jumping > np.array(counts_of(step)) / 2, math.inf, found[t])
-    return found
-
-
-def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> Vector:
-    """[tensors] Rounding of the sum itself: (terms) * u * ||sum_k |c_k|||, u of the accumulator (Higham 1993)."""
-    u = np.maximum(mine.roundoffs, theirs.roundoffs)
-    if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
-        return FACTOR * 2 * u * norms_by(counts_of(theirs), theirs.before)
-    count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
-    spreads = np.array(mine.spreads)
-    if not count or spreads.shape != u.shape or not np.isfinite(spreads).all():
-        return np.zeros(len(theirs.tensors))
-    return np.asarray(((count + 1) * u + rows * np.minimum(u, FLOAT32)) * spreads)
-
-
 def beyond_rounding(seen: Sequence[float]) -> float:
     """The gate of a buffer or an average of weights, from its relative distances among equal computations."""
     return max(FACTOR * max(seen, default=0.0), LEAST)
@@ -202,28 +229,3 @@ def beyond_rounding(seen: Sequence[float]) -> float:
 
 def _worst(values: Sequence[float]) -> float:
     return max((v for v in values if math.isfinite(v)), default=0.0)
-
-
-def noisy(mine: Sequence[Step], theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> list[np.ndarray]:
-    """Cumulative masks [P]: elements whose update the nulls do not agree about, or whose gradient is near its measured error.
-
-    Those that have no gradient at all, here, in the reference or in a null, are known.
-    """
-    masks: list[np.ndarray] = []
-    for t, step in enumerate(theirs):
-        now = np.zeros(step.before.shape, dtype=bool)
-        gradient, counts = np.abs(raw(step)), counts_of(step)
-        for null in nulls:
-            if t >= len(null) or null[t].after.shape != step.after.shape:
-                continue
-            other, own = movement(null[t]), movement(step)
-            now |= np.abs(other - own) > DISAGREE * np.abs(own)
-            apart = _apart_in(0, null[t], step)
-            if apart is not None and gradient.shape == now.shape:
-                errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
-                some = (gradient > 0) | (raw(null[t]) != 0)
-                if t < len(mine) and raw(mine[t]).shape == some.shape:
-                    some |= raw(mine[t]) != 0
-                now |= some & (gradient < NOISE * errors)
-        masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
-    return masks
