@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
@@ -120,6 +121,8 @@ class ExtraRuns:
     def __init__(self, runs: Runs, family: Family, n: int, *, same_at_one: bool) -> None:
         """`same_at_one`: N=1 differs from the independent reference as well."""
         self.runs, self.family, self.n, self.same_at_one = runs, family, n, same_at_one
+        self._at_one = partial(runs.baseline, family.options)
+        self._at_n = partial(runs.candidate, n, family.options)
         self._grounds: dict[frozenset[Layer], tuple[Run, list[Run]]] = {}
         self._draws: bool | None = None  # whether random numbers count; None before that was asked
         self._tried: set[tuple[object, ...]] = set()  # further nulls: without which layers, and of which kind
@@ -141,7 +144,7 @@ class ExtraRuns:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot. `what`: else to do."""
         reference, nulls = self._ground(disable)
         follow = replace(_following(reference, disable), **what)
-        run = self.runs.candidate(self.n, self.family.options, follow)
+        run = self._at_n(follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
 
@@ -153,7 +156,7 @@ class ExtraRuns:
             further = self._further(found, reference) if nulls else {}
             if further and (disable, *further) not in self._tried:
                 self._tried.add((disable, *further))
-                more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
+                more = self._at_one(replace(_following(reference, disable), **further))
                 nulls += [more] if more.error is None else []
                 found = judged()
         except ShapeError:
@@ -166,7 +169,7 @@ class ExtraRuns:
     def _draws_count(self, judged: Judged) -> bool:
         """Whether other random numbers give another gradient at N=1; true where none are drawn, or they choose the rows."""
         if self._draws is None and any(step.drawn_inside or step.drawn_between for step in judged.off):
-            run = self.runs.baseline(self.family.options, replace(_following(self.family.reference, frozenset()), redraw=1))
+            run = self._at_one(replace(_following(self.family.reference), redraw=1))
             tracks = zip(run.tracks, self.family.reference.tracks, strict=False)
             pairs = [(a.steps[1], b.steps[1]) for a, b in tracks if a.steps[1:] and b.steps[1:]]
             gate = max(step.gate for step in judged.off)
@@ -177,13 +180,14 @@ class ExtraRuns:
     def _ground(self, disable: frozenset[Layer]) -> tuple[Run, list[Run]]:
         """The reference without these layers, and its nulls so far, each of which follows it; they are made once."""
         if disable not in self._grounds:
-            options = self.family.options
             leading = Intervention(disable=disable, leads=True)
-            reference = self.runs.baseline(options, leading) if disable else self.family.reference
+            reference = self._at_one(leading) if disable else self.family.reference
             follow = _following(reference, disable)
-            null = self.runs.baseline(options, replace(follow, perturb=1.0, arithmetic=reference.arithmetic))
+            null = self._at_one(replace(follow, perturb=1.0, arithmetic=reference.arithmetic))
             nulls = [null] if null.error is None else []
-            nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
+            for run in self.runs.permuted(self.family.options, follow) if nulls else ():
+                is_null = run.error is None and not_rounding(run, reference, nulls, drift=False) is None
+                nulls += [run] if is_null else []
             self._grounds[disable] = reference, nulls
         return self._grounds[disable]
 
@@ -197,9 +201,6 @@ class ExtraRuns:
             return {"rounded_once": True}
         return {}
 
-    def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
-        return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
-
     def _held(self, judged: Judged) -> Judged:
         """With whether gradients agree only while some state moves once per window; and a second fault, which is left then."""
         carried = self._carried(judged)
@@ -207,8 +208,8 @@ class ExtraRuns:
         paths = tuple(dict.fromkeys([*(one.path for one in moved), *carried]))
         if not paths:
             return judged
-        following, options = _following(self.family.reference, frozenset()), self.family.options
-        usual = self.runs.baseline(options, replace(following, note=frozenset(paths))).held
+        following = _following(self.family.reference)
+        usual = self._at_one(replace(following, note=frozenset(paths))).held
         held = self._followed(hold=frozenset(paths), hold_as=usual)
         if held is None:
             return judged
@@ -230,10 +231,10 @@ class ExtraRuns:
         window = min((s.step for s in judged.off if s.backwards > 1), default=None)
         if window is None:
             return {}
-        looking = replace(_following(self.family.reference, frozenset()), starts=window)
-        usual = self.runs.candidate(self.n, self.family.options, looking).held
+        looking = replace(_following(self.family.reference), starts=window)
+        usual = self._at_n(looking).held
         moved = moved_inside(usual)
-        shaken = self.runs.candidate(self.n, self.family.options, replace(looking, shake=moved)).held if moved else Held()
+        shaken = self._at_n(replace(looking, shake=moved)).held if moved else Held()
         numbers = dict.fromkeys((path for path in moved if path in usual.numbers and usual.role(path) == "model"), False)
         return numbers | carried(shaken, usual)
 
@@ -241,9 +242,9 @@ class ExtraRuns:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
         window = judged.furthest.step
         probe = Intervention(probe=window, keep=frozenset({window}), disable=disable, leads=bool(disable))
-        theirs = self.runs.baseline(self.family.options, probe)
+        theirs = self._at_one(probe)
         followed = theirs if disable else self.family.reference
-        mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
+        mine = self._at_n(replace(probe, follow=followed))
         if theirs.error is not None or mine.error is not None:
             return judged  # hooks of the trainer's own that stand no second differentiation: nothing is known
         alone = mine.ranks == 1
@@ -278,9 +279,9 @@ class ExtraRuns:
         """Where the window of this step begins to differ, module by module; `inside` one, operation by operation."""
         reference, _ = self._ground(disable)
         looking = replace(_following(reference, disable), place=step.step, inside=inside)
-        theirs = self.runs.baseline(self.family.options, looking)
-        null = self.runs.baseline(self.family.options, replace(looking, perturb=1.0, arithmetic=reference.arithmetic))
-        mine = self.runs.candidate(self.n, self.family.options, looking)
+        theirs = self._at_one(looking)
+        null = self._at_one(replace(looking, perturb=1.0, arithmetic=reference.arithmetic))
+        mine = self._at_n(looking)
         if any(run.error is not None for run in (theirs, null, mine)):
             return None  # a model that does not bear views of what its modules are handed, or hooks
         return place_of(mine, theirs, null, step.only)
@@ -289,9 +290,9 @@ class ExtraRuns:
         """Gradients that agree only while the weights stand still come from a cached forward."""
         if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
             return judged
-        options, frozen = self.family.options, Intervention(freeze_weights=True)
-        reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
-        null = self.runs.baseline(options, replace(frozen, perturb=1.0, arithmetic=reference.arithmetic))
+        frozen = Intervention(freeze_weights=True)
+        reference, run = self._at_one(frozen), self._at_n(frozen)
+        null = self._at_one(replace(frozen, perturb=1.0, arithmetic=reference.arithmetic))
         if any(each.error is not None for each in (reference, run, null)):
             return judged
         again = facts(run, reference, self.family.floor([null], drift=False))
@@ -348,7 +349,7 @@ def _with_place(finding: Finding, place: Place) -> Finding:
     return replace(finding, message=f"{finding.message}; the first difference is {place}", evidence=evidence)
 
 
-def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
+def _following(reference: Run, disable: frozenset[Layer] = frozenset()) -> Intervention:
     """A run that goes on from the reference's weights after every step."""
     return Intervention(follow=reference, disable=disable)
 
