@@ -98,6 +98,12 @@ class Backward:
     lrs: tuple[float, ...] = ()
 
 
+def given_by(backwards: Sequence[Backward]) -> Vector | None:
+    """[P] what these gave together; None where that was not kept of each."""
+    parts = [b.contribution for b in backwards if b.contribution is not None]
+    return np.asarray(np.sum(parts, axis=0)) if parts and len(parts) == len(backwards) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clip:
     """One call that clips gradients."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.compare.windows import effective, evaluations, finite, raw
-from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector
+from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
@@ -188,11 +188,11 @@ def _addends(run: Run, place: int, index: int) -> list[list[Vector]]:
     """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
     steps = effective(run.tracks[place])
     backwards = evaluations(steps[index])[-1] if index < len(steps) else ()
-    given = [b.contribution for b in backwards if b.contribution is not None]
-    if not given or len(given) < len(backwards) or len({len(b.terms) for b in backwards}) != 1 or not backwards[0].terms:
+    total = given_by(backwards)
+    if total is None or len({len(b.terms) for b in backwards}) != 1 or not backwards[0].terms:
         return []
     parts = [[part for _, part in addend] for addend in zip(*(b.terms for b in backwards), strict=True)]
-    whole, total = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0), np.sum(given, axis=0)
+    whole = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0)
     same = distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
     return parts if same and np.isfinite(whole).all() else []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -39,7 +39,7 @@ from accumulation_harness.audit.compare.windows import (
     finite,
     raw,
 )
-from accumulation_harness.audit.evidence import Backward, Run, Step, Vector
+from accumulation_harness.audit.evidence import Run, Step, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
 
 FEWEST = 4  # elements below which two directions are alike by chance
@@ -260,11 +260,8 @@ class StepFacts:
         groups = {b.reached for b in self.mine.backwards}
         if not self.given_parts or len(groups) < 2:
             return math.inf
-        return min(distance(self._given_by([b for b in self.mine.backwards if b.reached == own]), self.g) for own in groups)
-
-    @staticmethod
-    def _given_by(backwards: Sequence[Backward]) -> Vector:
-        return np.asarray(np.sum([b.contribution for b in backwards if b.contribution is not None], axis=0))
+        parts = (given_by([b for b in self.mine.backwards if b.reached == own]) for own in groups)
+        return min((distance(part, self.g) for part in parts if part is not None), default=math.inf)
 
     @cached_property
     def clamped_parts(self) -> float:
@@ -290,7 +287,8 @@ class StepFacts:
         if len(given) != len(parts.weights) or max(parts.residual, self.sum_line) > self.gate:
             return ()
         if parts.free:  # a part is made up by others: of those that come before the window, by its own
-            later = (n for n in range(1, len(given)) if distance(self._given_by(given[n:]), self.g) <= self.gate)
+            after = [given_by(given[n:]) for n in range(1, len(given))]
+            later = (n for n, part in enumerate(after, 1) if part is not None and distance(part, self.g) <= self.gate)
             zero = tuple(range(next(later, 0)))
         else:
             zero = tuple(place for place, w in enumerate(parts.weights) if abs(w) <= NO_WEIGHT >= parts.rounding)
@@ -467,9 +465,8 @@ class StepFacts:
 
 
 def _bare(step: Step) -> Vector:
-    given = [b.contribution if b.bare is None else b.bare for b in step.backwards]
-    known = [part for part in given if part is not None]
-    return np.asarray(np.sum(known, axis=0)) if known and len(known) == len(given) else np.zeros(0)
+    found = given_by([b if b.bare is None else replace(b, contribution=b.bare) for b in step.backwards])
+    return np.zeros(0) if found is None else found
 
 
 def further(moved: Vector | None, usual: Vector | None, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:

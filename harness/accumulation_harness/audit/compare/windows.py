@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from accumulation_harness.audit.evidence import SUMMED, Backward, Clip, Run, Step, Track, Vector, norms_by
+from accumulation_harness.audit.evidence import SUMMED, Backward, Clip, Run, Step, Track, Vector, given_by, norms_by
 from accumulation_harness.compare.linear import distance
 
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
@@ -99,10 +99,9 @@ def _whole(mine: tuple[Backward, ...], theirs: tuple[Backward, ...], num_micro_b
 
 def _evaluated(step: Step, part: tuple[Backward, ...]) -> Step | None:
     """The step as if it had ended after its first evaluation; None where contributions were not kept."""
-    kept = [b.contribution for b in part if b.contribution is not None]
-    if len(kept) < len(part) or not kept:
+    total = given_by(part)
+    if total is None:
         return None
-    total = np.sum(kept, axis=0)
     return replace(step, gradient=total, sums=None, total=total, backwards=part, clips=(), moved=None)
 
 
@@ -112,9 +111,7 @@ def _last(step: Step, part: tuple[Backward, ...]) -> Step:
         return step
     first = replace(part[0], start="empty", emptied=frozenset(), moved=None)
     clips = tuple(replace(c, after=c.after - dropped) for c in step.clips if c.after > dropped)
-    kept = [b.contribution for b in part if b.contribution is not None]
-    total = np.sum(kept, axis=0) if len(kept) == len(part) else None
-    return replace(step, backwards=(first, *part[1:]), clips=clips, total=total)
+    return replace(step, backwards=(first, *part[1:]), clips=clips, total=given_by(part))
 
 
 def clipped_once(step: Step) -> bool:
@@ -268,12 +265,10 @@ def _told_apart(tracks: list[Track]) -> list[Track]:
 
 def _restored(last: Track, track: Track) -> bool:
     """Whether the resumed run found the gradients that the window had so far."""
-    so_far = [b.contribution for b in last.pending if b.contribution is not None]
-    first = track.steps[0] if track.steps else None
-    if not so_far or first is None or first.total is None:
+    so_far, first = given_by(last.pending), track.steps[0] if track.steps else None
+    if so_far is None or first is None or first.total is None:
         return False
-    found = raw(first) - first.total
-    return found.shape == so_far[0].shape and distance(found, np.sum(so_far, axis=0)) <= RESTORED
+    return distance(raw(first) - first.total, so_far) <= RESTORED
 
 
 def _continued(last: Track, track: Track) -> list[Step]:
