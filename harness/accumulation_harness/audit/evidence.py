@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
@@ -193,6 +193,16 @@ class Step:
     def num_rows(self) -> int:
         """Rows of the window; 0 where they were not seen."""
         return sum((self.rows or Counter()).values())
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Elements of each tensor in the vectors."""
+        return self.kept or tuple(count for _, count in self.tensors)
+
+    def elements(self, chosen: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Where those of these tensors are in the vectors."""
+        edges = np.cumsum([0, *self.counts])
+        return np.concatenate([np.arange(edges[place], edges[place + 1]) for place in chosen])
 
     @property
     def forwards(self) -> int:

@@ -15,9 +15,7 @@ from accumulation_harness.audit.compare.step import StepFacts, Update, compared
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     consumed_distance,
-    counts_of,
     effective,
-    elements,
     judged,
     movement,
     of_tensors,
@@ -116,7 +114,7 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
         if not agree.any():
             break
         places, size = np.flatnonzero(off).tolist(), float(np.linalg.norm(sizes[off]))
-        own = elements(mine, places)
+        own = mine.elements(places)
         return replace(
             whole,
             mine=of_tensors(mine, places),
@@ -140,13 +138,13 @@ def _update(whole: StepFacts, allowed: Aligned) -> Update:
     worst = max(range(len(gates)), key=lambda i: distances[i] / gates[i] if gates[i] else distances[i], default=None)
     if worst is None:
         return Update()
-    of_these = keep & np.repeat(np.isin(np.arange(len(gates)), off), counts_of(theirs)) if len(off) else keep
+    of_these = keep & np.repeat(np.isin(np.arange(len(gates)), off), theirs.counts) if len(off) else keep
     others = len(off) < np.count_nonzero(np.isfinite(gates))
     return Update(
         distance=float(distances[worst]),
         gate=float(gates[worst]),
         only=tuple(theirs.tensors[i][0] for i in off) if others else (),
-        known=float(np.repeat(np.isfinite(gates), counts_of(theirs)).mean()),
+        known=float(np.repeat(np.isfinite(gates), theirs.counts).mean()),
         along_weights=_along(movement(mine) - movement(theirs), theirs.before, of_these),
         state_distance=state_distance(mine, theirs),
         state_gate=allowed.state[whole.step],

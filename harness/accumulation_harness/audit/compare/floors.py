@@ -11,7 +11,6 @@ import numpy as np
 
 from accumulation_harness.audit.compare.windows import (
     consumed_distance,
-    counts_of,
     movement,
     raw,
     relative,
@@ -151,14 +150,14 @@ class Aligned:
         for t, step in enumerate(self.theirs):
             others = [update_distances(null, step, ~self.noise[t]) for null in self.nulls(t)]
             finite = [np.zeros(len(step.tensors)), *(np.where(np.isfinite(apart), apart, 0.0) for apart in others)]
-            worst, counts = np.max(finite, axis=0), counts_of(step)
+            worst, counts = np.max(finite, axis=0), step.counts
             if is_handed(step):
                 stored = 2 * np.array(step.roundoffs) * norms_by(counts, step.before)
                 worst = np.maximum(worst, relative(stored, norms_by(counts, movement(step))))
             each.append((worst, len(others) * norms_by(counts, (~self.noise[t]).astype(float)) ** 2))
         found = []
         for t, (worst, numbers) in enumerate(self._pooled(each)):
-            counts = counts_of(self.theirs[t])
+            counts = self.theirs[t].counts
             jumping = norms_by(counts, (self.noise[t] & (raw(self.theirs[t]) != 0)).astype(float)) ** 2
             gate = np.maximum(self._of_few(numbers) * worst, np.maximum(self.least, self.tensors[t][0]))
             found.append(np.where(jumping > np.array(counts) / 2, math.inf, gate))
@@ -170,7 +169,7 @@ class Aligned:
         mine = self.mine[t] if t < len(self.mine) else theirs
         u = np.maximum(mine.roundoffs, theirs.roundoffs)
         if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
-            return FACTOR * 2 * u * norms_by(counts_of(theirs), theirs.before)
+            return FACTOR * 2 * u * norms_by(theirs.counts, theirs.before)
         count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
         spreads = np.array(mine.spreads)
         if not count or spreads.shape != u.shape or not np.isfinite(spreads).all():
@@ -186,7 +185,7 @@ class Aligned:
         masks: list[np.ndarray] = []
         for t, step in enumerate(self.theirs):
             now = np.zeros(step.before.shape, dtype=bool)
-            gradient, counts = np.abs(raw(step)), counts_of(step)
+            gradient, counts = np.abs(raw(step)), step.counts
             for null in self.nulls(t):
                 if null.after.shape != step.after.shape:
                     continue

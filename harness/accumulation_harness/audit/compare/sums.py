@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from accumulation_harness.audit.compare.windows import counts_of, slices
+from accumulation_harness.audit.compare.windows import slices
 from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, emptied, overflow_is_expected
 from accumulation_harness.compare.linear import WeightedSum, distance, off_line, weighted_sum
 
@@ -58,7 +58,7 @@ def emptied_at_last(mine: Step, a: Vector) -> tuple[str, ...]:
     """The tensors without a gradient at the step, although the window's backwards gave them one."""
     if mine.total is None or mine.total.shape != a.shape:
         return ()
-    return tuple(mine.tensors[place][0] for place in emptied(mine.total, a, counts_of(mine)))
+    return tuple(mine.tensors[place][0] for place in emptied(mine.total, a, mine.counts))
 
 
 def since_clear(mine: Step, a: Vector) -> Vector:

@@ -156,7 +156,7 @@ def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
     """
     if mine.skipped != theirs.skipped or mine.before.shape != theirs.before.shape:
         return np.full(len(theirs.tensors), math.inf)
-    a, b, counts = np.where(keep, movement(mine), 0.0), np.where(keep, movement(theirs), 0.0), counts_of(theirs)
+    a, b, counts = np.where(keep, movement(mine), 0.0), np.where(keep, movement(theirs), 0.0), theirs.counts
     apart, known = norms_by(counts, a - b), norms_by(counts, np.where(keep, theirs.before, 0.0)) * 2 * np.array(theirs.roundoffs)
     return relative(np.where(apart <= known, 0.0, apart), norms_by(counts, b))
 
@@ -179,35 +179,22 @@ def relative(apart: Vector, sizes: Vector) -> Vector:
     return np.asarray(np.where(np.isnan(found), math.inf, found))
 
 
-def counts_of(step: Step) -> tuple[int, ...]:
-    """Elements of each tensor in the vectors of a step."""
-    return step.kept or tuple(count for _, count in step.tensors)
-
-
 def slices(step: Step) -> dict[str, slice]:
     """Tensor's name -> where it lies in the vectors of a step."""
-    return {name: part for (name, _), part in zip(step.tensors, _parts(step), strict=True)}
-
-
-def _parts(step: Step) -> list[slice]:
-    return [slice(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *counts_of(step)]))]
+    edges = pairwise(np.cumsum([0, *step.counts]))
+    return {name: slice(int(a), int(b)) for (name, _), (a, b) in zip(step.tensors, edges, strict=True)}
 
 
 def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
     """What is compared of a step's gradients tensor by tensor, with the elements of each: before clipping, as taken, and sums."""
-    counts = counts_of(step)
+    counts = step.counts
     sums = [(step.sums, tuple(-(-count // SUMMED) for _, count in step.tensors))] if step.sums is not None else []
     return [(raw(step), counts), (step.gradient, counts), *sums]
 
 
-def elements(step: Step, chosen: Sequence[int]) -> np.ndarray:
-    """Where the elements of these of its tensors are in the vectors of a step."""
-    return np.concatenate([np.arange(part.start, part.stop) for part in map(_parts(step).__getitem__, chosen)])
-
-
 def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
     """The step as if its optimizer held these of its tensors alone."""
-    own, size = elements(step, chosen), sum(counts_of(step))
+    own, size = step.elements(chosen), sum(step.counts)
     blocks = np.cumsum([0, *(-(-count // SUMMED) for _, count in step.tensors)])
     summed = np.concatenate([np.arange(blocks[i], blocks[i + 1]) for i in chosen])
     places = {place: k for k, place in enumerate(chosen)}

@@ -53,7 +53,7 @@ def _follow(live: LiveTrack, track: Track, step: int) -> None:
     wanted = _own_part(theirs, after=step >= 0)
     if wanted.size > size and live.track.start is not None and live.track.start.size == size:
         held = places(live.track.tensors, live.track.start, track)  # this rank holds a part of the model that is followed
-        wanted = wanted if held is None else _taken(wanted, theirs, held)
+        wanted = wanted if held is None else wanted[theirs.elements(held)]
     if wanted.size == size:
         put(live.parameters, wanted)
 
@@ -79,10 +79,4 @@ def _followed(what: Intervention, index: int) -> Track | None:
 def _own_part(step: Step, *, after: bool) -> Vector:
     """The parameters of a step; this rank's part where those of all ranks were joined (`pooling`)."""
     whole = step.after if after else step.before
-    return _taken(whole, step, step.shards[torch.distributed.get_rank()]) if step.shards else whole
-
-
-def _taken(whole: Vector, step: Step, held: Sequence[int]) -> Vector:
-    """Of the parameters of a step, those of some of its tensors."""
-    edges = np.cumsum([0, *(count for _, count in step.tensors)])
-    return np.concatenate([whole[edges[place] : edges[place + 1]] for place in held])
+    return whole[step.elements(step.shards[torch.distributed.get_rank()])] if step.shards else whole

@@ -53,6 +53,9 @@ def _converted(values: Any, of: torch.dtype, to: torch.dtype) -> Any:
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)  # they drop out between their layers, in one operation
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
+OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+OF_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
 
 class Layers:
     """Wrappers of dropout, attention and batch normalisation."""
@@ -90,20 +93,15 @@ class Layers:
             module.dropout = p
 
     def _attention(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        listed = list(args)
-        p = listed[4] if len(listed) > 4 else kwargs.get("dropout_p", 0.0)
-        if p > 0:
+        given = {**dict(zip(OF_ATTENTION, args, strict=False)), **kwargs}
+        if given.get("dropout_p", 0.0) > 0:
             self.run.dropout_calls += 1
             if Layer.dropout in self.disabled:
-                if len(listed) > 4:
-                    listed[4] = 0.0
-                else:
-                    kwargs["dropout_p"] = 0.0
-        return original(*listed, **kwargs)
+                return original(**{**given, "dropout_p": 0.0})
+        return original(*args, **kwargs)
 
     def _batch_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(OF_NORM, args, strict=False)), **kwargs}
         if given.get("training"):
             self.run.norm_calls += 1
             if Layer.batch_norm in self.disabled:
