@@ -195,6 +195,23 @@ class Step:
         return sum((self.rows or Counter()).values())
 
     @property
+    def clip(self) -> Clip | None:
+        """The one call that clips its gradients, at the boundary, with the gradients before it kept."""
+        (one,) = self.clips if len(self.clips) == 1 else (None,)
+        return one if one is not None and one.after == len(self.backwards) and one.before is not None else None
+
+    @property
+    def unclipped(self) -> Vector:
+        """[P] The gradients before they were clipped once at the boundary; those taken where they were not, or more often."""
+        clip = self.clip
+        return self.gradient if clip is None or clip.before is None else clip.before / clip.scale
+
+    @property
+    def movement(self) -> Vector:
+        """[P] How far the step moved the parameters."""
+        return self.after - self.before
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Elements of each tensor in the vectors."""
         return self.kept or tuple(count for _, count in self.tensors)

@@ -13,13 +13,10 @@ from accumulation_harness.audit.compare.held import Apart, apart
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts, Update, compared
 from accumulation_harness.audit.compare.windows import (
-    clipped_once,
     consumed_distance,
     effective,
     judged,
-    movement,
     of_tensors,
-    raw,
     sizes,
     slices,
     state_distance,
@@ -92,8 +89,8 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
 
 def _judged_gradients(mine: Step, theirs: Step, gate: float) -> tuple[Vector, Vector]:
     """Those before clipping, where both arms are clipped alike."""
-    bounds = clipped_once(mine) == clipped_once(theirs)
-    return (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
+    bounds = (mine.clip is None) == (theirs.clip is None)
+    return (_to_one_limit(mine, theirs, gate), theirs.unclipped) if bounds else (mine.gradient, theirs.gradient)
 
 
 def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
@@ -145,7 +142,7 @@ def _update(whole: StepFacts, allowed: Aligned) -> Update:
         gate=float(gates[worst]),
         only=tuple(theirs.tensors[i][0] for i in off) if others else (),
         known=float(np.repeat(np.isfinite(gates), theirs.counts).mean()),
-        along_weights=_along(movement(mine) - movement(theirs), theirs.before, of_these),
+        along_weights=_along(mine.movement - theirs.movement, theirs.before, of_these),
         state_distance=state_distance(mine, theirs),
         state_gate=allowed.state[whole.step],
     )
@@ -153,13 +150,13 @@ def _update(whole: StepFacts, allowed: Aligned) -> Update:
 
 def _to_one_limit(mine: Step, theirs: Step, gate: float) -> Vector:
     """The gradient before clipping; clipping N g to N c and dividing by N afterwards is clipping g to c."""
-    a = raw(mine)
-    if not (clipped_once(mine) and clipped_once(theirs)) or mine.clips[0].limit == theirs.clips[0].limit:
+    a, own, usual = mine.unclipped, mine.clip, theirs.clip
+    if own is None or usual is None or own.limit == usual.limit:
         return a
-    if mine.clips[0].scale != 1 or not mine.clips[0].limit > 0 or not consumed_distance(mine, theirs) <= gate:
+    if own.scale != 1 or not own.limit > 0 or not consumed_distance(mine, theirs) <= gate:
         return a
-    divided = a * (theirs.clips[0].limit / mine.clips[0].limit)
-    return divided if distance(divided, raw(theirs)) <= gate else a
+    divided = a * (usual.limit / own.limit)
+    return divided if distance(divided, theirs.unclipped) <= gate else a
 
 
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:

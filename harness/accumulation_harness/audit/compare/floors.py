@@ -11,8 +11,6 @@ import numpy as np
 
 from accumulation_harness.audit.compare.windows import (
     consumed_distance,
-    movement,
-    raw,
     relative,
     state_distance,
     update_distances,
@@ -78,12 +76,13 @@ class Aligned:
     def _seen(self) -> list[float]:
         """The largest distance of a null's gradient, before and after clipping."""
         pairs = [[(null, step) for null in self.nulls(t)] for t, step in enumerate(self.theirs)]
-        return [_worst([d for a, b in each for d in (distance(raw(a), raw(b)), consumed_distance(a, b))]) for each in pairs]
+        before = [_worst([distance(a.unclipped, b.unclipped) for a, b in each]) for each in pairs]
+        return [max(own, _worst([consumed_distance(a, b) for a, b in each])) for own, each in zip(before, pairs, strict=True)]
 
     @cached_property
     def _each(self) -> list[float]:
         """By what each step alone shows."""
-        sizes = [float(np.linalg.norm(raw(step))) for step in self.theirs]
+        sizes = [float(np.linalg.norm(step.unclipped)) for step in self.theirs]
         summing = [float(np.linalg.norm(self._summing(t))) / size if 0 < size < math.inf else 0.0 for t, size in enumerate(sizes)]
         return [max(self.factor * seen, least) for seen, least in zip(self._seen, summing, strict=True)]
 
@@ -153,12 +152,12 @@ class Aligned:
             worst, counts = np.max(finite, axis=0), step.counts
             if is_handed(step):
                 stored = 2 * np.array(step.roundoffs) * norms_by(counts, step.before)
-                worst = np.maximum(worst, relative(stored, norms_by(counts, movement(step))))
+                worst = np.maximum(worst, relative(stored, norms_by(counts, step.movement)))
             each.append((worst, len(others) * norms_by(counts, (~self.noise[t]).astype(float)) ** 2))
         found = []
         for t, (worst, numbers) in enumerate(self._pooled(each)):
             counts = self.theirs[t].counts
-            jumping = norms_by(counts, (self.noise[t] & (raw(self.theirs[t]) != 0)).astype(float)) ** 2
+            jumping = norms_by(counts, (self.noise[t] & (self.theirs[t].unclipped != 0)).astype(float)) ** 2
             gate = np.maximum(self._of_few(numbers) * worst, np.maximum(self.least, self.tensors[t][0]))
             found.append(np.where(jumping > np.array(counts) / 2, math.inf, gate))
         return found
@@ -185,18 +184,18 @@ class Aligned:
         masks: list[np.ndarray] = []
         for t, step in enumerate(self.theirs):
             now = np.zeros(step.before.shape, dtype=bool)
-            gradient, counts = np.abs(raw(step)), step.counts
+            gradient, counts = np.abs(step.unclipped), step.counts
             for null in self.nulls(t):
                 if null.after.shape != step.after.shape:
                     continue
-                other, own = movement(null), movement(step)
+                other, own = null.movement, step.movement
                 now |= np.abs(other - own) > DISAGREE * np.abs(own)
                 apart = _apart_in(0, null, step)
                 if apart is not None and gradient.shape == now.shape:
                     errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
-                    some = (gradient > 0) | (raw(null) != 0)
-                    if t < len(self.mine) and raw(self.mine[t]).shape == some.shape:
-                        some |= raw(self.mine[t]) != 0
+                    some = (gradient > 0) | (null.unclipped != 0)
+                    if t < len(self.mine) and self.mine[t].unclipped.shape == some.shape:
+                        some |= self.mine[t].unclipped != 0
                     now |= some & (gradient < NOISE * errors)
             masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
         return masks

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from accumulation_harness.audit.compare.place import Place
-from accumulation_harness.audit.compare.windows import effective, evaluations, finite, raw
+from accumulation_harness.audit.compare.windows import effective, evaluations, finite
 from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
@@ -167,7 +167,7 @@ def terms(runs: tuple[Run, Run], place: int, index: int) -> TermFacts | None:
     parts, wanted = _addends(mine, place, index), effective(reference.tracks[place])
     if not parts or index >= len(wanted):
         return None
-    sums, g = [np.sum(addend, axis=0) for addend in parts], raw(wanted[index])
+    sums, g = [np.sum(addend, axis=0) for addend in parts], wanted[index].unclipped
     if not g.any():
         return None
     theirs = _addends(reference, place, index)

@@ -32,12 +32,10 @@ from accumulation_harness.audit.compare.sums import (
 )
 from accumulation_harness.audit.compare.windows import (
     Rows,
-    clipped_once,
     compare_rows,
     consumed_distance,
     evaluations,
     finite,
-    raw,
 )
 from accumulation_harness.audit.evidence import Run, Step, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
@@ -189,7 +187,7 @@ class StepFacts:
 
     def sum_times(self, factor: float) -> float:
         """s times a factor from the reference's gradient."""
-        return math.inf if self._total is None else distance(factor * self._total, raw(self.theirs))
+        return math.inf if self._total is None else distance(factor * self._total, self.theirs.unclipped)
 
     @cached_property
     def line(self) -> float:
@@ -233,17 +231,17 @@ class StepFacts:
         if self._total is None or self.before is None:
             return math.inf
         least = LEFT_OVER * self.gate * float(np.linalg.norm(self.g))
-        left = [v for v in (self.before.gradient, raw(self.before)) if v.shape == self.a.shape and np.linalg.norm(v) > least]
+        left = [v for v in (self.before.gradient, self.before.unclipped) if v.shape == self.a.shape and np.linalg.norm(v) > least]
         return min((distance(self.a, v + self._total) for v in left), default=math.inf)
 
     @cached_property
     def clipped_then_divided(self) -> float:
         """What was taken from the clipped sum, divided by N afterwards."""
-        if self._total is None or not clipped_once(self.mine) or (before := self.mine.clips[0].before) is None:
+        clip = self.mine.clip
+        if self._total is None or clip is None or clip.before is None:
             return math.inf
-        clip = self.mine.clips[0]
-        size = float(np.linalg.norm(before)) if clip.size is None else clip.size
-        return distance(self.mine.gradient, before * min(1.0, clip.limit / size) / self.accumulation_steps)
+        size = float(np.linalg.norm(clip.before)) if clip.size is None else clip.size
+        return distance(self.mine.gradient, clip.before * min(1.0, clip.limit / size) / self.accumulation_steps)
 
     @cached_property
     def since_clear(self) -> float:

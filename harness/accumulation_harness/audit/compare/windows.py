@@ -85,7 +85,7 @@ def judged(mine: Step, theirs: Step, num_micro_batches: int, gate: float) -> tup
     moved = all(any(p.moved is not None for part in parts[1:] for p in part) for parts in (a, b))
     if moved and _whole(a[0], b[0], num_micro_batches):
         first = _evaluated(mine, a[0]), _evaluated(theirs, b[0])
-        if first[0] is not None and first[1] is not None and not distance(raw(first[0]), raw(first[1])) <= gate:
+        if first[0] is not None and first[1] is not None and not distance(first[0].unclipped, first[1].unclipped) <= gate:
             return first[0], first[1]
     return _last(mine, a[-1]), _last(theirs, b[-1])
 
@@ -114,18 +114,6 @@ def _last(step: Step, part: tuple[Backward, ...]) -> Step:
     return replace(step, backwards=(first, *part[1:]), clips=clips, total=given_by(part))
 
 
-def clipped_once(step: Step) -> bool:
-    """Clipped exactly once, at the boundary, with the gradients before it kept."""
-    return len(step.clips) == 1 and step.clips[0].after == len(step.backwards) and step.clips[0].before is not None
-
-
-def raw(step: Step) -> Vector:
-    """The gradients before they were clipped once at the boundary; the consumed ones where they were not, or more often."""
-    if clipped_once(step) and (before := step.clips[0].before) is not None:
-        return before / step.clips[0].scale
-    return step.gradient
-
-
 def consumed_distance(mine: Step, theirs: Step) -> float:
     """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well."""
     apart = distance(mine.gradient, theirs.gradient)
@@ -144,11 +132,6 @@ def compare_rows(mine: Step, theirs: Step) -> Rows:
     return "unknown" if any(backward.computed for backward in (*mine.backwards, *theirs.backwards)) else "different"
 
 
-def movement(step: Step) -> Vector:
-    """[P] how far the step moved the parameters."""
-    return step.after - step.before
-
-
 def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
     """[tensors] Distance of the two updates, elements that move by noise left out; infinite where one was skipped.
 
@@ -156,7 +139,7 @@ def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
     """
     if mine.skipped != theirs.skipped or mine.before.shape != theirs.before.shape:
         return np.full(len(theirs.tensors), math.inf)
-    a, b, counts = np.where(keep, movement(mine), 0.0), np.where(keep, movement(theirs), 0.0), theirs.counts
+    a, b, counts = np.where(keep, mine.movement, 0.0), np.where(keep, theirs.movement, 0.0), theirs.counts
     apart, known = norms_by(counts, a - b), norms_by(counts, np.where(keep, theirs.before, 0.0)) * 2 * np.array(theirs.roundoffs)
     return relative(np.where(apart <= known, 0.0, apart), norms_by(counts, b))
 
@@ -189,7 +172,7 @@ def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
     """What is compared of a step's gradients tensor by tensor, with the elements of each: before clipping, as taken, and sums."""
     counts = step.counts
     sums = [(step.sums, tuple(-(-count // SUMMED) for _, count in step.tensors))] if step.sums is not None else []
-    return [(raw(step), counts), (step.gradient, counts), *sums]
+    return [(step.unclipped, counts), (step.gradient, counts), *sums]
 
 
 def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
@@ -255,14 +238,14 @@ def _restored(last: Track, track: Track) -> bool:
     so_far, first = given_by(last.pending), track.steps[0] if track.steps else None
     if so_far is None or first is None or first.total is None:
         return False
-    return distance(raw(first) - first.total, so_far) <= RESTORED
+    return distance(first.unclipped - first.total, so_far) <= RESTORED
 
 
 def _continued(last: Track, track: Track) -> list[Step]:
     """The steps of the resumed run; the first with what came before it in its window."""
     first, *others = track.steps
     own = (replace(first.backwards[0], start="kept", emptied=frozenset(), moved=None), *first.backwards[1:])
-    return [replace(first, backwards=(*last.pending, *own), total=raw(first)), *others]
+    return [replace(first, backwards=(*last.pending, *own), total=first.unclipped), *others]
 
 
 def sizes(track: Track) -> list[int]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import Format
-from accumulation_harness.audit.compare.windows import clipped_once
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
 from accumulation_harness.audit.rules.finding import MOVED, at
@@ -103,7 +102,7 @@ def _not_the_sum(facts: StepFacts) -> bool:
 
 def _other_limit(facts: StepFacts) -> Iterator[Finding]:
     """The gradients before clipping agree."""
-    limits = [step.clips[0].limit for step in (facts.mine, facts.theirs) if clipped_once(step)]
+    limits = [step.clip.limit for step in (facts.mine, facts.theirs) if step.clip is not None]
     if len({*limits}) == 2 and facts.raw.distance <= facts.gate < facts.consumed.distance:
         message = f"equal gradients, clipped to {limits[0]:.4g} where N=1 clips to {limits[1]:.4g}"
         yield at(facts, Cause.unexplained, "seen", message)
