@@ -355,6 +355,11 @@ class Run:
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 
     @property
+    def steps(self) -> list[Step]:
+        """Of all optimizers."""
+        return [step for track in self.tracks for step in track.steps]
+
+    @property
     def num_steps(self) -> int:
         """Optimizer steps of the optimizer that took most."""
         return max((len(track.steps) for track in self.tracks), default=0)

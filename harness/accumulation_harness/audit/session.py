@@ -143,7 +143,7 @@ class Session:
             return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
-        seen = [b.terms for track in run.tracks for step in track.steps for b in step.backwards if run.error is None]
+        seen = [b.terms for step in run.steps for b in step.backwards if run.error is None]
         for names in dict.fromkeys(tuple(name for name, _ in terms) for terms in seen):
             alike = [terms for terms in seen if tuple(name for name, _ in terms) == names]
             for place, name in enumerate(names):

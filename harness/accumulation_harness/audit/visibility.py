@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF, is_handed
 from accumulation_harness.audit.compare.run import steps_of
 from accumulation_harness.audit.compare.sums import emptied_at_last
-from accumulation_harness.audit.evidence import Run, Step, Track
+from accumulation_harness.audit.evidence import Run, Step
 from accumulation_harness.audit.report import ArmResult
 from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.judge.cause import Cause
@@ -19,8 +19,7 @@ MOST = 0.5  # share of the elements whose update is known, below which nothing i
 
 def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
     """One statement each; empty when every class of fault would have shown."""
-    steps = [step for track in reference.tracks for step in track.steps]
-    arms = {n: run.tracks for n, run in candidates.items()}
+    steps = reference.steps
     if not steps:
         return
     if any(map(is_handed, steps)):
@@ -28,8 +27,10 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         return
     yield from _parts([reference, *candidates.values()])
     yield from _samples(reference)
-    yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
-    if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
+    yield from _windows(
+        steps, candidates, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings)
+    )
+    if any(_unseen(track.steps[0]) for run in candidates.values() for track in run.tracks if track.steps):
         yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
     yield from _split_at_one(reference, steps)
     yield from _clipping(steps)
@@ -77,9 +78,9 @@ def _samples(reference: Run) -> Iterator[str]:
             )
 
 
-def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: bool) -> Iterator[str]:
+def _windows(steps: Sequence[Step], arms: Mapping[int, Run], *, shown: bool) -> Iterator[str]:
     """`shown`: whether unequal weights were found, whatever the inputs look like."""
-    short = any(len(s.backwards) < n for n, tracks in arms.items() for track in tracks for s in track.steps)
+    short = any(len(step.backwards) < n for n, run in arms.items() for step in run.steps)
     sizes = {sum(step.rows.values()) for step in steps if step.rows}
     if not sizes:
         yield "rows were not seen (no module was called): dropped or repeated rows show only in the number of steps"
@@ -110,13 +111,11 @@ def _unseen(step: Step) -> bool:
     return len(step.backwards) > 1 and step.total is None and not all(b.locals for b in step.backwards)
 
 
-def _equal_weights(arms: Mapping[int, list[Track]]) -> bool:
+def _equal_weights(arms: Mapping[int, Run]) -> bool:
     """Whether all micro-batches had one number of rows and rows of one length, as far as the model's input shows."""
-    backwards = [b for tracks in arms.values() for track in tracks for step in track.steps for b in step.backwards]
-    sizes = {
-        (n, len(b.rows)) for n, tracks in arms.items() for t in tracks for s in t.steps for b in s.backwards if b.rows is not None
-    }
-    return len(sizes) <= len(arms) and all(b.lengths <= 1 for b in backwards)
+    seen = [(n, b) for n, run in arms.items() for step in run.steps for b in step.backwards]
+    sizes = {(n, len(b.rows)) for n, b in seen if b.rows is not None}
+    return len(sizes) <= len(arms) and all(b.lengths <= 1 for _, b in seen)
 
 
 def _clipping(steps: Sequence[Step]) -> Iterator[str]:

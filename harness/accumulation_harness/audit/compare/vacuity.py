@@ -19,11 +19,11 @@ def nothing_compared(candidate: Run, reference: Run, one: Run, compared: Sequenc
     `one`: the audited function at N=1, which is the reference where there is no independent one.
     """
     if not any(item.steps for item in compared):
-        rates = sorted({rate for track in reference.tracks for step in track.steps for rate in step.lrs})[:4]
+        rates = sorted({rate for step in reference.steps for rate in step.lrs})[:4]
         known = ", ".join(f"{rate:.3g}" for rate in rates) or "unknown"
         return f"no optimizer step moves a weight (learning rates {known}): nothing was compared"
     if not (_has_gradient(candidate) and _has_gradient(reference)):
-        if all(step.skipped for track in reference.tracks for step in track.steps):
+        if all(step.skipped for step in reference.steps):
             return "the GradScaler leaves out every optimizer step: nothing was compared"
         return "no optimizer step takes a gradient other than zero: nothing was compared"
     if candidate.accumulation_steps > one.accumulation_steps and not _accumulates(candidate, one):

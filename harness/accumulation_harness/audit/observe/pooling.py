@@ -108,7 +108,7 @@ def _with_own_rows(runs: Sequence[Run]) -> list[Run]:
 
 
 def _rows(run: Run) -> list[tuple[str, ...] | None]:
-    return [backward.rows for track in run.tracks for step in track.steps for backward in step.backwards]
+    return [backward.rows for step in run.steps for backward in step.backwards]
 
 
 def _pooled_step(step: Step, others: Sequence[Step], readers: Sequence[Step]) -> Step:
