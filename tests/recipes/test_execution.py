@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.config import Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
-from accumulation_harness.measure import lock_step
+from accumulation_harness.config import Execution, Model, Precision, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.trial import run_trial
-from accumulation_harness.recipes import execution
 from accumulation_harness.recipes.execution import exchange_forward
 from tests.simgpu.graphs import graphed_on_cpu
 
@@ -63,30 +61,6 @@ def test_the_first_micro_batch_is_not_overwritten_by_the_next(graphs):
     before = window.clone()
     accumulate(captured, list(window.split(5)))
     assert torch.equal(window, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "causes"),
-    [
-        ({"accumulation_steps": (2, 4, 8), "workload": WorkloadConfig(model=Model.mlp), "norm": Norm.none}, set()),
-        ({"accumulation_steps": (3,), "workload": WorkloadConfig(model=Model.mlp), "split": Split.ragged}, set()),
-        ({"accumulation_steps": (4,), "workload": WorkloadConfig(model=Model.mlp, dropout=0.3)}, set()),
-        ({"accumulation_steps": (4,), "workload": WorkloadConfig(), "norm": Norm.batch}, {"batch_statistics"}),
-    ],
-    ids=["several", "ragged", "dropout", "batch_norm"],
-)
-def test_captured_trials_find_what_eager_ones_find(graphs, monkeypatch, changes, causes):
-    """Epochs of 1,500 samples end in a short window after 11 of 128: a graph of other shapes."""
-    for module in (execution, lock_step):
-        monkeypatch.setattr(module, "check_available", lambda *_: None)
-    settings: dict[str, Any] = {"effective_batch": 128, "steps": 13, "algebra_steps": 2, **changes}
-    rows = {}
-    for way in (Execution.eager, Execution.cuda_graph):
-        arms = run_trial(TrialConfig(execution=way, **settings), lambda step, rows: None).arms
-        rows[way] = {(row["arm"], row["accumulation_steps"]): (row["verdict"], row["cause"]) for row in arms}
-    assert rows[Execution.cuda_graph] == rows[Execution.eager]
-    assert {cause for (arm, _), (_, cause) in rows[Execution.cuda_graph].items() if arm == "accumulated"} - {""} == causes
 
 
 def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch):
