@@ -18,12 +18,12 @@ if sys.version_info < (3, 10):  # noqa: UP036 (a hook takes the `python3` that i
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from accumulation_harness.lint import boundary, division, trainers
+from accumulation_harness.lint import rules, trainers
 from accumulation_harness.lint.hit import Hit
 from accumulation_harness.lint.source import Source
 
 CLEAN, HITS, UNREAD = 0, 1, 2
-RULES = (boundary.hits, division.hits, trainers.hits)
+RULES = (rules.hits, trainers.hits)
 LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 

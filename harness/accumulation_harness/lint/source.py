@@ -1,28 +1,35 @@
-"""One file: its text, its syntax tree, and the lines on which its author wants no word."""
+"""One file: its text, its syntax tree, what calls what in it, and the lines on which its author wants no word."""
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import tokenize
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
-from accumulation_harness.lint.scope import Function, Scope, scopes
-from accumulation_harness.lint.window import Window, windows
 
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
+MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+Root = ast.Module | Definition
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+TOUCHING = {"backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync"} | words.CLIPS
+WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "accumulate_grad_batches")
 
 
 class Source:
-    """The text of a module. Raises SyntaxError or ValueError for what is no Python."""
+    """The text of a module or a notebook. Raises SyntaxError or ValueError for what is neither."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, cells: list[tuple[int, int]] | None = None) -> None:
         self.text = text
+        self.cells = cells or []  # of a notebook: number and first line of each cell of code
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
             self.tree = ast.parse(text)
@@ -30,29 +37,126 @@ class Source:
     @classmethod
     def read(cls, path: Path) -> Source:
         """Read a file in the encoding that it declares. Raises OSError, SyntaxError or ValueError."""
+        if path.suffix == ".ipynb":
+            return cls(*_code(json.loads(path.read_text(encoding="utf-8"))))
         with tokenize.open(path) as file:
             return cls(file.read())
 
-    @cached_property
-    def scopes(self) -> tuple[Scope, ...]:
-        """The module and its functions; none where nothing is differentiated."""
-        if "backward" not in self.text:
-            return ()
-        return tuple(scopes(self.tree))
+    @property
+    def is_worth_reading(self) -> bool:
+        """Whether the text names anything that a rule is about."""
+        return any(word in self.text for word in WORTH_READING)
+
+    def place(self, line: int) -> str:
+        """Return a line as people count it: in a notebook by cell and line."""
+        number, first = max((cell for cell in self.cells if cell[1] <= line), key=lambda cell: cell[1], default=(0, 1))
+        return f"cell {number}:{line - first + 1}" if self.cells else str(line)
+
+    # what is where -------------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def windows(self) -> tuple[Window, ...]:
-        """The loops that accumulate."""
-        return tuple(window for scope in self.scopes for window in windows(scope))
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The classes of the file by their names."""
+        return {node.name: node for node in words.inside(self.tree, ast.ClassDef)}
 
     @cached_property
-    def functions(self) -> dict[str, list[Function]]:
-        """The functions and methods of the module by their names."""
-        found: dict[str, list[Function]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.setdefault(node.name.lower(), []).append(node)
-        return found
+    def functions(self) -> dict[str, Definition]:
+        """The functions of the module's own body."""
+        return {node.name: node for node in self.tree.body if isinstance(node, Definition)}
+
+    @cached_property
+    def _classes_of(self) -> dict[ast.AST, ast.ClassDef]:
+        return {one: node for node in self.classes.values() for one in node.body if isinstance(one, Definition)}
+
+    def class_of(self, method: ast.AST) -> ast.ClassDef | None:
+        """Return the class of a method."""
+        return self._classes_of.get(method)
+
+    def family(self, name: str) -> Iterator[ast.ClassDef]:
+        """Yield a class and those of its bases that are in the file."""
+        waiting, seen = [name], set()
+        while waiting:
+            node = self.classes.get(waiting.pop())
+            if node is not None and node.name not in seen:
+                seen.add(node.name)
+                yield node
+                waiting += map(words.dotted, node.bases)
+
+    def method(self, of: str, name: str) -> Definition | None:
+        """Return a method of a class, or of its bases in the file."""
+        methods = (one for node in self.family(of) for one in node.body if isinstance(one, Definition))
+        return next((one for one in methods if one.name == name), None)
+
+    @cached_property
+    def _all(self) -> list[Definition]:
+        return list(words.inside(self.tree, Definition))  # type: ignore[arg-type]
+
+    def _reaching(self, wanted: set[str]) -> set[str]:
+        """Return the names of functions that call one of these, or call one that does."""
+        called = {node: {_callee(call) for call in words.inside(node, ast.Call)} | _handed_on(node) for node in self._all}
+        reaching: set[str] = set()
+        while found := {node.name.lower() for node in self._all if called[node] & (wanted | reaching)} - reaching:
+            reaching |= found
+        return reaching
+
+    @cached_property
+    def _to_backward(self) -> set[str]:
+        return self._reaching({"backward", "manual_backward"}) | {"backward", "manual_backward"}
+
+    @cached_property
+    def _touching(self) -> set[str]:
+        return self._reaching(TOUCHING) | TOUCHING
+
+    @cached_property
+    def roots(self) -> list[Root]:
+        """Where to begin: the module, functions that nothing here calls, and then the others that lead to a backward."""
+        own = [node for node in self.tree.body if not isinstance(node, (*Definition.__args__, ast.ClassDef))]  # type: ignore[attr-defined]
+        module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
+        outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
+        leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
+        called = {words.last(call.func) for call in words.inside(self.tree, ast.Call)}
+        leading.sort(key=lambda node: node.name.lower() in called)
+        return [*([self.tree] if module else []), *(node for node in leading if node.name not in ("backward", "__init__"))]
+
+    def loops_over_backward(self, node: ast.AST) -> bool:
+        """Whether a loop is inside, here or in what it calls, that has a backward in it."""
+        known = self._loops.get(node)
+        if known is None:
+            known = self._loops[node] = self._has_loop(node, frozenset())
+        return known
+
+    @cached_property
+    def _loops(self) -> dict[ast.AST, bool]:
+        return {}
+
+    def _has_loop(self, node: ast.AST, seen: frozenset[str]) -> bool:
+        for one in ast.walk(node):
+            if isinstance(one, LOOPS) and one is not node and any(self._leads(call) for call in words.inside(one, ast.Call)):
+                return True
+            if isinstance(one, ast.Call) and self._leads(one) and (name := _callee(one)) not in seen:
+                callees = [other for other in self._all if other.name.lower() == name]
+                if any(self._has_loop(other, seen | {name}) for other in callees):
+                    return True
+        return False
+
+    def _leads(self, call: ast.Call) -> bool:
+        return _callee(call) in self._to_backward
+
+    def matters(self, node: ast.If) -> bool:
+        """Whether it depends on a test what is done to gradients or losses."""
+        for one in ast.walk(node):
+            if isinstance(one, ast.Call) and words.last(one.func) in self._touching:
+                return True
+            if isinstance(one, (ast.Continue, ast.Break, ast.Return)):
+                return True
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and ("loss" in one.id or one.id in self._divisors):
+                return True
+        return False
+
+    @cached_property
+    def _divisors(self) -> set[str]:
+        divisions = [node for node in words.inside(self.tree, (ast.BinOp, ast.AugAssign)) if isinstance(node.op, ast.Div)]
+        return {name for node in divisions for name in words.names(node.right if isinstance(node, ast.BinOp) else node.value)}
 
     @cached_property
     def made(self) -> dict[str, list[ast.Call]]:
@@ -64,21 +168,93 @@ class Source:
                     found.setdefault(words.last(target), []).append(node.value)
         return found
 
+    # what names stand for ------------------------------------------------------------------------------------------------------
+
+    def is_number(self, node: ast.AST) -> bool:
+        """Whether a name stands for the number of micro-batches: by what it usually means, or by the test of a step."""
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            return False
+        name = words.last(node)
+        if isinstance(node, ast.Subscript):
+            name = str(node.slice.value).lower() if isinstance(node.slice, ast.Constant) else ""
+        return name not in self._counters and (words.is_number(name) or (name != "" and name in self._moduli))
+
     @cached_property
-    def names(self) -> set[str]:
-        """All that the module calls by a name: variables, attributes, keywords, and what it imports."""
+    def _counters(self) -> set[str]:
+        """Names that are added to, set back to 0, or gone through by a loop."""
         found = set()
         for node in ast.walk(self.tree):
             match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                    found.add(name)
-                case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
-                    found.update(name.split("."))
+                case ast.AugAssign(target=target, op=ast.Add()):
+                    found.add(words.last(target))
+                case ast.Assign(targets=targets, value=ast.Constant(value=0)):
+                    found |= {words.last(target) for target in targets}
+                case ast.For(target=target) | ast.AsyncFor(target=target):
+                    found |= {name.lower() for name in words.names(target)}
         return found
 
-    def mentions(self, *names: str) -> bool:
-        """Whether one of the names is used; what only comments and strings say does not count."""
-        return not self.names.isdisjoint(names)
+    @cached_property
+    def _moduli(self) -> set[str]:
+        """Names `n` of `(i + 1) % n == 0` in a test of a step of an optimizer, or in what such a test was given."""
+        tests = [node.test for node in words.inside(self.tree, ast.If) if any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))]
+        asked = {name for test in tests for name in words.identifiers(test)}
+        for node in words.inside(self.tree, ast.Assign):
+            if any(words.last(target) in asked for target in node.targets):
+                tests.append(node.value)
+        operands = [one.right for test in tests for one in words.inside(test, ast.BinOp) if isinstance(one.op, ast.Mod)]
+        return {words.last(one) for one in operands} - {""}
+
+    @cached_property
+    def cleared(self) -> set[str]:
+        """What `zero_grad` is called of."""
+        return {words.dotted(words.receiver(call)) for call in words.inside(self.tree, ast.Call) if words.last(call.func) == "zero_grad"} - {""}
+
+    @cached_property
+    def clears(self) -> bool:
+        """Whether the file names `.grad` or `zero_grad` anywhere."""
+        return any(node.attr in ("grad", "zero_grad") for node in words.inside(self.tree, ast.Attribute))
+
+    @cached_property
+    def makes_optimizers(self) -> bool:
+        """Whether the file makes an optimizer of torch's."""
+        return any(words.dotted(call.func).startswith(("torch.optim.", "optim.")) for call in words.inside(self.tree, ast.Call))
+
+    @cached_property
+    def tells_accelerator(self) -> bool:
+        """Whether the file tells accelerate the number of micro-batches."""
+        made = (call for call in words.inside(self.tree, ast.Call) if words.last(call.func) == "accelerator")
+        return any(one.arg and words.NUMBER.search(one.arg) for call in made for one in call.keywords)
+
+    def is_automatic(self, node: ast.AST) -> bool:
+        """Whether it is a `training_step` after which Lightning does the backward, in a file that speaks of its accumulation."""
+        of = self.class_of(node)
+        if of is None or node.name != "training_step" or "accumulate_grad_batches" not in self.text:  # type: ignore[attr-defined]
+            return False
+        bases = {words.last(base) for one in self.family(of.name) for base in one.bases}
+        return "lightningmodule" in bases and "manual_backward" not in self.text and "automatic_optimization" not in self.text
+
+    def numbers_rows(self, node: ast.expr) -> bool:
+        """Whether labels are the numbers of the rows: `torch.arange(n)`, so that a loss sets rows against each other."""
+        given = [one.value for one in words.inside(self.tree, ast.Assign) if ast.unparse(node) in map(ast.unparse, one.targets)]
+        return any("arange(" in ast.unparse(one) for one in (node, *given))
+
+    @cached_property
+    def weighs_gradients(self) -> bool:
+        """Whether the file writes to `.grad` or may divide gradients by a call, or sums them over ranks by itself."""
+        parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and node.attr == "grad":
+                above = parents.get(node)
+                read = isinstance(above, ast.Compare) or (isinstance(above, ast.Attribute) and above.attr in ("norm", "isnan", "detach"))
+                cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
+                if not read and not cleared:
+                    return True
+            name = words.last(node.func) if isinstance(node, ast.Call) else ""
+            if "grad" in name and name not in words.CLIPS and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
+                return True
+        return "opacus" in self.text
+
+    # comments ------------------------------------------------------------------------------------------------------------------
 
     def silenced(self, hit: Hit) -> bool:
         """Whether a comment `# accumulation-lint: ignore`, or `ignore[CAUSE, CAUSE]`, stands on a line of the hit."""
@@ -93,3 +269,31 @@ class Source:
                     causes = frozenset(filter(None, re.split(r"[\s,]+", match[1] or "")))
                     found.append((token.start[0], causes))
         return found
+
+
+def _callee(call: ast.Call) -> str:
+    """Return the name of a function, or of a method of `self`; of other objects only what is named so everywhere."""
+    name = words.last(call.func)
+    is_own = isinstance(call.func, ast.Name) or words.dotted(words.receiver(call)) in ("self", "cls")
+    return name if is_own or name in TOUCHING else f".{name}"
+
+
+def _handed_on(node: ast.AST) -> set[str]:
+    """Return what a function hands to others without calling it: hooks, closures."""
+    return {words.last(one) for call in words.inside(node, ast.Call) for one in call.args if isinstance(one, ast.Name)}
+
+
+def _code(notebook: object) -> tuple[str, list[tuple[int, int]]]:
+    """Return the code of a notebook as one text, and where its cells begin. Raises ValueError for other JSON."""
+    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
+        raise ValueError("expected a notebook with cells")
+    lines: list[str] = []
+    cells = []
+    for number, cell in enumerate(notebook["cells"], start=1):
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            text = cell.get("source", "")
+            own = ("".join(text) if isinstance(text, list) else str(text)).splitlines()
+            cells.append((number, len(lines) + 1))
+            is_magic = bool(own) and own[0].startswith("%%")
+            lines += ["" if is_magic else "pass".rjust(len(one) - len(one.lstrip()) + 4) if MAGIC.match(one) else one for one in own]
+    return "\n".join(lines) + "\n", cells

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
-from accumulation_harness.lint.scope import Scope
 from accumulation_harness.lint.source import Source
 
 BASES = {"Trainer", "Seq2SeqTrainer", "HfTrainer", "HFTrainer", "SFTTrainer"}
@@ -23,9 +22,9 @@ COUNT = "num_items_in_batch"
 def hits(source: Source) -> Iterator[Hit]:
     """Yield each such `compute_loss`, and the first loss of each such forward."""
     is_read = "compute_loss" in source.text or "labels" in source.text
-    classes = {node.name: node for node in words.inside(source.tree, ast.ClassDef)} if is_read else {}
+    classes = source.classes if is_read else {}
     for node in classes.values():
-        family = list(_with_bases(node, classes))
+        family = list(source.family(node.name))
         bases = [base for one in family for base in one.bases]
         foreign = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base) not in classes} - {""}
         methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
@@ -45,15 +44,6 @@ def _hit(method: ast.FunctionDef) -> Hit:
     return Hit(method.lineno, method.col_offset + 1, Cause.loss_not_divided, sentence, method.body[0].lineno)
 
 
-def _with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """Yield a class and those of its bases that are in the same file."""
-    yield node
-    for base in node.bases:
-        other = classes.get(words.dotted(base))
-        if other is not None and other is not node:
-            yield from _with_bases(other, classes)
-
-
 def _is_trainer(foreign: set[str]) -> bool:
     """Whether, by bases that are in other files, a class is one of transformers' trainers that leave the flags alone."""
     return bool(foreign & BASES) and not any(name.endswith("Trainer") for name in foreign - BASES)
@@ -68,7 +58,7 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
     used = {node.id for node in words.inside(body, ast.Name) if isinstance(node.ctx, ast.Load)}
     returns = any(node.value is not None for node in words.inside(body, ast.Return))
-    return returns and _is_of_language_model(body) and COUNT not in used and not rest & used and not words.accumulates(body)
+    return returns and _is_of_language_model(body) and COUNT not in used and not rest & used and not any(map(words.NUMBER.search, words.identifiers(body)))
 
 
 def _is_of_language_model(body: ast.Module) -> bool:
@@ -96,7 +86,7 @@ def _of_head(source: Source, method: ast.FunctionDef) -> Iterator[Hit]:
     if labels.annotation is not None and "list" in ast.unparse(labels.annotation).lower():
         return  # no tensor: a Trainer counts nothing, and divides
     rest = method.args.kwarg.arg
-    losses = [call for call in Scope(method).calls() if _is_loss(source, call) and "labels" in _names_in(call)]
+    losses = [call for call in words.inside(method, ast.Call) if _is_loss(source, call) and "labels" in _names_in(call)]
     if losses and not any(_is_given(call, rest) for call in losses):
         sentence = f"`{method.name}` takes **{rest} and its loss is a mean without `{COUNT}`: a Trainer does not divide it either"
         yield Hit.at(losses[0], Cause.loss_not_divided, sentence)
@@ -112,7 +102,7 @@ def _is_loss(source: Source, call: ast.Call) -> bool:
     name = words.last(call.func)
     made = [call.func] if isinstance(call.func, ast.Call) else source.made.get(name, [])
     torch_loss = [one for one in made if words.last(one.func).endswith("loss") and words.last(one.func) != "loss"]
-    if name in words.MEAN_LOSSES or torch_loss:
+    if name in words.LOSSES or torch_loss:
         return not any(keyword.arg == "reduction" for one in (call, *torch_loss) for keyword in one.keywords)
     return name == "loss_function"
 

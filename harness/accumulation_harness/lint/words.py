@@ -7,27 +7,35 @@ import re
 from collections.abc import Iterator
 from typing import TypeVar
 
-ACCUMULATION = re.compile(
-    r"accum|grad_acc|(^|_)(micro_?batch(es)?|micro_?steps?|gas)$|num_micro|n_micro|update_freq|update_every|iter_size"
-    r"|steps_per_update|batches_per_update|batches_per_step|batch_split|subdivisions"
+NUMBER = re.compile(
+    r"accum|grad_acc|(^|_)(micro_?batch(es)?|micro_?steps?|gas)$|num_?micro|n_micro|update_freq|update_every|iter_size"
+    r"|steps_per_update|batches_per_update|batches_per_step|batch_split|subdivisions|(^|_)n_acc$|acc_(freq|steps)$"
 )
+STRICT = re.compile(r"accum|micro|grad_acc")  # those of them that are used for nothing else
+NO_NUMBER = re.compile(r"loss|count|samples|tokens|is_|do_|accumulat(ed|ing|or|e_grads?)$|_fn$|(^|_)last|size|idx|index")
 BOUNDARY = re.compile(
-    r"accumulating|is_accum|do_accum|sync_grad|^(is_?)?last$|last_micro|is_last|need_update|need_step|update_grad|do_update|do_step|(should|will)_(step|update|sync)"
-    r"|boundary|is_update|is_step|optimi[sz]er?_step_now|step_now|end_of_(window|accum)"
+    r"accum|sync_grad|^(is_?)?last$|last_micro|is_last|need_update|need_step|update_grad|do_update|do_step|(should|will)_(step|update|sync)"
+    r"|boundary|is_update|is_step|optimi[sz]er?_step_now|step_now|end_of_window|is_grad_step"
 )
-OPTIMIZER = re.compile(r"optim|^o(pts?)?$|^opt_|_opt$|^(adamw?|sgd)$")
+WITHIN = re.compile(r"accumulating|is_accum|do_accum|no_sync")  # true before the boundary
+OPTIMIZER = re.compile(r"optim|^o(pts?)?$|^opt_|_opt$|adam|sgd$|adafactor|lion$|shampoo|muon|rmsprop|adagrad|lbfgs")
 SCALER = re.compile(r"scaler$|^scaler")
 SCHEDULE = re.compile(r"sched|^lr_|warmup")
 AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
-MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion)$")
+MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion|ddp|policy|student|wrapper|forward)$")
 WHOLE = re.compile(r"num_items_in_batch|(^|_)window$|total_(tokens|items|samples)|global_batch")  # all that a window holds
 COUNT = re.compile(r"\blen\(|batch_size|\.size\(0\)|\.shape\[0\]")  # rows of a micro-batch, in an expression
+SCALE = re.compile(r"scale|inv|frac|world|weight_of_batch|accum|micro")
 CRITERION = re.compile(r"criterion|loss_?(fn|func|function|fct)$")
-FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer")
+FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer|optim")
 CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms"}
-MEAN_LOSSES = {
+LOSSES = {
     "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss", "gaussian_nll_loss",
+}  # fmt: skip
+LOSS_MODULES = {
+    "crossentropyloss", "mseloss", "l1loss", "nllloss", "smoothl1loss", "huberloss", "bceloss", "bcewithlogitsloss",
+    "cosineembeddingloss", "ctcloss", "gaussiannllloss",
 }  # fmt: skip
 
 
@@ -54,11 +62,14 @@ def dotted(node: ast.AST | None) -> str:
     return dotted(node.value) if isinstance(node, ast.Subscript) else ""
 
 
+def end(name: str) -> str:
+    """Return the last identifier of a dotted name, in lower case."""
+    return name.rstrip("()").rpartition(".")[2].lower()
+
+
 def last(node: ast.AST | None) -> str:
-    """Return the last identifier of a name, in lower case."""
-    if isinstance(node, ast.Attribute):
-        return node.attr.lower()
-    return dotted(node).rpartition(".")[2].lower()
+    """Return the last identifier of an expression, in lower case."""
+    return node.attr.lower() if isinstance(node, ast.Attribute) else end(dotted(node))
 
 
 def receiver(call: ast.Call) -> ast.expr | None:
@@ -74,6 +85,6 @@ def identifiers(node: ast.AST) -> Iterator[str]:
                 yield str(name).lower()
 
 
-def accumulates(node: ast.AST | None) -> bool:
-    """Whether an expression names the number of micro-batches, or the micro-batches."""
-    return node is not None and any(map(ACCUMULATION.search, identifiers(node)))
+def is_number(name: str) -> bool:
+    """Whether a name usually stands for the number of micro-batches in a window, or for the micro-batches themselves."""
+    return NUMBER.search(name) is not None and NO_NUMBER.search(name) is None

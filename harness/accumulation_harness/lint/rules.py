@@ -1,0 +1,335 @@
+"""What the events of a run say: how many micro-batches a step holds, how much each counts, and what else happens for each of them."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.lint import words
+from accumulation_harness.lint.hit import Hit
+from accumulation_harness.lint.run import N, Run, runs
+from accumulation_harness.lint.source import Source
+from accumulation_harness.lint.values import Event, Term
+
+PER_MICRO_BATCH = {
+    "clip": (Cause.clip_per_micro_batch, "gradients are clipped after every micro-batch, not once their sum is whole"),
+    "schedule": (Cause.schedule_per_micro_batch, "the schedule advances with every micro-batch"),
+    "average": (Cause.ema_per_micro_batch, "the average of the weights moves with every micro-batch"),
+    "decay": (Cause.weight_decay_per_micro_batch, "the weights decay with every micro-batch"),
+    "scaler": (Cause.scaler_updated_in_window, "the loss scale is updated with every micro-batch"),
+    "unscale": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
+}
+PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
+CLEARED = "gradients are cleared with every micro-batch: the last one counts"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened from behind one step of the optimizers to behind the next; `after`: what follows before the next backward."""
+
+    events: tuple[Event, ...]
+    after: tuple[Event, ...]
+
+    @property
+    def backwards(self) -> list[Event]:
+        """The backwards of the window."""
+        return [event for event in self.events if event.kind == "backward"]
+
+    @property
+    def step(self) -> Event:
+        """The first step at its end."""
+        return next(event for event in self.events if event.kind == "step")
+
+    @property
+    def optimizers(self) -> frozenset[str]:
+        """What steps at its end."""
+        return frozenset(event.name for event in self.events if event.kind == "step")
+
+    @property
+    def size(self) -> int:
+        """The number of micro-batches."""
+        return len({event.loops for event in self.backwards})
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the step stands in the loop over micro-batches."""
+        around = [loop[0] for loop in self.step.loops]
+        return bool(around) and all(event.loops and event.loops[-1][0] in around for event in self.backwards)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its backwards are of one pass of the loop."""
+        return all(event.loops for event in self.backwards) and len({(event.loops[:-1], event.loops[-1][0]) for event in self.backwards}) == 1
+
+    def weights(self) -> list[list[tuple[Term, float]]] | None:
+        """Return, for each place of a term, what it weighs in each micro-batch; None where that is unknown or differs in form."""
+        rows: dict[tuple[ast.AST, int], list[tuple[Term, float]]] = {}
+        for event in self.backwards:
+            for place, term in enumerate(event.loss.terms if event.loss else ()):
+                if term.weight is None:
+                    return None
+                weight = term.weight
+                for literal in term.literals:
+                    weight /= literal if literal == self.size and literal > 1 else 1
+                rows.setdefault((event.node, place), []).append((term, weight))
+        return list(rows.values())
+
+
+def windows(run: Run) -> list[Window]:
+    """Return the windows of a run, if all its optimizers step together."""
+    groups: list[list[Event]] = [[]]
+    stepped = False
+    for event in run.events:
+        if event.kind == "backward" and stepped:
+            groups.append([])
+            stepped = False
+        stepped |= event.kind == "step"
+        groups[-1].append(event)
+    found = []
+    for group in groups:
+        last = max((place for place, event in enumerate(group) if event.kind == "step"), default=-1)
+        if last >= 0 and any(event.kind == "backward" for event in group):
+            found.append(Window(tuple(group[: last + 1]), tuple(group[last + 1 :])))
+    return found if len({window.optimizers for window in found}) <= 1 else []
+
+
+def hits(source: Source) -> Iterator[Hit]:
+    """Yield what is wrong on the ways through the functions of a file.
+
+    What a setting may mend is told only where every way that comes by there shows it.
+    """
+    for ways in runs(source):
+        shown: dict[Hit, tuple[ast.AST | None, int]] = {}
+        passed: Counter[ast.AST] = Counter()
+        for run in ways:
+            found = windows(run)
+            if run.not_finite is not None:
+                continue
+            here = {hit: anchor for hit, anchor in _of_run(source, run, found)}
+            if run.otherwise == "last":
+                shown |= {hit: (None, 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
+                continue
+            passed.update({event.node for window in found for event in window.events})
+            for hit, anchor in here.items():
+                shown[hit] = (anchor, shown.get(hit, (None, 0))[1] + 1)
+        yield from (hit for hit, (anchor, times) in shown.items() if anchor is None or times == passed[anchor])
+        yield from _passed_over(ways)
+
+
+Told = tuple[Hit, ast.AST | None]  # with what has to show it whenever a run comes by; None: one run is enough
+
+
+def _of_run(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
+    yield from _clipped_before(run)
+    yield from _divided_twice(run)
+    sizes = Counter(window.size for window in found if window.is_whole)
+    if not sizes:
+        return
+    usual = max(sizes, key=lambda size: (sizes[size], size))
+    full = [window for window in found if window.size == usual and window.is_whole]
+    yield from _cleared(source, found, usual)
+    if usual == 1:
+        yield from _stepped_inside(source, full)
+        return
+    for window in full:
+        yield from _for_each(window)
+        yield from _not_synchronised(source, window)
+    named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
+    if source.weighs_gradients:
+        return
+    yield from _weighed(full[0], named)
+    if all(abs(_total(window) - 1) < 1e-6 for window in full):
+        yield from _irregular(run, found, full)
+
+
+def _for_each(window: Window) -> Iterator[Told]:
+    """What happens in every iteration in which there is a backward."""
+    iterations = {event.loops for event in window.backwards}
+    for kind, (cause, sentence) in PER_MICRO_BATCH.items():
+        places: dict[ast.AST, list[Event]] = {}
+        for event in (*window.events, *window.after):
+            if event.kind == kind:
+                places.setdefault(event.node, []).append(event)
+        for node, events in places.items():
+            if len({event.loops[: len(event.loops)] for event in events} & _with_outer(iterations)) >= len(iterations):
+                yield _hit(node, cause, sentence), None
+
+
+def _with_outer(iterations: Iterable[tuple]) -> set[tuple]:  # type: ignore[type-arg]
+    return set(iterations)
+
+
+def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
+    assert isinstance(node, (ast.expr, ast.stmt))
+    return Hit.at(node, cause, sentence)
+
+
+def _cleared(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
+    """Gradients that are cleared between a backward and the step that should take them; or never."""
+    for window in found:
+        if not window.is_whole or window.size != usual or _keeps(source):
+            continue
+        waiting = False
+        for event in window.events[: window.events.index(window.step)]:
+            waiting |= event.kind == "backward"
+            if event.kind == "clear" and waiting and _takes(window, event, found) and not event_of_closure(window):
+                sentence = CLEARED if window.size > 1 else "gradients are cleared between the last backward and the step"
+                yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), window.step.node
+                break
+    cleared = any(event.kind == "clear" for window in found for event in (*window.events, *window.after))
+    if usual > 1 and len(found) > 1 and not cleared and not source.clears and source.makes_optimizers:
+        yield _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"), found[0].step.node
+
+
+def _keeps(source: Source) -> bool:
+    """Whether gradients are read, and perhaps kept elsewhere."""
+    return source.weighs_gradients
+
+
+def event_of_closure(window: Window) -> bool:
+    """Whether the step is handed a function that does a backward of its own."""
+    call = window.step.node
+    return isinstance(call, ast.Call) and bool(call.args) and not window.step.scaled
+
+
+def _takes(window: Window, clear: Event, found: list[Window]) -> bool:
+    """Whether what is cleared is what the window's optimizer steps on: it, or the only model of a single optimizer."""
+    if clear.name in window.optimizers or not clear.name:
+        return True
+    others = {event.name for one in found for event in (*one.events, *one.after) if event.kind == "clear"} - window.optimizers
+    return len(window.optimizers) == len(others) == 1 and words.OPTIMIZER.search(words.end(clear.name)) is None
+
+
+def _stepped_inside(source: Source, full: list[Window]) -> Iterator[Told]:
+    """The optimizer steps after every backward, in a loop over the micro-batches, or with losses divided by their number."""
+    for window in full[:1]:
+        (first, *_) = window.backwards
+        inner = first.loops[-1] if first.loops else None
+        counted = inner is not None and inner[2] and inner[0] in [loop[0] for loop in window.step.loops]
+        header = getattr(inner[0], "iter", None) if inner and counted else None
+        counted = header is not None and any(map(words.STRICT.search, words.identifiers(header)))
+        divided = any(term.by_number < 1 for event in window.backwards if event.loss for term in event.loss.terms)
+        if (divided or counted) and len(full) > 1 and not any(term.weight is None for term in _terms(window)):
+            yield _hit(window.step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch"), window.step.node
+
+
+def _terms(window: Window) -> list[Term]:
+    return [term for event in window.backwards if event.loss for term in event.loss.terms]
+
+
+def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
+    last = window.backwards[-1]
+    if not last.synchronised and "all_reduce" not in source.text:
+        sentence = "the last backward of a window does not synchronise the replicas: what decides it comes too late, or is off"
+        yield _hit(last.node, Cause.replicas_not_synchronised, sentence), None
+
+
+def _divided_twice(run: Run) -> Iterator[Told]:
+    for event in run.events:
+        terms = event.loss.terms if event.loss else ()
+        if terms and all(term.by_number < 1 / N and term.weight is not None and term.weight < 1 / N for term in terms):
+            by = ast.unparse(event.node.func) if isinstance(event.node, ast.Call) else "Lightning"
+            sentence = f"the loss is divided by the number of micro-batches, and `{by}` divides by it again"
+            yield _hit(event.node, Cause.loss_divided_twice, sentence), None
+
+
+def _total(window: Window) -> float:
+    """Return how often the mean of the micro-batches counts in a window: 1 is right; 0 where that is unknown."""
+    rows = window.weights()
+    totals = {round(sum(weight for _, weight in row), 6) for row in _merged(window, rows)} if rows else set()
+    return totals.pop() if len(totals) == 1 else 0.0
+
+
+def _merged(window: Window, rows: list[list[tuple[Term, float]]]) -> list[list[tuple[Term, float]]]:
+    """Join the rows of backwards of which each micro-batch has one (in one branch or the other)."""
+    if len(window.backwards) == window.size and len({len(event.loss.terms) for event in window.backwards if event.loss}) == 1:
+        count = len(window.backwards[0].loss.terms) if window.backwards[0].loss else 0
+        joined = [(term, weight) for row in rows for term, weight in row]
+        return [joined] if count == 1 else rows
+    return rows
+
+
+def _weighed(window: Window, named: bool) -> Iterator[Told]:
+    """How the micro-batches of a whole window are weighed."""
+    (backward, *_) = window.backwards
+    anchor = backward.node
+    whole = [term.whole for term in _terms(window) if term.whole and term.by_number < 1]
+    if whole:
+        sentence = f"the loss is divided by `{whole[0]}`, and by the number of micro-batches once more"
+        yield _hit(anchor, Cause.loss_divided_twice, sentence), anchor
+    for event in window.backwards[:1]:
+        terms = event.loss.terms if event.loss else ()
+        if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
+            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
+    rows = window.weights()
+    if rows is None or not rows:
+        return
+    rows = _merged(window, rows)
+    totals = [sum(weight for _, weight in row) for row in rows]
+    once, never = 1.0, float(window.size)
+    terms = [row[0][0] for row in rows]
+    if all(_near(total, never) for total in totals):
+        likely = [term.kind == "mean" or (term.kind == "model" and named) for term in terms]
+        if all(likely) and named and not any(term.literals for term in terms):
+            yield _hit(anchor, Cause.loss_not_divided, "the micro-batches' mean losses are added: none is divided by their number"), anchor
+    elif any(_near(total, once) for total in totals):
+        odd = [term for term, total in zip(terms, totals, strict=True) if _near(total, never)]
+        if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
+            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
+        if any(term.padded and _near(total, once) for term, total in zip(terms, totals, strict=True)):
+            sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
+            yield _hit(anchor, Cause.mean_of_means, sentence), anchor
+
+
+def _irregular(run: Run, found: list[Window], full: list[Window]) -> Iterator[Told]:
+    """Windows of other lengths, whose losses are divided as if they were whole."""
+    usual = full[0].size
+    for place, window in enumerate(found):
+        total = _total(window)
+        if window.size == usual or not window.is_whole or not _near(total, window.size / usual) or run.unsure:
+            continue
+        if place == 0 and full[0].is_flat and found[0].step.node is full[0].step.node and run.otherwise != "last":
+            sentence = f"the first step comes after {window.size} instead of {usual} micro-batches (here with N = {usual})"
+            yield _hit(window.step.node, Cause.window_misplaced, sentence), window.step.node
+        elif place and window.size < usual and found[place - 1].backwards[-1].loops[:-1] == window.backwards[0].loops[:-1]:
+            sentence = "the last window of an epoch may hold fewer micro-batches than the number by which its losses are divided"
+            yield _hit(window.backwards[-1].node, Cause.short_window_divided_by_n, sentence), None
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) < 1e-6
+
+
+def _clipped_before(run: Run) -> Iterator[Told]:
+    """Gradients are clipped while the loss scale is still in them, or before they are divided."""
+    clips: list[Event] = []
+    scaled = False
+    for event in run.events:
+        match event.kind:
+            case "backward":
+                scaled, clips = event.scaled, []
+            case "unscale":
+                scaled = False
+            case "clip" if scaled:
+                clips.append(event)
+            case "step" if event.scaled:
+                for clip in clips:
+                    yield _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"), None
+    for clip, later in zip(run.events, run.events[1:], strict=False):
+        if clip.kind == "clip" and later.kind == "divide":
+            sentence = "gradients are clipped before they are divided by the number of micro-batches"
+            yield _hit(clip.node, Cause.clip_before_unscale, sentence), None
+
+
+def _passed_over(ways: list[Run]) -> Iterator[Hit]:
+    """A micro-batch with a non-finite loss is passed over, and the rest of its window goes on."""
+    for run in ways:
+        if run.not_finite is None or run.passed_over is None:
+            continue
+        usual, odd = windows(next(one for one in ways if one.otherwise == run.otherwise)), windows(run)
+        if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
+            sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
+            yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)

@@ -1,0 +1,651 @@
+"""A loop is followed as if it ran, with three micro-batches to a window and seven to an epoch: which call happens when.
+
+Numbers, counters, flags and the weights of losses are computed; everything else is unknown. A test of something unknown is answered by
+an assumption, the same wherever it is asked, and each function is followed under several assumptions.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import ChainMap
+from collections.abc import Iterator
+from dataclasses import replace
+
+from accumulation_harness.lint import words
+from accumulation_harness.lint.source import Root, Source
+from accumulation_harness.lint.values import Criterion, Event, Function, Items, Length, Loss, Part, Term, Thing, Value, arithmetic
+
+N, BATCHES, OUTER = Part(3), 7, 2  # micro-batches of a window, of an epoch; rounds of a loop around loops
+DEEPEST, LONGEST, MOST = 6, 40, 20_000
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+INDEX = {"batch_idx", "batch_index", "step", "idx", "i", "it", "iteration", "batch_nb", "step_id", "_step_id"}
+PASSED_ON = {"float", "to", "double", "contiguous", "squeeze", "requires_grad_", "clone", "type", "cuda", "half", "view", "reshape"}
+THROUGH = {"tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "next", "abs", "round", "cycle"}
+PLACE = "accumulation_boundary"  # the name of `step % N` where the step is unknown
+FINITE = {"isnan": False, "isinf": False, "isfinite": True}
+
+
+class Ended(Exception):
+    """The run raises, exits, or is too long to be followed."""
+
+
+class Left(Exception):
+    """`return`, with its value."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
+class Run:
+    """One way through a function, and what happened on it."""
+
+    def __init__(self, source: Source, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None) -> None:
+        self.source, self.assumed, self.otherwise, self.not_finite = source, assumed, otherwise, not_finite
+        self.events: list[Event] = []
+        self.asked: dict[str, None] = {}  # what was assumed, in order
+        self.passed_over: ast.expr | None = None
+        self.heap: dict[str, Value] = {}  # attributes and items, by dotted names
+        self.loops: list[tuple[ast.AST, int, bool]] = []
+        self.module: ChainMap[str, Value] = ChainMap({})
+        self.hooks: list[Function] = []
+        self.evaluated = self.depth = self.entered = 0
+        self.deferred = self.handling = self.unsure = self.entering = self.recording = False
+        self.visited: set[ast.AST] = set()
+        self.synchronised = self.forward_synchronised = True
+        self.no_sync = 0
+
+    def follow(self, root: Root) -> None:
+        """Follow the module's statements, or a function that nothing in the file calls: again and again, if it takes a micro-batch."""
+        try:
+            if isinstance(root, ast.Module):
+                self.block(root.body, self.module)
+                return
+            instance = None
+            if (of := self.source.class_of(root)) is not None:
+                instance = Thing("self", of.name)
+                for name in ("__init__", "setup"):
+                    if (made := self.source.method(of.name, name)) is not None and made is not root:
+                        self.call(Function(made, self.module, instance), [], {})
+                self.events.clear()
+            for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
+                self.loops = [] if self.source.loops_over_backward(root) else [(root, number, False)]
+                given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
+                returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
+                if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
+                    self.backward(root.body[-1], returned, "automatic", weight=1 / N)
+                    if number % N == N - 1:
+                        self.happen("step", root.body[-1], "automatic")
+                        self.happen("clear", root.body[-1], "automatic")
+        except (Ended, Left, RecursionError):
+            pass
+
+    # statements ----------------------------------------------------------------------------------------------------------------
+
+    def block(self, statements: list[ast.stmt], names: ChainMap[str, Value]) -> str:
+        """Follow statements; return "", "break" or "continue"."""
+        for statement in statements:
+            if how := self.statement(statement, names):
+                return how
+        return ""
+
+    def statement(self, node: ast.stmt, names: ChainMap[str, Value]) -> str:
+        """Follow one statement."""
+        match node:
+            case ast.Expr():
+                self.value(node.value, names)
+            case ast.Assign():
+                value = self.value(node.value, names)
+                for target in node.targets:
+                    self.give(target, value, names, is_literal=isinstance(node.value, ast.Constant))
+            case ast.AnnAssign(value=ast.expr()):
+                self.give(node.target, self.value(node.value, names), names, is_literal=isinstance(node.value, ast.Constant))
+            case ast.AugAssign():
+                before, by = self.value(node.target, names), self.value(node.value, names)
+                if isinstance(before, Thing) and by == 1:
+                    before = 0  # a counter
+                self.give(node.target, self.combined(node.op, before, by, node.value, node.value), names, is_literal=False)
+            case ast.If():
+                self.recording = self.source.matters(node)
+                answer = self.is_true(node.test, names)
+                self.recording = False
+                return self.block(node.body if answer else node.orelse, names)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return self.loop(node, names)
+            case ast.With() | ast.AsyncWith():
+                return self.context(node, names)
+            case ast.Try():
+                return self.block(node.body + node.orelse + node.finalbody, names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                names[node.name] = Function(node, names)
+            case ast.Return():
+                raise Left(None if node.value is None else self.value(node.value, names))
+            case ast.Raise():
+                raise Ended
+            case ast.Break():
+                return "break"
+            case ast.Continue():
+                return "continue"
+        return ""
+
+    def loop(self, node: ast.For | ast.AsyncFor | ast.While, names: ChainMap[str, Value]) -> str:
+        """Follow a loop."""
+        most = OUTER if self.source.loops_over_backward(node) else BATCHES
+        items = Items(None)
+        if not isinstance(node, ast.While):
+            items = self.items(self.value(node.iter, names))
+            most = most if items.values is None else min(len(items.values), OUTER if most == OUTER and not items.by_number else LONGEST)
+        for number in range(LONGEST if isinstance(node, ast.While) else most):
+            self.loops.append((node, number, items.by_number))
+            try:
+                if isinstance(node, ast.While):
+                    if not self.goes_on(node.test, names, number < most):
+                        break
+                else:
+                    self.give(node.target, None if items.values is None else items.values[number], names, is_literal=False, of_loop=True)
+                if self.block(node.body, names) == "break":
+                    return ""
+            finally:
+                self.loops.pop()
+        return self.block(node.orelse, names)
+
+    def goes_on(self, test: ast.expr, names: ChainMap[str, Value], few: bool) -> bool:
+        """Whether a `while` goes on: where that is unknown, until there were as many rounds as in other loops."""
+        self.entering = True
+        try:
+            value = self.value(test, names)
+            return few if isinstance(value, Thing) or isinstance(test, ast.Constant) else self.truth(value)
+        finally:
+            self.entering = False
+
+    def context(self, node: ast.With | ast.AsyncWith, names: ChainMap[str, Value]) -> str:
+        """Follow `with`: accelerate's `accumulate`, `no_sync`, apex's `scale_loss`."""
+        unsynchronised = 0
+        for item in node.items:
+            value = self.value(item.context_expr, names)
+            call = item.context_expr
+            name = words.end(value.name) if isinstance(value, Thing) else ""
+            if name == "accumulate" and isinstance(call, ast.Call):
+                self.entered += 1
+                self.handling, self.deferred = True, self.entered % N != 0
+            elif name.startswith("no_") and name.endswith("sync"):
+                given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
+                answers = [answer for answer in (self.value(one, names) for one in given) if isinstance(answer, bool)]
+                unsynchronised += all(answers)
+            if item.optional_vars is not None:
+                self.give(item.optional_vars, value, names, is_literal=False)
+        self.no_sync += unsynchronised
+        try:
+            return self.block(node.body, names)
+        finally:
+            self.no_sync -= unsynchronised
+
+    def give(self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False) -> None:
+        """Assign a value; `None` of a loop is an unknown item."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else None
+            for place, one in enumerate(target.elts):
+                part = parts[place] if parts is not None else None
+                if part is None and not of_loop and isinstance(value, Thing):
+                    part = Thing(f"{value.name}.{words.last(one)}" if words.last(one) == "loss" else words.dotted(one))
+                self.give(one, part, names, is_literal=is_literal, of_loop=of_loop or part is None)
+            return
+        name = words.dotted(target)
+        if of_loop and value is None:
+            value = Thing(name)
+        elif self.source.is_number(target) and (isinstance(value, Thing) or (is_literal and isinstance(value, int) and value is not False)):
+            value = N
+        if isinstance(target, ast.Name):
+            names[target.id] = value
+        elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            key = self.key(target, names)
+            self.heap[key] = value
+            if key.endswith("require_backward_grad_sync") and isinstance(value, bool):
+                self.synchronised = value
+            if key.endswith(".grad") and value is None:
+                self.happen("clear", target, "")
+
+    # expressions ---------------------------------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr, names: ChainMap[str, Value]) -> Value:
+        """Return what an expression is."""
+        self.evaluated += 1
+        if self.evaluated > MOST:
+            raise Ended
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                if node.id == "__name__":
+                    return "__main__"
+                return self.named(node, node.id, names.get(node.id, self.module.get(node.id)), node.id in names or node.id in self.module)
+            case ast.Attribute() | ast.Subscript():
+                return self.attribute(node, names)
+            case ast.BinOp():
+                return self.combined(node.op, self.value(node.left, names), self.value(node.right, names), node.left, node.right)
+            case ast.UnaryOp(op=ast.Not()):
+                value = self.value(node.operand, names)
+                return replace(value, negated=not value.negated) if isinstance(value, Thing) else not self.truth(value)
+            case ast.UnaryOp(op=ast.USub()):
+                value = self.value(node.operand, names)
+                return -value if isinstance(value, (int, float)) and not isinstance(value, Part) else value
+            case ast.BoolOp():
+                answer: Value = None
+                for one in node.values:
+                    answer = self.value(one, names)
+                    if self.truth(answer) is isinstance(node.op, ast.Or):
+                        return answer
+                return answer
+            case ast.IfExp():
+                return self.value(node.body if self.is_true(node.test, names) else node.orelse, names)
+            case ast.Compare():
+                return self.compared(node, names)
+            case ast.Tuple() | ast.List():
+                return tuple(self.value(one, names) for one in node.elts)
+            case ast.Call():
+                return self.called(node, names)
+            case ast.Lambda():
+                return Function(node, names)
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+                inner = names.new_child()
+                for one in node.generators:
+                    self.value(one.iter, names)
+                    self.give(one.target, None, inner, is_literal=False, of_loop=True)
+                self.value(node.elt, inner)
+            case ast.NamedExpr():
+                value = self.value(node.value, names)
+                self.give(node.target, value, names, is_literal=False)
+                return value
+            case ast.Await() | ast.Starred():
+                return self.value(node.value, names)
+        return Thing(ast.unparse(node)[:80])
+
+    def named(self, node: ast.expr, name: str, value: Value, is_known: bool) -> Value:
+        if is_known and not (isinstance(value, Thing) and self.source.is_number(node)):
+            return value
+        if self.source.is_number(node):
+            return N
+        if name in self.source.functions and name not in self.source.classes:
+            return Function(self.source.functions[name], self.module)
+        return value if is_known else Thing(name)
+
+    def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
+        of = self.value(node.value, names)
+        inner = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice).strip("'\"")
+        return f"{of.name if isinstance(of, Thing) else words.dotted(node.value)}.{inner}"[-120:]
+
+    def attribute(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> Value:
+        of = self.value(node.value, names)
+        if isinstance(of, tuple) and isinstance(node, ast.Subscript):
+            place = self.value(node.slice, names)
+            return of[place] if isinstance(place, int) and -len(of) <= place < len(of) else Thing(words.dotted(node))
+        if isinstance(of, Loss):
+            return of
+        key = self.key(node, names)
+        if key.endswith(".sync_gradients") and self.handling:
+            return not self.deferred
+        method = self.source.method(of.of, node.attr) if isinstance(of, Thing) and of.of and isinstance(node, ast.Attribute) else None
+        if method is not None and key not in self.heap:
+            return Function(method, self.module, of)
+        return self.named(node, key, self.heap.get(key), key in self.heap)
+
+    def combined(self, operator: ast.operator, left: Value, right: Value, first: ast.expr, second: ast.expr) -> Value:
+        """Return `left operator right`, of numbers or losses."""
+        if (number := arithmetic(operator, left, right)) is not None:
+            return number
+        match operator:
+            case ast.Mod() if isinstance(right, Part):
+                return Thing(PLACE)
+            case ast.Div() if isinstance(left, (Loss, Thing)):
+                of_window = any(map(words.WHOLE.search, words.identifiers(second)))
+                if isinstance(left, Thing) and not (isinstance(right, Part) or self.is_loss(left) or of_window):
+                    return Thing(left.name)
+                return self.loss(left).divided(right, second)
+            case ast.Mult() if isinstance(left, Loss) or isinstance(right, Loss):
+                if isinstance(left, Loss) and isinstance(right, Loss):
+                    known = [one for one in (left, right) if one.terms[0].kind != "unknown"]
+                    return (known or [left])[0].multiplied(Thing("mask") if known[:1] == [left] else left, second)
+                loss, factor, text = (left, right, second) if isinstance(left, Loss) else (right, left, first)
+                return loss.multiplied(factor, text)
+            case ast.Mult() if self.is_loss(left) or self.is_loss(right):
+                loss, factor, text = (left, right, second) if self.is_loss(left) else (right, left, first)
+                return self.loss(loss).multiplied(factor, text)
+            case ast.Add() | ast.Sub() if isinstance(left, Loss) or isinstance(right, Loss):
+                sides = ((left, first), (right, second))
+                return Loss.total(self.addend(value, text) for value, text in sides if not isinstance(value, (int, float)))
+        return Thing(ast.unparse(first)[:40] + ast.unparse(second)[:40])
+
+    def addend(self, value: Value, text: ast.expr) -> Loss:
+        loss = self.loss(value)
+        written = ast.unparse(text)
+        return loss.each(lambda one: replace(one, of_weights=True)) if ".parameters()" in written or ".weight" in written else loss
+
+    @staticmethod
+    def is_loss(value: Value) -> bool:
+        """Whether something unknown is called a loss."""
+        return isinstance(value, Loss) or (isinstance(value, Thing) and "loss" in words.end(value.name))
+
+    def loss(self, value: Value) -> Loss:
+        """Return a value as a loss: `outputs.loss`, and the loss that a model returns, are means in all likelihood."""
+        if isinstance(value, Loss):
+            return value
+        name = value.name.lower() if isinstance(value, Thing) else ""
+        of_model = name.endswith(".loss") and not name.startswith("self.")
+        return Loss.of("model" if of_model else "unknown")
+
+    def compared(self, node: ast.Compare, names: ChainMap[str, Value]) -> Value:
+        left, right = self.value(node.left, names), self.value(node.comparators[0], names)
+        operator = node.ops[0]
+        if len(node.ops) == 1:
+            if isinstance(operator, (ast.Is, ast.IsNot)) and right is None:
+                if isinstance(left, Thing):
+                    return left if isinstance(operator, ast.IsNot) else replace(left, negated=not left.negated)
+                return (left is None) is isinstance(operator, ast.Is)
+            if isinstance(left, str) and isinstance(right, str):
+                return (left == right) is isinstance(operator, (ast.Eq, ast.In))
+            if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+                match operator:
+                    case ast.Eq():
+                        return left == right
+                    case ast.NotEq():
+                        return left != right
+                    case ast.Lt():
+                        return left < right
+                    case ast.LtE():
+                        return left <= right
+                    case ast.Gt():
+                        return left > right
+                    case ast.GtE():
+                        return left >= right
+            if isinstance(left, Thing) and left.name == PLACE:
+                return replace(left, negated=isinstance(operator, ast.NotEq))
+            opposite = {ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.NotIn: "in"}.get(type(operator))
+            if opposite is not None:
+                return Thing(f"{ast.unparse(node.left)} {opposite} {ast.unparse(node.comparators[0])}", negated=True)
+        return Thing(ast.unparse(node))
+
+    def is_true(self, node: ast.expr, names: ChainMap[str, Value]) -> bool:
+        return self.truth(self.value(node, names))
+
+    def truth(self, value: Value) -> bool:
+        """Whether a value is true; where that is unknown, as is assumed, and a `while` goes on."""
+        if not isinstance(value, Thing):
+            return bool(value)
+        return self.entering or self.assume(value.name) is not value.negated
+
+    def assume(self, text: str) -> bool:
+        """Answer a test of something unknown: of the place in the window by the place in the loop, of the rest as is assumed."""
+        lowered = text.lower()
+        if self.loops and text not in self.assumed and words.BOUNDARY.search(words.end(lowered.split(" ")[0])):
+            self.unsure = True
+            return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(lowered))
+        if self.recording:
+            self.asked[text] = None
+        if text in self.assumed or self.otherwise != "last":
+            return self.assumed.get(text, self.otherwise == "yes")
+        return bool(self.loops) and self.loops[-1][1] == BATCHES - 1
+
+    # calls ---------------------------------------------------------------------------------------------------------------------
+
+    def happen(self, kind: str, node: ast.expr | ast.stmt, name: str, **known: object) -> None:
+        """Note an event; what accelerate defers does not happen."""
+        if not (self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None):
+            self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
+
+    def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, weight: float | None = 1.0) -> None:
+        """Note that a loss is differentiated; `weight`: what the framework multiplies it by."""
+        loss = self.loss(value)
+        if weight is None:
+            loss = loss.each(lambda one: replace(one, weight=None))
+        elif weight != 1:
+            loss = loss.each(lambda one: one if one.weight is None else replace(one, weight=one.weight * weight, by_number=one.by_number * weight))
+        synchronised = self.forward_synchronised and not self.no_sync
+        self.happen("backward", node, by, loss=loss, synchronised=synchronised, scaled=loss.scaled)
+        for hook in self.hooks:
+            self.call(hook, [], {})
+
+    def name_of(self, node: ast.expr | None, names: ChainMap[str, Value]) -> str:
+        """Return how an object is called where it comes from."""
+        if node is None:
+            return ""
+        value = self.value(node, names)
+        return value.name if isinstance(value, Thing) else words.dotted(node)
+
+    def called(self, node: ast.Call, names: ChainMap[str, Value]) -> Value:
+        """Follow a call."""
+        if self.depth > DEEPEST:
+            raise Ended
+        name, of = words.last(node.func), words.receiver(node)
+        callee = self.value(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute, ast.Call)) else None
+        args = [self.value(one, names) for one in node.args]
+        given = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg}
+        if isinstance(callee, Function):
+            return self.call(callee, args, given)
+        if isinstance(callee, Criterion):
+            return callee.loss
+        label = callee.name if isinstance(callee, Thing) else words.dotted(node.func) or name
+        if of is None:
+            name = words.end(label) or name
+        if name in FINITE:
+            if self.not_finite is not None and self.loops and self.loops[-1][1] == self.not_finite:
+                self.passed_over = node
+                return not FINITE[name]
+            return FINITE[name]
+        if of is not None:
+            answer = self.method(node, name, of, args, given, names)
+            if answer is not NotImplemented:
+                return answer
+        return self.function(node, name, label, args, given)
+
+    def method(self, node: ast.Call, name: str, of: ast.expr, args: list[Value], given: dict[str, Value], names: ChainMap[str, Value]) -> Value:
+        """Follow a call of what a loop does to its optimizer, its gradients or its loss."""
+        owner = self.value(of, names)
+        known = owner.name if isinstance(owner, Thing) else words.dotted(of)
+        label = words.last(of) or words.end(known)
+        is_scaler = any(map(words.SCALER.search, (label, words.end(known))))
+        if name in ("backward", "manual_backward"):
+            if isinstance(owner, Loss) or not (name == "manual_backward" or words.FRAMEWORK.search(label)):
+                self.backward(node, self.loss(owner), known)
+            elif args and "accelerator" in label:
+                told = self.handling or self.source.tells_accelerator
+                self.backward(node, args[0], known, weight=1 / N if told else None)
+            elif args:
+                self.backward(node, args[0], known, weight=None if "engine" in label or "booster" in label else 1.0)
+            return None
+        if name == "step" and is_scaler:
+            self.happen("step", node, self.name_of(node.args[0], names) if node.args else known, scaled=True)
+        elif name in ("step", "optimizer_step") and self.is_optimizer(of, known):
+            self.happen("step", node, known)
+            for one in args[:1]:
+                if isinstance(one, Function):
+                    self.call(one, [], {})
+        elif name == "step" and (words.SCHEDULE.search(label) or words.SCHEDULE.search(words.end(known))):
+            if not args and not given:
+                self.happen("schedule", node, known)
+        elif name == "zero_grad":
+            self.happen("clear", node, known)
+        elif name == "update" and is_scaler:
+            self.happen("scaler", node, known)
+        elif name == "unscale_" and is_scaler:
+            self.happen("unscale", node, known)
+        elif name == "scale" and is_scaler and args:
+            return replace(self.loss(args[0]), scaled=True)
+        elif name == "scale_loss" and args:
+            return self.loss(args[0])
+        elif name in ("update", "step", "update_parameters", "update_ema") and words.AVERAGE.search(label):
+            if not any("loss" in text or ".item()" in text for text in (label, *map(ast.unparse, node.args))):
+                self.happen("average", node, known)
+        elif name == "mul_" and label in ("data", "p", "param") and any(ast.unparse(one).startswith(("1 -", "1.0 -")) for one in node.args):
+            self.happen("decay", node, known)
+        elif "post_accumulate_grad_hook" in name:
+            self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
+        elif name == "no_sync" or name == "accumulate":
+            return Thing(f"{known}.{name}()")
+        elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
+            return self.reshaped(self.loss(owner), name, node, args)
+        else:
+            return NotImplemented
+        return None
+
+    def reshaped(self, loss: Loss, name: str, node: ast.Call, args: list[Value]) -> Value:
+        """Return what a method of a loss returns."""
+        if name in ("div", "div_", "true_divide") and args:
+            return loss.divided(args[0], node.args[0])
+        if name in ("mul", "mul_") and args:
+            return loss.multiplied(args[0], node.args[0])
+        if name in ("sum", "mean"):
+            return loss.reduced(name) if not args or name == "mean" else loss
+        return loss if name in PASSED_ON else Thing(f"loss.{name}()")
+
+    def is_optimizer(self, of: ast.expr, known: str) -> bool:
+        """Whether something that steps is an optimizer: by its name, by what made it, or because it clears gradients as well."""
+        texts = (words.last(of), words.end(known))
+        if any(map(words.SCHEDULE.search, texts)) or any(map(words.AVERAGE.search, texts)):
+            return False
+        return any(map(words.OPTIMIZER.search, texts)) or words.dotted(of) in self.source.cleared or "optim." in known
+
+    def function(self, node: ast.Call, name: str, label: str, args: list[Value], given: dict[str, Value]) -> Value:
+        """Return what a call returns that is no method of a loop's own: Python's, torch's losses, or something unknown."""
+        first = args[0] if args else None
+        match name:
+            case "len":
+                items = self.items(first)
+                return N if items.by_number else Length(BATCHES if items.values is None else len(items.values))
+            case "range" | "trange":
+                return self.range(args)
+            case "enumerate" if args:
+                items, start = self.items(first), given.get("start", args[1] if len(args) > 1 else 0)
+                values = items.values or (None,) * BATCHES
+                counted = tuple((start + place if isinstance(start, int) else None, one) for place, one in enumerate(values))
+                return Items(counted, items.by_number)
+            case "zip" if args:
+                several = [self.items(one) for one in args]
+                known = [len(one.values) for one in several if one.values is not None]
+                return Items(((None,) * len(args),) * min(known, default=BATCHES), any(one.by_number for one in several))
+            case "islice" if len(args) == 2:
+                return Items((None,) * int(args[1]), isinstance(args[1], Part)) if isinstance(args[1], (int, float)) else first
+            case "min" | "max" if len(args) > 1:
+                numbers = [one for one in args if isinstance(one, (int, float))]
+                if len(numbers) == len(args):
+                    found = (min if name == "min" else max)(numbers)
+                    return Part(found) if any(isinstance(one, Part) for one in numbers) else found
+            case "int" | "float" | "ceil" | "floor" | "bool":
+                return first if isinstance(first, (int, float)) else Thing(ast.unparse(node)[:80])
+            case "exit" | "_exit" | "quit":
+                raise Ended
+            case "scale" | "scale_loss" if isinstance(first, (Loss, Thing)):
+                return replace(self.loss(first), scaled=True)
+        if name in THROUGH and args and not isinstance(first, (int, float)):
+            return first if name != "next" else Thing("next()")
+        if name in words.CLIPS:
+            bounds = {one.strip("'\"") for one in map(ast.unparse, (*node.args, *(one.value for one in node.keywords)))}
+            if not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
+                self.happen("clip", node, "")
+            return Thing("norm")
+        if name.startswith("update") and words.AVERAGE.search(name):
+            self.happen("average", node, name)
+        if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
+            self.happen("divide", node, name)
+        if words.MODEL.search(name) or words.dotted(node.func) == "self":
+            self.forward_synchronised = self.synchronised and not self.no_sync
+        if (loss := self.of_torch(node, name, args)) is not None:
+            return loss
+        made = Thing(f"{label}()", label if label in self.source.classes else "")
+        if made.of and (method := self.source.method(made.of, "__init__")) is not None:
+            self.call(Function(method, self.module, made), args, given)
+        return made
+
+    def of_torch(self, node: ast.Call, name: str, args: list[Value]) -> Loss | Criterion | None:
+        """Return the loss that a call of torch, or of what is called a criterion, computes."""
+        given = {one.arg: one.value for one in node.keywords}
+        reduction = given.get("reduction")
+        told = [one.value for one in (reduction, *node.args) if isinstance(one, ast.Constant) and one.value in ("mean", "sum", "none")]
+        if name not in words.LOSSES | words.LOSS_MODULES and not (words.CRITERION.search(name) and name not in self.source.functions):
+            return Loss.of(told[0]) if told and told[0] != "none" and "loss" in name else None
+        rows = name in words.LOSSES and len(node.args) > 1 and self.source.numbers_rows(node.args[1])
+        kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
+        if rows or any(isinstance(one, Part) for one in args) or None in given or (reduction is not None and not told):
+            kind = "unknown"
+        loss = Loss((Term(kind, padded=kind == "mean" and "ignore_index" in given),))  # type: ignore[arg-type]
+        return Criterion(loss) if name in words.LOSS_MODULES else loss
+
+    def items(self, value: Value) -> Items:
+        """Return what a loop over a value goes over."""
+        match value:
+            case Items():
+                return value
+            case tuple():
+                return Items(value)
+            case Part():
+                return Items((None,) * int(value), by_number=True)
+        return Items(None)
+
+    def range(self, args: list[Value]) -> Items:
+        """Return `range(...)`; as many as there are batches where its end is unknown."""
+        start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
+        stop = args[1] if len(args) > 1 else args[0] if args else None
+        by_number = any(isinstance(one, Part) for one in (stop, step))
+        if not isinstance(start, (int, float)) or not isinstance(step, (int, float)) or not step:
+            return Items((None,) * BATCHES)
+        if not isinstance(stop, (int, float)):
+            return Items(tuple(int(start) + int(step) * place for place in range(int(N) if by_number else BATCHES)), by_number)
+        return Items(tuple(range(int(start), int(stop), int(step) or 1)[:LONGEST]), by_number)
+
+    def call(self, function: Function, args: list[Value], given: dict[str, Value], *, is_root: bool = False) -> Value:
+        """Follow a function of the file, and return what it returns."""
+        node = function.node
+        self.visited.add(node)
+        names = function.sees.new_child()
+        parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        if function.instance is not None and parameters:
+            names[parameters.pop(0)] = function.instance
+        defaults = dict(zip(reversed(parameters), reversed([one for one in node.args.defaults]), strict=False))
+        defaults |= {one.arg: value for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value is not None}
+        bound = dict(zip(parameters, args, strict=False)) | given
+        for name in (*parameters, *(one.arg for one in node.args.kwonlyargs)):
+            value = bound.get(name, Thing(name))
+            if name not in bound and name in defaults:
+                default = self.value(defaults[name], function.sees)
+                value = default if not is_root or default == 0 else value
+            as_name = ast.Name(name)
+            names[name] = N if self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False else value
+        if isinstance(node, ast.Lambda):
+            return self.value(node.body, names)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Ended
+        try:
+            self.block(node.body, names)
+        except Left as left:
+            return left.value
+        finally:
+            self.depth -= 1
+        return None
+
+
+def runs(source: Source) -> Iterator[list[Run]]:
+    """Yield, of each function that nothing followed so far calls, the ways through it."""
+    visited: set[ast.AST] = set()
+    for root in source.roots:
+        if root in visited:
+            continue
+        found = [_followed(source, root, {}, otherwise) for otherwise in ("yes", "no", "last")]
+        for one in list({**found[0].asked, **found[1].asked})[:4]:
+            found += [_followed(source, root, {one: False}, "yes"), _followed(source, root, {one: True}, "no")]
+        if any(name in source.text for name in FINITE):
+            found.append(_followed(source, root, {}, "no", not_finite=1))
+        for run in found:
+            visited |= run.visited
+        yield found
+
+
+def _followed(source: Source, root: Root, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None) -> Run:
+    run = Run(source, assumed, otherwise, not_finite)
+    for node in source.tree.body if not isinstance(root, ast.Module) else ():
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            try:
+                run.statement(node, run.module)
+            except (Ended, Left):
+                continue
+    run.events.clear()
+    run.follow(root)
+    return run

@@ -1,0 +1,165 @@
+"""What a name stands for while a loop is followed: a number, a loss with its weight, a function, or something unknown."""
+
+from __future__ import annotations
+
+import ast
+from collections import ChainMap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from accumulation_harness.lint import words
+
+Kind = Literal["mean", "model", "sum", "rows", "unknown"]
+Value = Any  # an int or float, None, a text, a tuple of values, or one of the classes below
+
+
+class Part(float):
+    """A number that follows from the number of micro-batches in a window; any other number is a setting of its own."""
+
+
+class Length(int):
+    """How long something is that may be the loader or the rows of a batch, or what was computed from that."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What the text does not tell; `name` is how the source calls it, `of` the class of the file that made it."""
+
+    name: str
+    of: str = ""
+    negated: bool = False  # of a test
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a loop goes over: values, or (None) as many unknown ones as there are batches in the loader."""
+
+    values: tuple[Value, ...] | None
+    by_number: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function of the file, with what it sees of the function around it, and with `self`."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    sees: ChainMap[str, Value]
+    instance: Thing | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """An addend of a loss. `weight`: the product of what depends on N; None where something unknown weighs it, too."""
+
+    kind: Kind
+    weight: float | None = 1.0
+    by_number: float = 1.0  # the part of the weight that divides by N
+    literals: tuple[float, ...] = ()  # numbers by which it is divided that are no known function of N
+    whole: str = ""  # by what the whole window holds
+    padded: bool = False
+    masked: bool = False
+    of_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum of terms; `scaled` by a GradScaler."""
+
+    terms: tuple[Term, ...]
+    scaled: bool = False
+
+    @classmethod
+    def of(cls, kind: Kind, **known: Any) -> Loss:
+        """Return a loss of one term."""
+        return cls((Term(kind, **known),))
+
+    def each(self, change: Callable[[Term], Term]) -> Loss:
+        """Return the loss with every term changed."""
+        return replace(self, terms=tuple(map(change, self.terms)))
+
+    def reduced(self, kind: Kind) -> Loss:
+        """Return `loss.sum()` or `loss.mean()`."""
+        return self.each(lambda term: replace(term, kind=term.kind if term.kind in ("model", "mean") else kind))
+
+    def divided(self, by: Value, text: ast.expr) -> Loss:
+        """Return `loss / by`."""
+        counts = any(word in ast.unparse(text) for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
+        of_window = any(map(words.WHOLE.search, words.identifiers(text)))
+
+        def term(one: Term) -> Term:
+            if one.kind == "sum" and counts and not of_window and not isinstance(by, Part):
+                return replace(one, kind="mean", padded=one.masked or "mask" in ast.unparse(text))
+            if isinstance(by, Part):
+                weight = None if one.weight is None or not by else one.weight / by
+                return replace(one, weight=weight, by_number=one.by_number / (by or 1))
+            if isinstance(by, (int, float)) and not isinstance(by, Length):
+                return replace(one, literals=(*one.literals, by))
+            return replace(one, weight=None, whole=ast.unparse(text) if of_window else one.whole)
+
+        return self.each(term)
+
+    def multiplied(self, factor: Value, text: ast.expr) -> Loss:
+        """Return `loss * factor`; a weight of a term says nothing about N, a scale may be a division in other words."""
+        if isinstance(factor, Part):
+            return self.each(lambda one: one if one.weight is None else replace(one, weight=one.weight * factor))
+        if isinstance(factor, (int, float)):
+            return self
+        if isinstance(factor, Loss):
+            masked = replace(self.terms[0], masked=True)
+            return self if len(self.terms) > 1 or self.terms[0].kind != "rows" else replace(self, terms=(masked,))
+        unsure = any(map(words.SCALE.search, words.identifiers(text))) or words.COUNT.search(ast.unparse(text))
+        return self.each(lambda one: replace(one, masked=True, weight=None if unsure else one.weight))
+
+    @classmethod
+    def total(cls, parts: Iterable[Loss]) -> Loss:
+        """Return the sum of losses."""
+        parts = tuple(parts)
+        return cls(tuple(term for part in parts for term in part.terms), any(part.scaled for part in parts))
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A loss module of torch that was made in the file."""
+
+    loss: Loss
+
+
+@dataclass
+class Event:
+    """What a run did: `kind` to `name`, by a call that stands in the source at `node`."""
+
+    kind: str
+    node: ast.expr | ast.stmt
+    name: str = ""
+    loss: Loss | None = None
+    loops: tuple[tuple[ast.AST, int, bool], ...] = field(default=())  # each loop around it, its iteration, and whether it counts to N
+    synchronised: bool = True
+    scaled: bool = False
+
+
+def arithmetic(operator: ast.operator, left: Value, right: Value) -> Value:
+    """Return the result where both are numbers, and None otherwise."""
+    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)) or abs(left) + abs(right) > 1e9:
+        return None
+    try:
+        match operator:
+            case ast.Add():
+                result = left + right
+            case ast.Sub():
+                result = left - right
+            case ast.Mult():
+                result = left * right
+            case ast.Div():
+                result = left / right
+            case ast.FloorDiv():
+                result = left // right
+            case ast.Mod():
+                result = left % right
+            case _:
+                return None
+    except ZeroDivisionError:
+        return None
+    if isinstance(left, Part) or isinstance(right, Part):
+        return Part(result)
+    return Length(result) if isinstance(left, Length) or isinstance(right, Length) else result
