@@ -1,6 +1,8 @@
 """The command as people and pre-commit call it: lines, exit codes, and what it imports."""
 
 import ast
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +50,8 @@ def test_a_hit_is_one_line(folder, capsys):
         ("missing.py", None, "FileNotFoundError"),
         ("bytes.py", b"x = '\xff'\n", "SyntaxError"),
         ("null.py", b"x = 1\0\n", "SyntaxError"),
-        ("cells.ipynb", b'{"cells": []}', "ValueError: a notebook"),
+        ("cells.ipynb", b'{"cells": 1}', "ValueError: expected a notebook"),
+        ("newer.py", b"match x:\n    case !:\n        backward()\n", "SyntaxError"),
     ],
 )
 def test_what_cannot_be_read(folder, capsys, name, content, said):
@@ -60,6 +63,36 @@ def test_what_cannot_be_read(folder, capsys, name, content, said):
     out, err = capsys.readouterr()
     assert err.startswith(f"{path}: expected a Python file, got {said}") and err.count("\n") == 1
     assert "schedule_per_micro_batch" in out, "the other files are read all the same"
+
+
+def test_a_notebook_is_told_by_cell_and_line(tmp_path, capsys):
+    cells = [
+        "# Title",
+        "%matplotlib inline\n!pip install torch\naccumulation_steps = 4",
+        "%%bash\nls",
+        flat(after="scheduler.step()"),
+    ]
+    kinds = ["markdown", "code", "code", "code"]
+    written = [{"cell_type": kind, "source": text.splitlines(keepends=True)} for kind, text in zip(kinds, cells, strict=True)]
+    (tmp_path / "training.ipynb").write_text(json.dumps({"cells": written}))
+    assert main([str(tmp_path)]) == 1
+    assert ":cell 4:6:9: schedule_per_micro_batch" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
+    def closed(top, onerror):
+        onerror(PermissionError(13, "Permission denied", str(top)))
+        return iter(())
+
+    monkeypatch.setattr(os, "walk", closed)
+    assert main([str(folder)]) == 2
+    assert "PermissionError" in capsys.readouterr().err
+
+
+def test_github_is_told_as_an_annotation(folder, capsys):
+    (folder / "wrong.py").write_text(flat(after="scheduler.step()"))
+    assert main(["--format", "github", str(folder)]) == 1
+    assert capsys.readouterr().out.startswith(f"::error file={folder / 'wrong.py'},line=6,col=9,title=schedule_per_micro_batch::")
 
 
 def test_every_remedy_is_there():

@@ -1,11 +1,15 @@
 """Each cause is told of the loop that has it, and nothing of those that look like it."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 from accumulation_harness.lint.__main__ import found
 from accumulation_harness.lint.source import Source
 from tests.audit.test_scripts import CASES
 from tests.lint.cases import RIGHT, WRONG, flat
+from tests.lint.pairs import measured, pairs
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -42,8 +46,9 @@ TOLD = [  # of the faults that are planted in the scripts which the audit runs, 
         "hydra",
         "a YAML file that it reads",
         "constants, and a method",
+        "a module of a package",
     ),
-    *("accelerate", "accelerate, clipped", "compute_loss of one's own", "TRL", "DDP"),
+    *("accelerate", "accelerate, clipped", "compute_loss of one's own", "TRL", "DDP", "LightningCLI", "LightningCLI, divided"),
 ]
 
 
@@ -54,3 +59,21 @@ def test_of_a_script_that_is_audited_nothing_wrong_is_told(kind):
     assert not found(Source(case.source))
     told = {str(hit.cause) for hit in found(Source(case.source.replace(case.old, case.new)))}
     assert told <= {*case.cause.split("+")} and bool(told) == (kind in TOLD)
+
+
+@pytest.mark.parametrize(("held_out", "told", "faults"), [(False, 29, 29), (True, 14, 20)])
+def test_loops_before_and_after_public_fixes(held_out, told, faults):
+    """Of the pairs that were held out no rule was changed for any."""
+    recalled, of, right, hits = measured([pair for pair in pairs() if pair.held_out is held_out])
+    assert of == faults and recalled >= told
+    assert right == hits
+
+
+def test_of_right_loops_that_are_audited_nothing_is_told():
+    for path in (Path(__file__).parents[1] / "audit" / "loops").glob("*.py"):
+        module = importlib.import_module(f"tests.audit.loops.{path.stem}")
+        right = {getattr(loop, "__name__", loop) for loop in getattr(module, "RIGHT", ())}
+        source = Source.read(path)
+        around = [(node.lineno, node.end_lineno, node.name) for node in source.functions.values()]
+        told = {name for hit in found(source) for start, end, name in around if start <= hit.line <= end}
+        assert not told & right, path.stem

@@ -25,19 +25,29 @@ from accumulation_harness.lint.source import Source
 CLEAN, HITS, UNREAD = 0, 1, 2
 RULES = (rules.hits, trainers.hits)
 LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+FORMATS = {
+    "text": "{path}:{place}:{column}: {told}",
+    "github": "::error file={path},line={line},col={column},title={cause}::{told}",
+}
 
 
 def found(source: Source) -> list[Hit]:
     """Return the hits of a module in the order of its lines, without those that a comment silences."""
-    return sorted({hit for rule in RULES for hit in rule(source) if not source.silenced(hit)})
+    told = {hit for rule in RULES for hit in rule(source) if not source.silenced(hit)} if source.is_worth_reading else ()
+    return sorted(told)
 
 
-def files(path: Path) -> Iterator[Path]:
-    """Yield a file, or the Python files below a folder; folders of caches, builds and environments are left out."""
+def files(path: Path) -> Iterator[Path | OSError]:
+    """Yield a file, or the Python files and notebooks below a folder and the errors of folders that cannot be read.
+
+    Folders of caches, builds and environments are left out.
+    """
     if path.is_dir():
-        for folder, inside, names in os.walk(path):
+        errors: list[OSError] = []
+        for folder, inside, names in os.walk(path, onerror=errors.append):
             inside[:] = sorted(name for name in inside if name not in LEFT_OUT and not name.startswith("."))
-            yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+            yield from (Path(folder, name) for name in sorted(names) if name.endswith((".py", ".ipynb")))
+        yield from errors
     else:
         yield path
 
@@ -47,19 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     called = Path(sys.argv[0]).name  # the short name is for hooks
     name = "accumulation-lint" if called.startswith("accumulation-lint") else "accumulation-harness lint"
     parser = argparse.ArgumentParser(prog=name, description="What source text tells of accumulation, without running it.")
-    parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, or a folder of them")
+    parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, a notebook, or a folder of them")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="lines for people and editors, or annotations of GitHub"
+    )
+    given = parser.parse_args(arguments)
     code = CLEAN
-    for path in (file for given in parser.parse_args(arguments).paths for file in files(given)):
+    for path in (file for one in given.paths for file in files(one)):
         try:
-            if path.suffix == ".ipynb":  # JSON of a notebook can be read as Python, in which nothing is trained
-                raise ValueError("a notebook, of which cells are not read; audit runs them")
-            hits = found(Source.read(path))
+            if isinstance(path, OSError):
+                raise path
+            source = Source.read(path)
+            hits = found(source)
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
-            print(f"{path}: expected a Python file, got {type(error).__name__}: {error}", file=sys.stderr)
+            grammar = f" (read as Python {sys.version_info[0]}.{sys.version_info[1]})" if isinstance(error, SyntaxError) else ""
+            where = path.filename if isinstance(path, OSError) else path
+            print(f"{where}: expected a Python file, got {type(error).__name__}: {error}{grammar}", file=sys.stderr)
             code = UNREAD
             continue
         for hit in hits:
-            print(f"{path}:{hit.line}:{hit.column}: {hit.told()}")
+            known = {
+                "place": source.place(hit.line),
+                "line": hit.line,
+                "column": hit.column,
+                "cause": hit.cause,
+                "told": hit.told(),
+            }
+            print(FORMATS[given.format].format(path=path, **known))
         code = max(code, HITS if hits else CLEAN)
     return code
 

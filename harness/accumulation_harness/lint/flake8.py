@@ -26,6 +26,8 @@ CODES = {  # numbers stay what they are; a new cause takes the next
     Cause.weight_decay_per_micro_batch: 113,
     Cause.scaler_updated_in_window: 114,
     Cause.non_finite_micro_batch: 115,
+    Cause.window_misplaced: 116,
+    Cause.replicas_not_synchronised: 117,
 }
 
 

@@ -1,10 +1,10 @@
-"""What the events of a run say: how many micro-batches a step holds, how much each counts, and what else happens for each of them."""
+"""What the events of a run say: how many micro-batches a step holds, how much each counts, and what happens for each."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from accumulation_harness.judge.cause import Cause
@@ -62,7 +62,10 @@ class Window:
     @property
     def is_whole(self) -> bool:
         """Whether all of its backwards are of one pass of the loop."""
-        return all(event.loops for event in self.backwards) and len({(event.loops[:-1], event.loops[-1][0]) for event in self.backwards}) == 1
+        return (
+            all(event.loops for event in self.backwards)
+            and len({(event.loops[:-1], event.loops[-1][0]) for event in self.backwards}) == 1
+        )
 
     def weights(self) -> list[list[tuple[Term, float]]] | None:
         """Return, for each place of a term, what it weighs in each micro-batch; None where that is unknown or differs in form."""
@@ -154,12 +157,8 @@ def _for_each(window: Window) -> Iterator[Told]:
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            if len({event.loops[: len(event.loops)] for event in events} & _with_outer(iterations)) >= len(iterations):
+            if iterations <= {event.loops for event in events}:
                 yield _hit(node, cause, sentence), None
-
-
-def _with_outer(iterations: Iterable[tuple]) -> set[tuple]:  # type: ignore[type-arg]
-    return set(iterations)
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -170,26 +169,24 @@ def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
 def _cleared(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
     """Gradients that are cleared between a backward and the step that should take them; or never."""
     for window in found:
-        if not window.is_whole or window.size != usual or _keeps(source):
+        if not window.is_whole or window.size != usual or source.weighs_gradients:
             continue
         waiting = False
         for event in window.events[: window.events.index(window.step)]:
             waiting |= event.kind == "backward"
-            if event.kind == "clear" and waiting and _takes(window, event, found) and not event_of_closure(window):
+            if event.kind == "clear" and waiting and _takes(window, event, found) and not _has_closure(window):
                 sentence = CLEARED if window.size > 1 else "gradients are cleared between the last backward and the step"
                 yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), window.step.node
                 break
     cleared = any(event.kind == "clear" for window in found for event in (*window.events, *window.after))
     if usual > 1 and len(found) > 1 and not cleared and not source.clears and source.makes_optimizers:
-        yield _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"), found[0].step.node
+        yield (
+            _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"),
+            found[0].step.node,
+        )
 
 
-def _keeps(source: Source) -> bool:
-    """Whether gradients are read, and perhaps kept elsewhere."""
-    return source.weighs_gradients
-
-
-def event_of_closure(window: Window) -> bool:
+def _has_closure(window: Window) -> bool:
     """Whether the step is handed a function that does a backward of its own."""
     call = window.step.node
     return isinstance(call, ast.Call) and bool(call.args) and not window.step.scaled
@@ -213,7 +210,10 @@ def _stepped_inside(source: Source, full: list[Window]) -> Iterator[Told]:
         counted = header is not None and any(map(words.STRICT.search, words.identifiers(header)))
         divided = any(term.by_number < 1 for event in window.backwards if event.loss for term in event.loss.terms)
         if (divided or counted) and len(full) > 1 and not any(term.weight is None for term in _terms(window)):
-            yield _hit(window.step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch"), window.step.node
+            yield (
+                _hit(window.step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch"),
+                window.step.node,
+            )
 
 
 def _terms(window: Window) -> list[Term]:
@@ -228,7 +228,8 @@ def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
 
 
 def _divided_twice(run: Run) -> Iterator[Told]:
-    for event in run.events:
+    firsts = {event.node: event for event in reversed(run.events)}.values()  # later a name may hold what it held before
+    for event in firsts:
         terms = event.loss.terms if event.loss else ()
         if terms and all(term.by_number < 1 / N and term.weight is not None and term.weight < 1 / N for term in terms):
             by = ast.unparse(event.node.func) if isinstance(event.node, ast.Call) else "Lightning"
@@ -256,7 +257,7 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     """How the micro-batches of a whole window are weighed."""
     (backward, *_) = window.backwards
     anchor = backward.node
-    whole = [term.whole for term in _terms(window) if term.whole and term.by_number < 1]
+    whole = [term.whole for term in _terms(window) if term.whole and _near(term.by_number, 1 / N)]
     if whole:
         sentence = f"the loss is divided by `{whole[0]}`, and by the number of micro-batches once more"
         yield _hit(anchor, Cause.loss_divided_twice, sentence), anchor
@@ -270,16 +271,19 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     rows = _merged(window, rows)
     totals = [sum(weight for _, weight in row) for row in rows]
     once, never = 1.0, float(window.size)
-    terms = [row[0][0] for row in rows]
+    placed = [row[0][0] for row in rows]
     if all(_near(total, never) for total in totals):
-        likely = [term.kind == "mean" or (term.kind == "model" and named) for term in terms]
-        if all(likely) and named and not any(term.literals for term in terms):
-            yield _hit(anchor, Cause.loss_not_divided, "the micro-batches' mean losses are added: none is divided by their number"), anchor
+        likely = [term.kind == "mean" or (term.kind == "model" and named) for term in placed]
+        if all(likely) and named and not any(term.literals for term in placed):
+            yield (
+                _hit(anchor, Cause.loss_not_divided, "the micro-batches' mean losses are added: none is divided by their number"),
+                anchor,
+            )
     elif any(_near(total, once) for total in totals):
-        odd = [term for term, total in zip(terms, totals, strict=True) if _near(total, never)]
+        odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
         if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
             yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
-        if any(term.padded and _near(total, once) for term, total in zip(terms, totals, strict=True)):
+        if any(term.padded and _near(total, once) for term, total in zip(placed, totals, strict=True)):
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
             yield _hit(anchor, Cause.mean_of_means, sentence), anchor
 
@@ -317,7 +321,10 @@ def _clipped_before(run: Run) -> Iterator[Told]:
                 clips.append(event)
             case "step" if event.scaled:
                 for clip in clips:
-                    yield _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"), None
+                    yield (
+                        _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"),
+                        None,
+                    )
     for clip, later in zip(run.events, run.events[1:], strict=False):
         if clip.kind == "clip" and later.kind == "divide":
             sentence = "gradients are clipped before they are divided by the number of micro-batches"

@@ -1,7 +1,7 @@
 """A loop is followed as if it ran, with three micro-batches to a window and seven to an epoch: which call happens when.
 
-Numbers, counters, flags and the weights of losses are computed; everything else is unknown. A test of something unknown is answered by
-an assumption, the same wherever it is asked, and each function is followed under several assumptions.
+Numbers, counters, flags and the weights of losses are computed; everything else is unknown. A test of something unknown is
+answered by an assumption, the same wherever it is asked, and each function is followed under several assumptions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,39 @@ from dataclasses import replace
 
 from accumulation_harness.lint import words
 from accumulation_harness.lint.source import Root, Source
-from accumulation_harness.lint.values import Criterion, Event, Function, Items, Length, Loss, Part, Term, Thing, Value, arithmetic
+from accumulation_harness.lint.values import (
+    OPERATORS,
+    Criterion,
+    Event,
+    Function,
+    Items,
+    Length,
+    Loss,
+    Part,
+    Term,
+    Thing,
+    Value,
+    arithmetic,
+)
 
 N, BATCHES, OUTER = Part(3), 7, 2  # micro-batches of a window, of an epoch; rounds of a loop around loops
 DEEPEST, LONGEST, MOST = 6, 40, 20_000
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INDEX = {"batch_idx", "batch_index", "step", "idx", "i", "it", "iteration", "batch_nb", "step_id", "_step_id"}
-PASSED_ON = {"float", "to", "double", "contiguous", "squeeze", "requires_grad_", "clone", "type", "cuda", "half", "view", "reshape"}
+PASSED_ON = {
+    "float",
+    "to",
+    "double",
+    "contiguous",
+    "squeeze",
+    "requires_grad_",
+    "clone",
+    "type",
+    "cuda",
+    "half",
+    "view",
+    "reshape",
+}
 THROUGH = {"tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "next", "abs", "round", "cycle"}
 PLACE = "accumulation_boundary"  # the name of `step % N` where the step is unknown
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
@@ -55,7 +81,7 @@ class Run:
         self.no_sync = 0
 
     def follow(self, root: Root) -> None:
-        """Follow the module's statements, or a function that nothing in the file calls: again and again, if it takes a micro-batch."""
+        """Follow the module's statements, or a function: again and again, if it takes a micro-batch."""
         try:
             if isinstance(root, ast.Module):
                 self.block(root.body, self.module)
@@ -97,8 +123,8 @@ class Run:
                 value = self.value(node.value, names)
                 for target in node.targets:
                     self.give(target, value, names, is_literal=isinstance(node.value, ast.Constant))
-            case ast.AnnAssign(value=ast.expr()):
-                self.give(node.target, self.value(node.value, names), names, is_literal=isinstance(node.value, ast.Constant))
+            case ast.AnnAssign(value=ast.expr() as given):
+                self.give(node.target, self.value(given, names), names, is_literal=isinstance(node.value, ast.Constant))
             case ast.AugAssign():
                 before, by = self.value(node.target, names), self.value(node.value, names)
                 if isinstance(before, Thing) and by == 1:
@@ -133,7 +159,11 @@ class Run:
         items = Items(None)
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
-            most = most if items.values is None else min(len(items.values), OUTER if most == OUTER and not items.by_number else LONGEST)
+            most = (
+                most
+                if items.values is None
+                else min(len(items.values), OUTER if most == OUTER and not items.by_number else LONGEST)
+            )
         for number in range(LONGEST if isinstance(node, ast.While) else most):
             self.loops.append((node, number, items.by_number))
             try:
@@ -141,7 +171,9 @@ class Run:
                     if not self.goes_on(node.test, names, number < most):
                         break
                 else:
-                    self.give(node.target, None if items.values is None else items.values[number], names, is_literal=False, of_loop=True)
+                    self.give(
+                        node.target, None if items.values is None else items.values[number], names, is_literal=False, of_loop=True
+                    )
                 if self.block(node.body, names) == "break":
                     return ""
             finally:
@@ -179,7 +211,9 @@ class Run:
         finally:
             self.no_sync -= unsynchronised
 
-    def give(self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False) -> None:
+    def give(
+        self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False
+    ) -> None:
         """Assign a value; `None` of a loop is an unknown item."""
         if isinstance(target, (ast.Tuple, ast.List)):
             parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else None
@@ -192,7 +226,9 @@ class Run:
         name = words.dotted(target)
         if of_loop and value is None:
             value = Thing(name)
-        elif self.source.is_number(target) and (isinstance(value, Thing) or (is_literal and isinstance(value, int) and value is not False)):
+        elif self.source.is_number(target) and (
+            isinstance(value, Thing) or (is_literal and isinstance(value, int) and value is not False)
+        ):
             value = N
         if isinstance(target, ast.Name):
             names[target.id] = value
@@ -217,7 +253,9 @@ class Run:
             case ast.Name():
                 if node.id == "__name__":
                     return "__main__"
-                return self.named(node, node.id, names.get(node.id, self.module.get(node.id)), node.id in names or node.id in self.module)
+                return self.named(
+                    node, node.id, names.get(node.id, self.module.get(node.id)), node.id in names or node.id in self.module
+                )
             case ast.Attribute() | ast.Subscript():
                 return self.attribute(node, names)
             case ast.BinOp():
@@ -247,9 +285,9 @@ class Run:
                 return Function(node, names)
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
                 inner = names.new_child()
-                for one in node.generators:
-                    self.value(one.iter, names)
-                    self.give(one.target, None, inner, is_literal=False, of_loop=True)
+                for generator in node.generators:
+                    self.value(generator.iter, names)
+                    self.give(generator.target, None, inner, is_literal=False, of_loop=True)
                 self.value(node.elt, inner)
             case ast.NamedExpr():
                 value = self.value(node.value, names)
@@ -260,6 +298,7 @@ class Run:
         return Thing(ast.unparse(node)[:80])
 
     def named(self, node: ast.expr, name: str, value: Value, is_known: bool) -> Value:
+        """Return what a name stands for: its value, the number of micro-batches, a function, or something unknown."""
         if is_known and not (isinstance(value, Thing) and self.source.is_number(node)):
             return value
         if self.source.is_number(node):
@@ -269,11 +308,13 @@ class Run:
         return value if is_known else Thing(name)
 
     def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
+        """Return the dotted name under which an attribute or an item is kept."""
         of = self.value(node.value, names)
         inner = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice).strip("'\"")
         return f"{of.name if isinstance(of, Thing) else words.dotted(node.value)}.{inner}"[-120:]
 
     def attribute(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> Value:
+        """Return an attribute or an item."""
         of = self.value(node.value, names)
         if isinstance(of, tuple) and isinstance(node, ast.Subscript):
             place = self.value(node.slice, names)
@@ -283,7 +324,9 @@ class Run:
         key = self.key(node, names)
         if key.endswith(".sync_gradients") and self.handling:
             return not self.deferred
-        method = self.source.method(of.of, node.attr) if isinstance(of, Thing) and of.of and isinstance(node, ast.Attribute) else None
+        method = (
+            self.source.method(of.of, node.attr) if isinstance(of, Thing) and of.of and isinstance(node, ast.Attribute) else None
+        )
         if method is not None and key not in self.heap:
             return Function(method, self.module, of)
         return self.named(node, key, self.heap.get(key), key in self.heap)
@@ -315,9 +358,12 @@ class Run:
         return Thing(ast.unparse(first)[:40] + ast.unparse(second)[:40])
 
     def addend(self, value: Value, text: ast.expr) -> Loss:
+        """Return an addend of a loss."""
         loss = self.loss(value)
         written = ast.unparse(text)
-        return loss.each(lambda one: replace(one, of_weights=True)) if ".parameters()" in written or ".weight" in written else loss
+        return (
+            loss.each(lambda one: replace(one, of_weights=True)) if ".parameters()" in written or ".weight" in written else loss
+        )
 
     @staticmethod
     def is_loss(value: Value) -> bool:
@@ -333,6 +379,7 @@ class Run:
         return Loss.of("model" if of_model else "unknown")
 
     def compared(self, node: ast.Compare, names: ChainMap[str, Value]) -> Value:
+        """Return the answer of a comparison."""
         left, right = self.value(node.left, names), self.value(node.comparators[0], names)
         operator = node.ops[0]
         if len(node.ops) == 1:
@@ -342,20 +389,8 @@ class Run:
                 return (left is None) is isinstance(operator, ast.Is)
             if isinstance(left, str) and isinstance(right, str):
                 return (left == right) is isinstance(operator, (ast.Eq, ast.In))
-            if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-                match operator:
-                    case ast.Eq():
-                        return left == right
-                    case ast.NotEq():
-                        return left != right
-                    case ast.Lt():
-                        return left < right
-                    case ast.LtE():
-                        return left <= right
-                    case ast.Gt():
-                        return left > right
-                    case ast.GtE():
-                        return left >= right
+            if isinstance(left, (int, float)) and isinstance(right, (int, float)) and type(operator) in OPERATORS:
+                return bool(OPERATORS[type(operator)](left, right))
             if isinstance(left, Thing) and left.name == PLACE:
                 return replace(left, negated=isinstance(operator, ast.NotEq))
             opposite = {ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.NotIn: "in"}.get(type(operator))
@@ -364,6 +399,7 @@ class Run:
         return Thing(ast.unparse(node))
 
     def is_true(self, node: ast.expr, names: ChainMap[str, Value]) -> bool:
+        """Whether an expression is true."""
         return self.truth(self.value(node, names))
 
     def truth(self, value: Value) -> bool:
@@ -397,7 +433,11 @@ class Run:
         if weight is None:
             loss = loss.each(lambda one: replace(one, weight=None))
         elif weight != 1:
-            loss = loss.each(lambda one: one if one.weight is None else replace(one, weight=one.weight * weight, by_number=one.by_number * weight))
+            loss = loss.each(
+                lambda one: (
+                    one if one.weight is None else replace(one, weight=one.weight * weight, by_number=one.by_number * weight)
+                )
+            )
         synchronised = self.forward_synchronised and not self.no_sync
         self.happen("backward", node, by, loss=loss, synchronised=synchronised, scaled=loss.scaled)
         for hook in self.hooks:
@@ -436,7 +476,9 @@ class Run:
                 return answer
         return self.function(node, name, label, args, given)
 
-    def method(self, node: ast.Call, name: str, of: ast.expr, args: list[Value], given: dict[str, Value], names: ChainMap[str, Value]) -> Value:
+    def method(
+        self, node: ast.Call, name: str, of: ast.expr, args: list[Value], given: dict[str, Value], names: ChainMap[str, Value]
+    ) -> Value:
         """Follow a call of what a loop does to its optimizer, its gradients or its loss."""
         owner = self.value(of, names)
         known = owner.name if isinstance(owner, Thing) else words.dotted(of)
@@ -474,7 +516,11 @@ class Run:
         elif name in ("update", "step", "update_parameters", "update_ema") and words.AVERAGE.search(label):
             if not any("loss" in text or ".item()" in text for text in (label, *map(ast.unparse, node.args))):
                 self.happen("average", node, known)
-        elif name == "mul_" and label in ("data", "p", "param") and any(ast.unparse(one).startswith(("1 -", "1.0 -")) for one in node.args):
+        elif (
+            name == "mul_"
+            and label in ("data", "p", "param")
+            and any(ast.unparse(one).startswith(("1 -", "1.0 -")) for one in node.args)
+        ):
             self.happen("decay", node, known)
         elif "post_accumulate_grad_hook" in name:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
@@ -558,14 +604,18 @@ class Run:
         """Return the loss that a call of torch, or of what is called a criterion, computes."""
         given = {one.arg: one.value for one in node.keywords}
         reduction = given.get("reduction")
-        told = [one.value for one in (reduction, *node.args) if isinstance(one, ast.Constant) and one.value in ("mean", "sum", "none")]
-        if name not in words.LOSSES | words.LOSS_MODULES and not (words.CRITERION.search(name) and name not in self.source.functions):
+        told = [
+            one.value for one in (reduction, *node.args) if isinstance(one, ast.Constant) and one.value in ("mean", "sum", "none")
+        ]
+        if name not in words.LOSSES | words.LOSS_MODULES and not (
+            words.CRITERION.search(name) and name not in self.source.functions
+        ):
             return Loss.of(told[0]) if told and told[0] != "none" and "loss" in name else None
         rows = name in words.LOSSES and len(node.args) > 1 and self.source.numbers_rows(node.args[1])
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
         if rows or any(isinstance(one, Part) for one in args) or None in given or (reduction is not None and not told):
             kind = "unknown"
-        loss = Loss((Term(kind, padded=kind == "mean" and "ignore_index" in given),))  # type: ignore[arg-type]
+        loss = Loss((Term(kind, padded=kind == "mean" and "ignore_index" in given),))
         return Criterion(loss) if name in words.LOSS_MODULES else loss
 
     def items(self, value: Value) -> Items:
@@ -599,7 +649,9 @@ class Run:
         if function.instance is not None and parameters:
             names[parameters.pop(0)] = function.instance
         defaults = dict(zip(reversed(parameters), reversed([one for one in node.args.defaults]), strict=False))
-        defaults |= {one.arg: value for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value is not None}
+        defaults |= {
+            one.arg: value for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value is not None
+        }
         bound = dict(zip(parameters, args, strict=False)) | given
         for name in (*parameters, *(one.arg for one in node.args.kwonlyargs)):
             value = bound.get(name, Thing(name))
@@ -607,7 +659,9 @@ class Run:
                 default = self.value(defaults[name], function.sees)
                 value = default if not is_root or default == 0 else value
             as_name = ast.Name(name)
-            names[name] = N if self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False else value
+            names[name] = (
+                N if self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False else value
+            )
         if isinstance(node, ast.Lambda):
             return self.value(node.body, names)
         self.depth += 1

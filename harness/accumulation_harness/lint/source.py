@@ -18,6 +18,7 @@ from accumulation_harness.lint.hit import Hit
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
 MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Root = ast.Module | Definition
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TOUCHING = {"backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync"} | words.CLIPS
@@ -89,7 +90,7 @@ class Source:
 
     @cached_property
     def _all(self) -> list[Definition]:
-        return list(words.inside(self.tree, Definition))  # type: ignore[arg-type]
+        return list(words.inside(self.tree, DEFINITIONS))
 
     def _reaching(self, wanted: set[str]) -> set[str]:
         """Return the names of functions that call one of these, or call one that does."""
@@ -110,7 +111,7 @@ class Source:
     @cached_property
     def roots(self) -> list[Root]:
         """Where to begin: the module, functions that nothing here calls, and then the others that lead to a backward."""
-        own = [node for node in self.tree.body if not isinstance(node, (*Definition.__args__, ast.ClassDef))]  # type: ignore[attr-defined]
+        own = [node for node in self.tree.body if not isinstance(node, (*DEFINITIONS, ast.ClassDef))]
         module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
         outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
@@ -155,8 +156,9 @@ class Source:
 
     @cached_property
     def _divisors(self) -> set[str]:
-        divisions = [node for node in words.inside(self.tree, (ast.BinOp, ast.AugAssign)) if isinstance(node.op, ast.Div)]
-        return {name for node in divisions for name in words.names(node.right if isinstance(node, ast.BinOp) else node.value)}
+        divisors = [node.right for node in words.inside(self.tree, ast.BinOp) if isinstance(node.op, ast.Div)]
+        divisors += [node.value for node in words.inside(self.tree, ast.AugAssign) if isinstance(node.op, ast.Div)]
+        return {name for node in divisors for name in words.names(node)}
 
     @cached_property
     def made(self) -> dict[str, list[ast.Call]]:
@@ -196,7 +198,11 @@ class Source:
     @cached_property
     def _moduli(self) -> set[str]:
         """Names `n` of `(i + 1) % n == 0` in a test of a step of an optimizer, or in what such a test was given."""
-        tests = [node.test for node in words.inside(self.tree, ast.If) if any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))]
+        tests = [
+            node.test
+            for node in words.inside(self.tree, ast.If)
+            if any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))
+        ]
         asked = {name for test in tests for name in words.identifiers(test)}
         for node in words.inside(self.tree, ast.Assign):
             if any(words.last(target) in asked for target in node.targets):
@@ -207,7 +213,11 @@ class Source:
     @cached_property
     def cleared(self) -> set[str]:
         """What `zero_grad` is called of."""
-        return {words.dotted(words.receiver(call)) for call in words.inside(self.tree, ast.Call) if words.last(call.func) == "zero_grad"} - {""}
+        return {
+            words.dotted(words.receiver(call))
+            for call in words.inside(self.tree, ast.Call)
+            if words.last(call.func) == "zero_grad"
+        } - {""}
 
     @cached_property
     def clears(self) -> bool:
@@ -245,7 +255,9 @@ class Source:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Attribute) and node.attr == "grad":
                 above = parents.get(node)
-                read = isinstance(above, ast.Compare) or (isinstance(above, ast.Attribute) and above.attr in ("norm", "isnan", "detach"))
+                read = isinstance(above, ast.Compare) or (
+                    isinstance(above, ast.Attribute) and above.attr in ("norm", "isnan", "detach")
+                )
                 cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
                 if not read and not cleared:
                     return True
@@ -295,5 +307,7 @@ def _code(notebook: object) -> tuple[str, list[tuple[int, int]]]:
             own = ("".join(text) if isinstance(text, list) else str(text)).splitlines()
             cells.append((number, len(lines) + 1))
             is_magic = bool(own) and own[0].startswith("%%")
-            lines += ["" if is_magic else "pass".rjust(len(one) - len(one.lstrip()) + 4) if MAGIC.match(one) else one for one in own]
+            lines += [
+                "" if is_magic else "pass".rjust(len(one) - len(one.lstrip()) + 4) if MAGIC.match(one) else one for one in own
+            ]
     return "\n".join(lines) + "\n", cells

@@ -58,7 +58,13 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
     used = {node.id for node in words.inside(body, ast.Name) if isinstance(node.ctx, ast.Load)}
     returns = any(node.value is not None for node in words.inside(body, ast.Return))
-    return returns and _is_of_language_model(body) and COUNT not in used and not rest & used and not any(map(words.NUMBER.search, words.identifiers(body)))
+    return (
+        returns
+        and _is_of_language_model(body)
+        and COUNT not in used
+        and not rest & used
+        and not any(map(words.NUMBER.search, words.identifiers(body)))
+    )
 
 
 def _is_of_language_model(body: ast.Module) -> bool:

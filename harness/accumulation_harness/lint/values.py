@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections import ChainMap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from accumulation_harness.lint import words
 
-Kind = Literal["mean", "model", "sum", "rows", "unknown"]
+Kind = str  # "mean", "sum", "rows" (of a loss that is not reduced), "model" (what a model returns as its loss) or "unknown"
 Value = Any  # an int or float, None, a text, a tuple of values, or one of the classes below
 
 
@@ -133,32 +134,36 @@ class Event:
     node: ast.expr | ast.stmt
     name: str = ""
     loss: Loss | None = None
-    loops: tuple[tuple[ast.AST, int, bool], ...] = field(default=())  # each loop around it, its iteration, and whether it counts to N
+    loops: tuple[tuple[ast.AST, int, bool], ...] = field(
+        default=()
+    )  # each loop around it, its iteration, and whether it counts to N
     synchronised: bool = True
     scaled: bool = False
 
 
-def arithmetic(operator: ast.operator, left: Value, right: Value) -> Value:
+OPERATORS: dict[type[ast.operator | ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def arithmetic(how: ast.operator, left: Value, right: Value) -> Value:
     """Return the result where both are numbers, and None otherwise."""
     if not isinstance(left, (int, float)) or not isinstance(right, (int, float)) or abs(left) + abs(right) > 1e9:
         return None
     try:
-        match operator:
-            case ast.Add():
-                result = left + right
-            case ast.Sub():
-                result = left - right
-            case ast.Mult():
-                result = left * right
-            case ast.Div():
-                result = left / right
-            case ast.FloorDiv():
-                result = left // right
-            case ast.Mod():
-                result = left % right
-            case _:
-                return None
-    except ZeroDivisionError:
+        result = OPERATORS[type(how)](left, right)
+    except (KeyError, ZeroDivisionError):
         return None
     if isinstance(left, Part) or isinstance(right, Part):
         return Part(result)
