@@ -79,6 +79,9 @@ def of(name, model, number=ROWS):
     return found
 
 
+means = each(lambda model, num, k: of(ce, model) / num)  # as they should be
+
+
 # -- several losses, several backwards --------------------------------------------------------------------------------
 
 
@@ -155,7 +158,7 @@ def through_hooks(of_gradients):
     def body(model, window, num, seen):
         for p in model.parameters() if window == 1 else ():
             p.register_hook(of_gradients)
-        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        means(model, window, num, seen)
 
     return body
 
@@ -191,7 +194,7 @@ def every_step(made, moved, times):
         kept[:] = kept if window else [made(model, seen.optimizers[0])]
         for _ in range(times if window else 0):
             moved(kept[0], model)
-        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        means(model, window, num, seen)
 
     return body
 
@@ -237,7 +240,7 @@ def thawed(cleared):
             optimizer.add_param_group({"params": list(model[0].requires_grad_(True).parameters())})
         for p in model[0].parameters() if kept else ():
             p.grad = kept.pop(0)
-        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        means(model, window, num, seen)
         if window > 2 and not cleared:  # the run clears all of it
             kept[:] = [p.grad for p in model[0].parameters()]
 
@@ -264,7 +267,7 @@ def shortened(length):
     """Clipped by hand."""
 
     def body(model, window, num, seen):
-        each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+        means(model, window, num, seen)
         grads = [p.grad for p in model.parameters()]
         norm = torch.stack([g.norm() for g in grads]).norm()
         for g in grads:
@@ -282,7 +285,7 @@ def after_a_dry_run(model, window, num, seen):
     if not window:
         of(ce, model).backward()
         model.zero_grad()
-    each(lambda m, n, k: of(ce, m) / n)(model, window, num, seen)
+    means(model, window, num, seen)
 
 
 def balanced(coefficient):
@@ -410,7 +413,7 @@ def _runs():
             yield case(f"{c:g} times a mean, N = {num}, undivided", each(lambda m, n, k, c=c: c * of(mse, m)), **windows)
             yield case(f"{c:g} times a mean, N = {num}, twice", each(lambda m, n, k, c=c: c * of(mse, m) / n / n), **windows)
         varying = {"sizes": (num, num, num + 1, num, num, 1)}
-        yield case(f"windows of unequal N = {num}", each(lambda m, n, k: of(ce, m) / n), **varying)
+        yield case(f"windows of unequal N = {num}", means, **varying)
         yield case(f"windows of unequal N = {num}, undivided", each(lambda m, n, k: of(ce, m)), **varying)
         yield case(f"windows of unequal N = {num}, divided by N", each(lambda m, n, k, num=num: of(ce, m) / num), **varying)
     yield case(

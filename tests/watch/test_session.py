@@ -554,19 +554,9 @@ class Adapted(nn.Module):
         return out
 
 
-def averaged(model):
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    loop = Loop(model=model, optimizer=torch.optim.AdamW, before_step=clip)
-    loop.after_step = lambda loop: (loop.optimizer.zero_grad(), average.update_parameters(loop.model))
-    loop.average = average  # type: ignore[attr-defined]
-    return loop
-
-
 ODD: dict[str, Callable[[], Loop]] = {
     "tied and checkpointed": lambda: Loop(model=Tied(), optimizer=torch.optim.AdamW),
     "adapters, BatchNorm and dropout": lambda: Loop(model=Adapted(), optimizer=lambda p, lr: torch.optim.Adam(p, lr, fused=True)),
-    "averaged by moments": lambda: averaged(network()),
-    "float16 with a scaler": lambda: Loop(scaler=scaler(), before_step=unscaled, loss=autocast(right)),
 }
 
 
@@ -584,7 +574,7 @@ def test_odd_runs_are_those_that_nobody_watched(name):
         else:
             loop.run()
         states = [
-            *getattr(loop, "average", loop.model).state_dict().values(),
+            *loop.model.state_dict().values(),
             *(t for s in loop.optimizer.state.values() for t in s.values() if t is not None),
         ]
         ended.append([*states, torch.rand(4)])

@@ -136,6 +136,21 @@ def relative_error(own: Value | None, other: Value | None) -> float:
     return 0.0 if distance == 0 else distance / length if length else math.inf
 
 
+def standing(generator: Any) -> Any:
+    """Where one of `GENERATORS` stands."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def put_back(generator: Any, state: Any) -> None:
+    """Let a generator stand there again."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+
+
 def transforming() -> bool:
     """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
     return torch._C._functorch.peek_interpreter_stack() is not None

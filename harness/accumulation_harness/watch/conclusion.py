@@ -34,9 +34,9 @@ def concluded(judge: Judge) -> Report:
     handed = [cause for cause, one in found.items() if weighed and one.rung is Rung.replay and cause in FACTORS]
     of_loss = [found.pop(cause) for cause in handed]
     findings = tuple(_kept(judge, found))
-    reasons = tuple(_reasons(judge, findings, of_weights, of_loss))
-    ledger = weighed > 0 or any(replayed.right for replayed in judge.replays)
-    sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
+    replays = sum(replayed.right for replayed in judge.replays)
+    unseen = (ROWS, BY_HAND) if replays else (ROWS, BY_HAND, NEIGHBOURS)
+    reasons = tuple(_reasons(judge, findings, of_weights, of_loss, unseen))
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
     doubted = (
         normalised
@@ -44,7 +44,7 @@ def concluded(judge: Judge) -> Report:
         or bool(judge.weights and not weights_right)
         or any(_doubts_of_all(judge))
     )
-    unfound = Status.equivalent if ledger and sums and not doubted else Status.inconclusive
+    unfound = Status.equivalent if (replays or (weighed and judge.summed)) and not doubted else Status.inconclusive
     return Report(
         verdict=Status.different if findings else unfound,
         windows=judge.windows,
@@ -52,22 +52,10 @@ def concluded(judge: Judge) -> Report:
         findings=findings,
         reasons=reasons,
         properties=tuple(judge.properties.values()),
-        checked={
-            "sums": judge.summed,
-            "weights": weighed,
-            "replays": sum(replayed.right for replayed in judge.replays),
-        },
+        checked={"sums": judge.summed, "weights": weighed, "replays": replays},
         metrics=dict(judge.metrics()),
-        unseen=tuple(_unseen(judge)),
+        unseen=unseen,
     )
-
-
-def _unseen(judge: Judge) -> Iterator[str]:
-    """What a wrong run may have that no watch sees, however right all that it saw."""
-    yield ROWS
-    yield BY_HAND
-    if not any(replayed.right for replayed in judge.replays):
-        yield NEIGHBOURS
 
 
 def _doubts_of_all(judge: Judge) -> Iterator[str]:
@@ -109,8 +97,13 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
         yield Finding(cause=Cause.step_every_micro_batch, window=0, rung=Rung.ledger, message=message)
 
 
-def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str], of_loss: Sequence[Finding]) -> Iterator[str]:
-    """`of_loss`: what a replay found, and all weights contradict: it is the loss that was handed over."""
+def _reasons(
+    judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str], of_loss: Sequence[Finding], unseen: Sequence[str]
+) -> Iterator[str]:
+    """`of_loss`: what a replay found, and all weights contradict: it is the loss that was handed over.
+
+    `unseen`: what a wrong run may have that no watch sees, however right all that it saw.
+    """
     if not judge.windows and not judge.closures:
         yield "no optimizer step was seen"
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
@@ -130,6 +123,6 @@ def _reasons(judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str
         yield f"replay: {finding.message}, though all loss terms weigh what they should: hand over `loss` undivided"
     if not judge.replays:
         yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
-    yield from _unseen(judge)
+    yield from unseen
     if not findings:
         yield from of_weights

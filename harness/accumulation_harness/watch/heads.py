@@ -16,7 +16,7 @@ from accumulation_harness.observe.fence import Fence, See, Seeing, is_the_runs
 from accumulation_harness.observe.graph import mark, marked, ways
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import is_plain, is_transformed
-from accumulation_harness.watch.slopes import Bend, Head, Loss, Numbers, Taken, bent, constantly, labelled, measured, received
+from accumulation_harness.watch.slopes import Bend, Forms, Loss, Slope, Taken, bent, constantly, labelled, measured, received
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
 MOST_UNUSED = 256  # losses of a window that no backward has differentiated yet
@@ -52,8 +52,8 @@ class Heads:
         self.fence = fence
         self.detail = True
         self._called = False  # a loss function is under way
-        self._outputs: list[Head] = []
-        self._losses: list[Head] = []
+        self._outputs: list[Forms] = []
+        self._losses: list[Forms] = []
         self._fed = False
         self._forwards = 0  # since the last backward
         self._passed_over = False
@@ -75,18 +75,20 @@ class Heads:
 
     def taken(self) -> Taken:
         """The backward has ended."""
-        heads = [  # outputs may have a row for every position
-            head._replace(rows=self._rows) if self._rows and head.rows % self._rows == 0 else head
-            for head in self._losses or self._outputs
-        ]
-        at_heads = {head.bend for head in heads}
+        heads = self._losses or self._outputs
+        at_heads = {form.bend for forms in heads for form in forms}
         bends = [bend._replace(factor=None) if number in at_heads else bend for number, bend in self._bends.items()]
-        found = [head._replace(bend=self._bends.get(head.bend)) for head in heads]
+        found = [[self._of_samples(form) for form in forms] for forms in heads]
         others = self._others and bool(self._losses) and bool(self._constants)
         fed, unseen = self._fed, self._passed_over and not found
         self._outputs, self._losses, self._fed, self._passed_over = [], [], False, False
         self._constants, self._others, self._rows, self._bends = {}, False, 0, {}
         return Taken(None if unseen else found, fed, self.forgotten(), others, bends)
+
+    def _of_samples(self, form: Slope) -> Slope:
+        """Outputs may have a row for every position."""
+        rows = self._rows if self._rows and form.rows % self._rows == 0 else form.rows
+        return form._replace(rows=rows, bend=self._bends.get(form.bend))
 
     def unused(self) -> list[Tensor]:
         """Values of the losses that were not differentiated since the last step, from now on counted anew."""
@@ -167,16 +169,16 @@ class Heads:
         ignore, detail = given.get("ignore_index", -100), self.detail
         classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
 
-        def numbers(u: Tensor, of: Tensor, reduction: str) -> Numbers:
+        def numbers(u: Tensor, of: Tensor, reduction: str) -> Slope:
             if target.is_floating_point():  # probabilities
-                return received(u, of, reduction, num)
+                return received(Loss.cross_entropy, u, of, reduction, num)
             y = target.reshape(-1)
             counted = y != ignore
             own = counted.float() if weight is None else weight.detach().float()[y.where(counted, 0)] * counted
-            found = received(u, of, reduction, own)
+            found = received(Loss.cross_entropy, u, of, reduction, own)
             return labelled(found, y, classes) if detail else found
 
-        self._follow(loss, given, Loss.cross_entropy, z, classes, numbers)
+        self._follow(loss, given, z, classes, numbers)
 
     def _by_element(self, kind: Loss, by_row: bool) -> Callable[[Tensor, Mapping[str, Any]], None]:
         def look(loss: Tensor, given: Mapping[str, Any]) -> None:
@@ -187,12 +189,12 @@ class Heads:
             rows = z.shape[0] if z.dim() else 1
             num = rows if by_row else torch.broadcast_shapes(z.shape, target.shape).numel()
 
-            def numbers(u: Tensor, of: Tensor, reduction: str) -> Numbers:
+            def numbers(u: Tensor, of: Tensor, reduction: str) -> Slope:
                 many, reduction = (rows, "mean") if reduction == "batchmean" else (num, reduction)
-                return constantly(received(u, of, reduction, many), target if detail else None)
+                return constantly(received(kind, u, of, reduction, many), target if detail else None)
 
             of_rows = z.dim() < 2 or given.get("reduction") == "batchmean"
-            self._follow(loss, given, kind, z, 1 if of_rows else z.shape[-1], numbers)
+            self._follow(loss, given, z, 1 if of_rows else z.shape[-1], numbers)
 
         return look
 
@@ -200,10 +202,9 @@ class Heads:
         self,
         loss: Tensor,
         given: Mapping[str, Any],
-        kind: Loss,
         z: Tensor,
         classes: int,
-        numbers: Callable[[Tensor, Tensor, str], Numbers],
+        numbers: Callable[[Tensor, Tensor, str], Slope],
     ) -> None:
         """Look at the gradient that a loss function's result receives."""
         old = given.get("size_average") is not None or given.get("reduce") is not None
@@ -218,13 +219,13 @@ class Heads:
         if len(self._unused) < MOST_UNUSED:
             self._unused[number] = value.sum().reshape(1)
 
-        def look(found: Sequence[Tensor | None]) -> None:
-            (u,) = found
+        def look(given: Sequence[Tensor | None]) -> None:
+            (u,) = given
             if u is not None:
                 self._unused.pop(number, None)
-                of = {kind: numbers(u, value, reduction)}
                 constants, bend = self._constants.get(number), marked(logits, BENT)
-                self._losses.append(Head(of, rows, classes=classes, constants=constants, bend=bend))
+                found = numbers(u, value, reduction)
+                self._losses.append([found._replace(rows=rows, classes=classes, constants=constants, bend=bend)])
 
         node.register_prehook(self.fence.hook(look))  # behind the hooks that the run has on the loss
 
@@ -239,9 +240,9 @@ class Heads:
 
         def look(g: Tensor) -> None:
             if not self._losses:
-                fits, dtype = measured(logits, g.detach()), _narrower(g.dtype, logits.dtype)
-                bend = marked(z_node, BENT)
-                self._outputs.append(Head(fits, rows, dtype, classes=logits.shape[-1] if logits.dim() > 1 else 1, bend=bend))
+                of: dict[str, Any] = {"rows": rows, "classes": logits.shape[-1] if logits.dim() > 1 else 1}
+                of |= {"dtype": _narrower(g.dtype, logits.dtype), "bend": marked(z_node, BENT)}
+                self._outputs.append([form._replace(**of) for form in measured(logits, g.detach())])
 
         z.register_hook(self.fence.hook(look))
 

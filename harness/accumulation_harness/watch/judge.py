@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import numpy as np
@@ -192,18 +192,19 @@ class Judge:
 
     def exchangeable(self, track: int) -> bool:
         """Whether the backwards of a window differ by chance, as micro-batches do; not by what they are, as two losses do."""
-        seen = [places for (own, _), (times, places) in self._marks.items() if own == track and times >= FEWEST_MARKS]
-        return not any(all(len(marks) == 1 for marks in places) and len(set.union(*places)) > 1 for places in seen)
+        return all(own != track for own, _ in self._by_place())
 
     @property
     def reaches_by_place(self) -> bool:
         """Whether micro-batches with the same losses give gradients to other tensors, each place always to the same ones."""
-        seen = [places for times, places in self._marks.values() if times >= FEWEST_MARKS and all(len(p) == 1 for p in places)]
-        for places in seen:
+        return any(len({losses for losses, _ in marks}) == 1 for _, marks in self._by_place())
+
+    def _by_place(self) -> Iterator[tuple[int, set[Any]]]:
+        """Each optimizer whose backwards differ by their place in a window, in every window alike; and their marks."""
+        for (track, _), (times, places) in self._marks.items():
             marks = set.union(*places)
-            if len({losses for losses, _ in marks}) == 1 < len(marks):
-                return True
-        return False
+            if times >= FEWEST_MARKS and len(marks) > 1 and all(len(of_one) == 1 for of_one in places):
+                yield track, marks
 
     def _mark(self, window: Window) -> None:
         """Remember what each backward of a window was: its losses, constant targets, and the tensors that it did not reach."""

@@ -22,6 +22,7 @@ from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
 from accumulation_harness.system import nest
+from accumulation_harness.system.state import GENERATORS, put_back, standing
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.together import Together
@@ -342,12 +343,8 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
                     value.detach().copy_(before)
             elif isinstance(value, np.ndarray):
                 value[...] = before
-            elif isinstance(value, torch.Generator):
-                value.set_state(before)
-            elif isinstance(value, random.Random):
-                value.setstate(before)
-            elif isinstance(value, np.random.Generator):
-                value.bit_generator.state = before
+            elif isinstance(value, GENERATORS):
+                put_back(value, before)
             elif isinstance(value, dict):
                 if [*map(id, value.values())] != [*map(id, before.values())] or [*value] != [*before]:
                     value.clear()
@@ -362,12 +359,8 @@ def _held(value: Any, deep: int) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, Tensor):
         if is_plain(value) and not (value.requires_grad or isinstance(value, nn.Parameter)):  # which no forward writes
             yield value, value.detach().clone()
-    elif isinstance(value, torch.Generator):
-        yield value, value.get_state()
-    elif isinstance(value, random.Random):
-        yield value, value.getstate()
-    elif isinstance(value, np.random.Generator):
-        yield value, value.bit_generator.state
+    elif isinstance(value, GENERATORS):
+        yield value, standing(value)
     elif isinstance(value, (np.ndarray, dict, list, deque)):
         yield value, value.copy()
         for member in list(value.values() if isinstance(value, dict) else value) if deep and len(value) <= MOST else ():

@@ -10,8 +10,7 @@ mean over n terms, c = u of a sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +42,17 @@ class Loss(StrEnum):
     margin = "margin loss"
 
 
-class Numbers(NamedTuple):
-    """What a gradient says of one form of loss: tensors on their device, later numbers; None, later NaN, where not known."""
+class Bend(NamedTuple):
+    """What hooks make of the gradient of a tensor between the losses and the parameters: numbers as those of a `Slope`."""
 
+    factor: Any
+    off: Any  # ||after - factor before|| / ||after||, in what the format explains
+
+
+class Slope(NamedTuple):
+    """A loss in one backward, as its gradient shows it: tensors on their device, later numbers; None, later NaN: not known."""
+
+    kind: Loss | None  # None: not a known one
     weight: Any  # of each loss term
     residual: Any
     terms: Any  # how many
@@ -55,62 +62,51 @@ class Numbers(NamedTuple):
     apart: Any = None  # the residual where each row has a weight of its own
     diagonal: Any = None  # whether row i has the class i, of as many as there are rows
     labels: Any = None  # a number that other labels, or another order of them, change, or that all targets are; NaN: neither
-
-
-Fits = Mapping[Loss, Numbers]
-
-
-class Bend(NamedTuple):
-    """What hooks make of the gradient of a tensor between the losses and the parameters: numbers as those of `Numbers`."""
-
-    factor: Any
-    off: Any  # ||after - factor before|| / ||after||, in what the format explains
-
-
-class Head(NamedTuple):
-    """One loss in a backward: numbers that are still on their device."""
-
-    fits: Fits
-    rows: int
+    bend: Any = None  # by hooks on the logits: its number, then what it is, later what it multiplies the weight by
+    rows: int = 0  # samples
     dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
-    classes: int = 1
-    constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward
-    bend: Any = None  # on the way from here: its number, then what it is
+    classes: int = 1  # of the logits
+    constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward; None: not seen
+    calls: int = 1  # of the loss function
+    ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
+
+    def joined(self, other: Slope) -> Slope:
+        """Both as one loss: its terms weigh alike."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in ("terms", "positions", "rows", "value", "calls")}
+        return self._replace(**added, residual=max(self.residual, other.residual), labels=math.nan)
+
+    def on_host(self, scale: float) -> Slope:
+        """The same in numbers, of vectors of one; `scale`: of the loss, which is no constant of its own."""
+        found: dict[str, Any] = {name: number(getattr(self, name)) for name in NUMBERS}
+        bend = 1.0 if self.bend is None else number(self.bend.factor)
+        constants = None if self.constants is None else tuple(_constants(self.constants, scale))
+        return self._replace(**found, diagonal=number(self.diagonal) == 1, bend=bend, constants=constants)
+
+
+NUMBERS = ("weight", "residual", "terms", "positions", "value", "freedom", "apart", "labels")
+Forms = Sequence[Slope]  # that one loss may have
+
+
+def number(found: Any) -> float:
+    """Of a vector of one."""
+    return math.nan if found is None else float(found[0])
+
+
+def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
+    for factor, divides in found:
+        factor = factor if isinstance(factor, float) else number(factor)
+        if factor and factor not in (1.0, scale):
+            yield Constant(1 / factor if divides else factor, divides)
 
 
 class Taken(NamedTuple):
     """What a backward has shown of its losses."""
 
-    heads: Sequence[Head] | None  # None where none was looked at
+    heads: Sequence[Forms] | None  # None where none was looked at
     fed: bool  # whether inputs were made of parameters
     forwards: int
     others: bool  # terms beside the loss functions that were called
     bends: Sequence[Bend]  # their factors where no head has them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slope:
-    """One tensor of logits in one backward."""
-
-    kind: Loss | None  # None: not a known one
-    weight: float  # of each loss term
-    terms: float  # how many
-    positions: int  # rows of logits, padding included
-    rows: int  # samples
-    residual: float
-    value: float = 0.0  # of the sum of the terms
-    diagonal: bool = False
-    ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
-    labels: float = math.nan
-    classes: int = 1  # of the logits
-    bent: float = 1.0  # what hooks on the logits multiply the weight by
-    constants: tuple[Constant, ...] | None = None  # that it was multiplied by before it was differentiated; None: not seen
-    calls: int = 1  # of the loss function
-
-    def joined(self, other: Slope) -> Slope:
-        """Both as one loss: its terms weigh alike."""
-        added = {name: getattr(self, name) + getattr(other, name) for name in ("terms", "positions", "rows", "value", "calls")}
-        return replace(self, **added, residual=max(self.residual, other.residual), labels=math.nan)
 
 
 def bent(before: Tensor, after: Tensor) -> Bend:
@@ -121,12 +117,12 @@ def bent(before: Tensor, after: Tensor) -> Bend:
         return Bend(factor.reshape(1), ((b - factor * a).norm() / b.norm() / FITS.get(after.dtype, 1e-3)).reshape(1))
 
 
-def measured(z: Tensor, g: Tensor) -> Fits:
-    """The forms that a slope `g` at logits `z` may have, on their device; `concluded` chooses on the host."""
+def measured(z: Tensor, g: Tensor) -> Forms:
+    """The forms that a slope `g` at logits `z` may have, on their device; `chosen` chooses on the host."""
     with torch.no_grad():
         classes = z.shape[-1] if z.dim() > 1 else 1  # with two, neither form can be excluded from few rows
-        found = _classes(z.reshape(-1, classes), g.reshape(-1, classes)) if classes > 1 else {}
-        return {**found, Loss.binary: _binary(z.reshape(-1), g.reshape(-1))}
+        found = _classes(z.reshape(-1, classes), g.reshape(-1, classes)) if classes > 1 else ()
+        return [*found, _binary(z.reshape(-1), g.reshape(-1))]
 
 
 class Pieces:
@@ -147,7 +143,7 @@ class Pieces:
         return torch.stack(found).sum(0).unbind()
 
 
-def _classes(z: Tensor, g: Tensor) -> Fits:
+def _classes(z: Tensor, g: Tensor) -> Forms:
     """`z` and `g` [rows, classes]."""
     classes, labels = z.shape[-1], list[Tensor]()
 
@@ -189,7 +185,7 @@ def _classes(z: Tensor, g: Tensor) -> Fits:
         return ((g - smooth.float() * p).square(),)
 
     (left_smooth,) = pieces.sums(third)
-    of_both = {
+    of_both: dict[str, Any] = {
         "terms": num,
         "positions": torch.tensor(z.shape[0]),
         "freedom": num * (classes - 1) - 1,
@@ -197,13 +193,13 @@ def _classes(z: Tensor, g: Tensor) -> Fits:
         "diagonal": _diagonal(torch.cat(labels), classes),
     }
     smoothed = (1 - smoothing) * hit + smoothing * evenly
-    return {
-        Loss.cross_entropy: Numbers(c, (left / gg).sqrt(), value=hit, **of_both),
-        Loss.smoothed: Numbers(smooth, (left_smooth / gg).sqrt(), value=smoothed, **of_both),
-    }
+    return [
+        Slope(Loss.cross_entropy, c, (left / gg).sqrt(), value=hit, **of_both),
+        Slope(Loss.smoothed, smooth, (left_smooth / gg).sqrt(), value=smoothed, **of_both),
+    ]
 
 
-def _binary(z: Tensor, g: Tensor) -> Numbers:
+def _binary(z: Tensor, g: Tensor) -> Slope:
     """`z` and `g` [numbers]."""
 
     def of(z: Tensor, g: Tensor) -> Sequence[Tensor]:
@@ -215,7 +211,7 @@ def _binary(z: Tensor, g: Tensor) -> Numbers:
     gp, pp, gg, num, value = pieces.sums(lambda g, p, there, losses: (g * p, p.square(), g.square(), there, losses))
     c = gp / pp
     (left,) = pieces.sums(lambda g, p, *_: ((g - c.float() * p).square(),))
-    return Numbers(c, (left / gg).sqrt(), terms=num, positions=torch.tensor(z.numel()), value=value, freedom=num - 1)
+    return Slope(Loss.binary, c, (left / gg).sqrt(), num, torch.tensor(z.numel()), value, freedom=num - 1)
 
 
 def _diagonal(y: Tensor, classes: int) -> Tensor:
@@ -224,7 +220,7 @@ def _diagonal(y: Tensor, classes: int) -> Tensor:
     return (y == torch.arange(len(y), device=y.device)).all().float()
 
 
-def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Numbers:
+def received(kind: Loss, u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Slope:
     """What the gradient `u` of a loss function's result says of its terms; `own`: what each counts [n], or their number.
 
     Unreduced losses of which a mask takes some have a residual: whether that is padding or a choice of rows is not known.
@@ -240,52 +236,37 @@ def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Numb
         else:
             weight, value = (u / total, loss * total) if reduction == "mean" else (u, loss)
         positions = torch.tensor(len(own) if isinstance(own, Tensor) else own)
-        return Numbers(weight, residual, total, positions, value)
+        return Slope(kind, weight, residual, total, positions, value)
 
 
-def constantly(numbers: Numbers, target: Tensor | None) -> Numbers:
+def constantly(slope: Slope, target: Tensor | None) -> Slope:
     """The same of targets: the number that all of them are, where they are one."""
     if target is None or not target.numel():
-        return numbers
+        return slope
     with torch.no_grad():
         least, most = target.aminmax()
-        return numbers._replace(labels=least.double().where(least == most, math.nan))
+        return slope._replace(labels=least.double().where(least == most, math.nan))
 
 
-def labelled(numbers: Numbers, target: Tensor, classes: int) -> Numbers:
+def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
     """The same of class indices: whether row i has the class i, and a number that stands for all of them in their order."""
     with torch.no_grad():
         y = target.reshape(-1)
         marks = torch.cos(12.9898 * torch.arange(1, len(y) + 1, device=y.device, dtype=torch.float64))
         varied = len(y) >= FEWEST and classes > 2 and y.amin() != y.amax()
         labels = (y * marks).sum().where(torch.as_tensor(varied, device=y.device), math.nan)
-        return numbers._replace(diagonal=_diagonal(y, classes), labels=labels)
+        return slope._replace(diagonal=_diagonal(y, classes), labels=labels)
 
 
-def reported(found: Fits, rows: int) -> Slope:
-    """The terms of a loss function that was called."""
-    ((kind, numbers),) = found.items()
-    ragged = not numbers.residual <= FITS[torch.float32]
-    return replace(_slope(None if ragged else kind, numbers, rows), ragged=ragged)
-
-
-def concluded(found: Fits, rows: int, dtype: torch.dtype) -> Slope:
-    """Which loss it was: the form with the smallest residual, if that is what the dtype explains; the plain one before others."""
-    wide = FITS.get(dtype, 1e-3)
-    fitting = [kind for kind, form in found.items() if form.freedom >= FEWEST and form.residual <= wide]
-    if not fitting:
-        first = next(iter(found.values()))
-        least = min(form.residual for form in found.values())
-        unknown = replace(_slope(None, first, rows), weight=math.nan, value=0.0, diagonal=False, residual=least)
-        return replace(unknown, ragged=first.apart <= wide and first.freedom >= FEWEST)
-    plain = Loss.cross_entropy
-    kind = plain if plain in fitting else min(fitting, key=lambda kind: found[kind].residual)
-    return _slope(kind, found[kind], rows)
-
-
-def _slope(kind: Loss | None, numbers: Numbers, rows: int) -> Slope:
-    weight, residual, terms, positions, value, _, _, diagonal, labels = numbers
-    return Slope(
-        kind=kind, weight=weight, terms=terms, positions=int(positions), rows=rows, residual=residual, value=value,
-        diagonal=diagonal == 1, labels=labels,
-    )  # fmt: skip
+def chosen(forms: Forms) -> Slope:
+    """Which loss it was: of the forms that the dtype explains the plain one, else the one with the smallest residual."""
+    first = forms[0]
+    if first.dtype is None:
+        ragged = not first.residual <= FITS[torch.float32]
+        return first._replace(kind=None if ragged else first.kind, ragged=ragged)
+    wide = FITS.get(first.dtype, 1e-3)
+    fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
+    if fitting:
+        return min(fitting, key=lambda form: (form.kind is not Loss.cross_entropy, form.residual))
+    least, ragged = min(form.residual for form in forms), first.apart <= wide and first.freedom >= FEWEST
+    return first._replace(kind=None, weight=math.nan, value=0.0, diagonal=False, residual=least, ragged=ragged)

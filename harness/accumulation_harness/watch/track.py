@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
@@ -23,7 +22,7 @@ from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.gradients import ALIKE, GATE
 from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
-from accumulation_harness.watch.slopes import Bend, Head, Numbers, Slope, Taken, concluded, reported
+from accumulation_harness.watch.slopes import Bend, Taken, chosen, number
 from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
@@ -161,8 +160,8 @@ class Track(Followed):
         """Which tensors the window that begins looks at: all, or a share in turn, which alone are hooked."""
         every = self.whole or len(self.parameters) < MANY
         self.sketched = [known and (every or (place + self.num_windows) % SHARE == 0) for place, known in enumerate(self.known)]
-        for p, chosen in zip(self.parameters, self.sketched, strict=True):
-            if not chosen:
+        for p, is_looked_at in zip(self.parameters, self.sketched, strict=True):
+            if not is_looked_at:
                 self._drop(id(p))
 
     @property
@@ -232,7 +231,9 @@ class Track(Followed):
         window.hooked = window.hooked or any(not torch.equal(a, b) for a, b in bare)
         contribution: Any = self._sums
         if self.sharded:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
-            contribution = _minus(after, self._before) if changed and after is not None else None
+            before = self._before or [None] * len(self.parameters)
+            pairs = list(zip(after, before, strict=True)) if changed and after is not None else None
+            contribution = pairs and [a if b is None or a is None else a - b for a, b in pairs]
         in_tensors: dict[str, Any] = {
             "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss,
             "slopes": taken.heads, "bends": taken.bends,
@@ -329,11 +330,11 @@ class Track(Followed):
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
         parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
         for m, (*sketches, scale, loss, heads, bends) in zip(window.micro_batches, parts, strict=True):
-            m.scale = 1.0 if scale is None else _number(scale)
+            m.scale = 1.0 if scale is None else number(scale)
             m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
-            m.loss = _number(loss) / m.scale
-            m.slopes = None if heads is None else [_slope(head, m.scale) for head in heads]
-            m.bends = [Bend(*map(_number, bend)) for bend in bends]
+            m.loss = number(loss) / m.scale
+            m.slopes = None if heads is None else [chosen([form.on_host(m.scale) for form in forms]) for forms in heads]
+            m.bends = [Bend(*map(number, bend)) for bend in bends]
             window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
         window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
         names = ("unclipped", "at_step", "clipped")
@@ -347,9 +348,9 @@ class Track(Followed):
             for m in window.micro_batches:
                 m.slopes = None
         formats = {g.dtype for g in self.grads if g is not None}
-        window.norm, window.whole = math.hypot(*map(_number, norms)), bool(looked.all())
+        window.norm, window.whole = math.hypot(*map(number, norms)), bool(looked.all())
         window.narrow, window.half = not formats.isdisjoint(NARROW), torch.float16 in formats
-        window.calls, window.unused = tuple(window.waiting), tuple(map(_number, values))
+        window.calls, window.unused = tuple(window.waiting), tuple(map(number, values))
         window.resumed = self.resumed and self.num_windows == 1
         window.ranks = None if window.skipped else window.ranks
         window.ends, window.norms, window.values, window.averages = {}, (), (), None  # nothing is held on the device any longer
@@ -369,12 +370,8 @@ def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradien
     found = together.gathered(name, (total, gradient, float(terms)))
     if found is None:
         return None
-    return Ranks(
-        contributions=[c for c, _, _ in found],
-        gradients=[g for _, g, _ in found],
-        terms=[t for _, _, t in found],
-        sharded=sharded,
-    )
+    of_all, gradients, of_terms = zip(*found, strict=True)
+    return Ranks(contributions=of_all, gradients=gradients, terms=of_terms, sharded=sharded)
 
 
 def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
@@ -406,10 +403,6 @@ def _sketch(found: Sequence[Sketch | None] | None, of: Any) -> Any:
     return np.stack([NOTHING if part is None or not chosen else part for part, chosen in zip(found, of, strict=True)])
 
 
-def _number(found: Any) -> float:
-    return math.nan if found is None else float(found[0])
-
-
 def _norms(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Of each gradient, or of what of it is here."""
     parts = [local_part(g)[0] for g in gradients if g is not None]
@@ -417,23 +410,6 @@ def _norms(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     with torch.no_grad():
         found = torch._foreach_norm(narrow, 2, torch.float32) if narrow else ()
         return [*found, *(torch._foreach_norm(wide) if wide else ())]
-
-
-def _slope(head: Head, scale: float) -> Slope:
-    """`head`: with its numbers on the host."""
-    fits = {kind: Numbers(*map(_number, form)) for kind, form in head.fits.items()}
-    found = reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
-    constants = None if head.constants is None else tuple(_constants(head.constants, scale))
-    bent = 1.0 if head.bend is None else _number(head.bend.factor)
-    return replace(found, classes=head.classes, constants=constants, bent=bent)
-
-
-def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
-    """Those on the host, without the loss scale."""
-    for factor, divides in found:
-        number = factor if isinstance(factor, float) else _number(factor)
-        if number and number not in (1.0, scale):
-            yield Constant(1 / number if divides else number, divides)
 
 
 def _state(optimizer: Optimizer) -> list[Any]:
@@ -446,12 +422,6 @@ def _marks(optimizer: Optimizer) -> State:
     kept = _state(optimizer)
     tensors = [one for one in kept if isinstance(one, Tensor)]
     return [*map(id, tensors)], versions(tensors), [one for one in kept if not isinstance(one, Tensor)]
-
-
-def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
-    if after is None or before is None:
-        return after
-    return [a if b is None or a is None else a - b for a, b in zip(after, before, strict=True)]
 
 
 def _fits_16_bits(gradients: Sequence[Tensor | None]) -> str:
