@@ -8,6 +8,7 @@ or hangs loses one item of its stage. After each stage the table and the archive
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -23,18 +24,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SHARES = {"machine": 0.04, "claims": 0.24, "grid": 0.36, "large": 0.15, "planner": 0.08, "cost": 0.13}
 MOST = 15 * 2**20  # bytes of the archive, whose last file is let in by its own size
-CLAIMS = "claims"  # the stage whose answers only a card can give
+CLAIMS, NEEDED = "claims", "needs a card (stand-in: {})"  # the stage whose answers only a card can give
+BAD = ("no", "failed", "not reached", NEEDED.format("no"))
 
 
 def run_stage(name: str, device: str, work: Path, seconds: float) -> None:
     """Go on behind an item that ended its process, until all were begun or the time is over."""
-    end, path = time.monotonic() + seconds, os.environ.get("PYTHONPATH", "")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT / 'harness'}:{ROOT}:{path}",
-        "PYTHONUNBUFFERED": "1",
-        "WANDB_MODE": "offline",
-    }
+    end, paths = time.monotonic() + seconds, (str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+    environment = os.environ | {"PYTHONPATH": ":".join(paths), "PYTHONUNBUFFERED": "1"}
     code, begun = 1, -1
     while code != 0 and (left := end - time.monotonic()) > 1 and begun < (begun := len(rows_of(work, name, "begun"))):
         arguments = ("--device", device, "--out", work, "--seconds", f"{left:.1f}")
@@ -58,8 +55,10 @@ def run_stage(name: str, device: str, work: Path, seconds: float) -> None:
 
 def rows_of(work: Path, stage: str, key: str) -> list[dict[str, Any]]:
     """The rows of a stage that have `key`."""
-    path = work / "rows.jsonl"
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    path, rows = work / "rows.jsonl", []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # a process may have ended in the middle of a line
+            rows.append(json.loads(line))
     return [row for row in rows if row["stage"] == stage and key in row]
 
 
@@ -69,24 +68,26 @@ def answers(work: Path, stage: str) -> list[tuple[str, str, str]]:
     for row in rows_of(work, stage, "what"):
         answer = {True: "yes", False: "no", None: ""}[row.get("holds")]
         if stage == CLAIMS and not row["is_card"]:
-            answer = f"needs a card (stand-in: {answer})"
+            answer = NEEDED.format(answer)
         found.append((row["what"], answer, row.get("number", "")))
     failed = {row["item"]: row["error"] for row in rows_of(work, stage, "error")}
     ended = {row["item"] for row in rows_of(work, stage, "seconds")}
     found += [(item, "failed", error) for item, error in failed.items()]
     begun = {row["item"] for row in rows_of(work, stage, "begun")} - ended - failed.keys()
     found += [(item, "failed", f"crashed, hung or out of time: {stage}.log") for item in sorted(begun)]
-    items = dict.fromkeys(item for row in rows_of(work, stage, "items") for item in row["items"]) or (
-        {} if failed else {"the stage": None}
-    )
-    return found + [(item, "not reached", "") for item in items if item not in ended | begun | failed.keys()]
+    items = [item for row in rows_of(work, stage, "items") for item in row["items"]] or ["the stage"]
+    left = dict.fromkeys(items).keys() - ended - begun - failed.keys()
+    return found + [(item, "not reached", "") for item in sorted(left)]
 
 
 def table(work: Path) -> str:
     """All answers, as Markdown."""
     lines = ["| stage | question | answer | number |", "|---|---|---|---|"]
     for stage in SHARES:
-        lines += [f"| {stage} | {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in answers(work, stage)]
+        lines += [
+            f"| {stage} | {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in row)} |"
+            for row in answers(work, stage)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -94,11 +95,18 @@ def pack(work: Path, out: Path) -> None:
     """The table and the archive into `out`, the smallest files first, as many as go into 16 MiB."""
     (work / "table.md").write_text(table(work))
     (out / "table.md").write_text(table(work))
+    files = {}
+    for path in work.rglob("*"):
+        with suppress(OSError):  # what was killed a moment ago may still take its files away
+            if path.is_file() and path.stat().st_size <= MOST:
+                files[path] = path.read_bytes()
     unfinished = out / "gpu.part"
     with unfinished.open("wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
-        for path in sorted(filter(Path.is_file, work.rglob("*")), key=lambda path: path.stat().st_size):
-            if raw.tell() + path.stat().st_size <= MOST:
-                archive.add(path, arcname=f"gpu/{path.relative_to(work)}")
+        for path, content in sorted(files.items(), key=lambda item: len(item[1])):
+            if raw.tell() + len(content) <= MOST:
+                member = tarfile.TarInfo(f"gpu/{path.relative_to(work)}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
     unfinished.replace(out / "gpu.tar.gz")
 
 
@@ -121,13 +129,7 @@ def main() -> int:
             pack(work, out)
             print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
         print("", table(work), f"everything is in {out}/gpu.tar.gz: please send it, whatever failed", sep="\n")
-        return int(
-            any(
-                "no" in answer.split() or "no)" in answer or answer in ("failed", "not reached")
-                for name in names
-                for _, answer, _ in answers(work, name)
-            )
-        )
+        return int(any(answer in BAD for name in names for _, answer, _ in answers(work, name)))
 
 
 if __name__ == "__main__":

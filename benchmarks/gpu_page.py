@@ -1,4 +1,4 @@
-"""`python benchmarks/gpu_page.py results/gpu/gpu.tar.gz`: a page of findings from what a card has shown.
+"""`python benchmarks/gpu_page.py results/gpu/gpu.tar.gz ...`: a page of findings from what a card has shown.
 
 Writes docs/findings/gpu/DATE-CARD.md and changes the sentences of `SENTENCES`; one that reads otherwise by then is printed.
 Of a rehearsal the page goes beside the archive, and nothing is changed.
@@ -7,6 +7,7 @@ Of a rehearsal the page goes beside the archive, and nothing is changed.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tarfile
@@ -113,7 +114,7 @@ def page(work: Path, machine: Row, commit: str) -> Iterator[str]:
         ("machine", "The machine"),
     ):
         yield from ["", f"## {heading}", "", *markdown(question, (row for row in found[stage] if row[2]))]
-    open_ones = [(stage, *row) for stage, rows in found.items() for row in rows if row[1] in ("failed", "not reached", "no")]
+    open_ones = [(stage, *row) for stage, rows in found.items() for row in rows if row[1] in gpu.BAD]
     yield from [
         "",
         "## Failed, not reached, or answered with no",
@@ -143,14 +144,19 @@ def changed(root: Path, values: Mapping[str, str]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; 2 where the archive names no commit and none is given."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
+    parser.add_argument("archives", type=Path, nargs="+", help="of a later one what it asked again counts")
     parser.add_argument("--commit", help="of the tree that ran, where that machine had no git")
     parser.add_argument("--root", type=Path, default=ROOT, help="whose pages are changed")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        with tarfile.open(options.archive) as archive:
-            (work / "rows.jsonl").write_bytes(archive.extractfile("gpu/rows.jsonl").read())  # type: ignore[union-attr]
+        rows: list[Row] = []
+        for path in options.archives:
+            with tarfile.open(path) as archive:
+                new = [json.loads(line) for line in archive.extractfile("gpu/rows.jsonl").read().splitlines()]  # type: ignore[union-attr]
+            asked = {(row["stage"], row.get("item")) for row in new}
+            rows = [row for row in rows if (row["stage"], row.get("item")) not in asked] + new
+        (work / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         machine = next(iter(gpu.rows_of(work, "machine", "packages")), None)
         if machine is None or not (commit := machine["commit"] or options.commit):
             print(
@@ -159,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             return 2
         name = f"{machine['date']}-{re.sub('[^a-z0-9]+', '-', machine['device'].lower())}.md"
-        target = options.root / "docs/findings/gpu" / name if machine["is_card"] else options.archive.with_name(name)
+        target = options.root / "docs/findings/gpu" / name if machine["is_card"] else options.archives[0].with_name(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(page(work, machine, commit)) + "\n")
         values = {"page": name, "card": machine["device"], "commit": commit[:7], "summary": summary(work)}

@@ -53,6 +53,7 @@ from accumulation_harness.measure.trial import accumulated, full_batch, run_tria
 from accumulation_harness.recipes.determinism import choose_device, deterministic
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.results.store import Store
+from accumulation_harness.results.sweeps import announced
 from accumulation_harness.system import accelerator, doctor
 from accumulation_harness.watch import watch
 from accumulation_harness.watch.report import Report
@@ -149,12 +150,9 @@ def products(here: Here) -> Iterator[Found]:
     for name in ("float64", "float32", "TF32", "float16", "bfloat16"):
         x, y = (one.to(getattr(torch, name, torch.float32)) for one in (a, b))
         with contextlib.nullcontext() if name == "TF32" else accelerator.ieee_float32():
-            before = torch.get_float32_matmul_precision() if name == "TF32" else None
-            if before is not None:
+            if name == "TF32":
                 torch.set_float32_matmul_precision("high")
             off, seconds = error(x, y), timed(here, lambda x=x, y=y: x @ y)  # type: ignore[misc]
-            if before is not None:
-                torch.set_float32_matmul_precision(before)
         holds = off < 1e-5 if name == "float32" else None
         question = "float32 products are IEEE's where the harness computes" if name == "float32" else f"products in {name}"
         yield {"what": question, "holds": holds, "number": f"{2e-12 * size**3 / seconds:.3g} TFLOP/s, error {off:.1e}"}
@@ -175,16 +173,17 @@ def timed(here: Here, compute: Callable[[], Any], times: int = 5) -> float:
 # -- 2: what only a card can show ----------------------------------------------------------------------------------------
 
 
-def judged(arms: Arms, expected: str = "equivalent") -> Found:
-    """Whether all arms have that verdict, and how near the rounding of the right ones came to the gate."""
+def judged(arms: Arms) -> Found:
+    """Whether all arms are equivalent, and how near their rounding came to the gate."""
     worst = max(arms, key=lambda row: row["rounding_ratio"])
     told = f"{worst['rounding_ratio'] / ROUNDING_GATE:.2f} of the rounding gate at N = {worst['accumulation_steps']}"
     wrong = [
         f"{row['arm']}, N = {row['accumulation_steps']}: {row['verdict']} {row['cause']}"
         for row in arms
-        if row["verdict"] != expected
+        if row["verdict"] != "equivalent"
     ]
-    return {"holds": not wrong, "number": "; ".join([f"{len(arms) - len(wrong)} of {len(arms)} arms {expected}, {told}", *wrong])}
+    number = f"{len(arms) - len(wrong)} of {len(arms)} arms equivalent, {told}"
+    return {"holds": not wrong, "number": "; ".join([number, *wrong])}
 
 
 def rounding_by_shape(here: Here) -> Iterator[Found]:
@@ -278,10 +277,8 @@ def small_loop(
 
     def loop(batch_size: int, accumulation_steps: int, is_watched: bool) -> Report | None:
         torch.manual_seed(0)
-        inputs, targets = (
-            torch.randn(4, batch_size * accumulation_steps, 16),
-            torch.randint(5, (4, batch_size * accumulation_steps)),
-        )
+        size = batch_size * accumulation_steps
+        inputs, targets = torch.randn(4, size, 16), torch.randint(5, (4, size))
         model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), *middle, nn.Linear(32, 5)).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         prepared = prepare(model, inputs[0, :batch_size].to(device, copy=True))
@@ -318,17 +315,15 @@ def static_buffers(here: Here) -> Iterator[Found]:
             "number": both(report, seen),
         }
         report, seen = looked_at(small_loop(device, plainly, in_a_graph))
-        holds = report.status == "different" and [*seen.causes] == ["accumulator_overwritten"]
         yield {
             "what": "static gradient buffers that become `.grad` are found and named",
-            "holds": holds,
+            "holds": report.status == "different" and [*seen.causes] == ["accumulator_overwritten"],
             "number": both(report, seen),
         }
         report, seen = looked_at(small_loop(device, added_to_the_last, with_own_gradients))
-        holds = report.status == "different" and "count 1, 1, 1, 2 times" in both(report, seen)
         yield {
             "what": "a static gradient added to its own sum is found, with its weights",
-            "holds": holds,
+            "holds": report.status == "different" and "count 1, 1, 1, 2 times" in both(report, seen),
             "number": both(report, seen),
         }
 
@@ -442,7 +437,10 @@ def grid(here: Here) -> Iterator[Found]:
     ]
     with contextlib.suppress(subprocess.TimeoutExpired):  # what ended is stored
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=0.9 * here.left)
-    for status in Store(here.out / "trials").status():
+    found = [*Store(here.out / "trials").status()]
+    ended, asked = sum(one.stored is not None for one in found), sum(len(one.trials) for one in announced(here.out / "trials"))
+    yield {"what": "all trials ended in time", "holds": ended == asked > 0, "number": f"{ended} of {asked}"}
+    for status in found:
         what = " ".join((status.trial, status.state))
         if status.stored is None:
             yield {"what": what, "holds": False if status.detail else None, "number": status.detail or str(status.state)}
@@ -615,7 +613,7 @@ def planner(here: Here, **settings: Any) -> Iterator[Found]:
 
 def costs(name: str, here: Here) -> Iterator[Found]:
     """A benchmark of `benchmarks/run.py` on this machine."""
-    few = ("--steps", "20") if here.is_card else ("--steps", "2", "--few")
+    few = ("--steps", "20" if here.is_card else "2", *(("--few",) if name == "sweep" or not here.is_card else ()))
     command = [sys.executable, str(ROOT / "benchmarks/run.py"), name, "--rounds", "1", *few]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True)
     for line in done.stdout.splitlines():
@@ -656,15 +654,15 @@ def main() -> None:
     begun = {row["item"] for row in known if row["stage"] == options.stage and "begun" in row}
     with path.open("a") as file:
         print(json.dumps({"stage": options.stage, "items": [*STAGES[options.stage]]}), file=file, flush=True)
-        for name, item in STAGES[options.stage].items():
-            if name in begun:
-                continue
+        left = {name: item for name, item in STAGES[options.stage].items() if name not in begun}
+        for name, item in left.items():
 
             def note(item: str = name, **row: Any) -> None:
                 print(json.dumps({"stage": options.stage, "item": item, **row}), file=file, flush=True)
 
             note(begun=True)
-            faulthandler.dump_traceback_later(max(1.0, here.left / 2 if len(STAGES[options.stage]) > 1 else here.left), exit=True)
+            is_last = name == [*left][-1]  # one that hangs leaves the others half of the time
+            faulthandler.dump_traceback_later(max(1.0, here.left / (1 if is_last else 2)), exit=True)
             started = time.monotonic()
             try:
                 for row in item(here):
