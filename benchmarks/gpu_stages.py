@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import faulthandler
+import functools
 import itertools
 import json
 import os
@@ -477,30 +479,28 @@ class Trained:
     report: Report | None
 
 
+@functools.cache
+def gpt2(here: Here) -> nn.Module:
+    """With random weights, which take longer to draw than a window takes."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tiny: dict[str, Any] = dict(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **({} if here.is_card else tiny))
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(config).to(here.device).train()  # type: ignore[arg-type]
+
+
 def large(
     here: Here, is_watched: bool, divides: bool, *, batch_size: int = 4, accumulation_steps: int = 4, windows: int = 8
 ) -> Trained:
-    """GPT-2 with random weights, AdamW, and the loop that everybody writes."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tiny: dict[str, Any] = {
-        "n_embd": 32,
-        "n_layer": 1,
-        "n_head": 2,
-        "vocab_size": 64,
-        "n_positions": 16,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **({} if here.is_card else tiny))
+    """AdamW, and the loop that everybody writes."""
     torch.manual_seed(0)
-    rows = torch.randint(config.vocab_size, (windows, batch_size * accumulation_steps, 512 if here.is_card else 8)).to(
-        here.device
-    )
+    shape = windows, batch_size * accumulation_steps, 512 if here.is_card else 8
+    rows = torch.randint(gpt2(here).config.vocab_size, shape).to(here.device)  # type: ignore[union-attr]
     device = accelerator.module(here.device)
     before = device.memory_allocated(here.device)
     device.reset_peak_memory_stats(here.device)
-    model = GPT2LMHeadModel(config).to(here.device).train()  # type: ignore[arg-type]
+    model = copy.deepcopy(gpt2(here))
     optimizer, seconds = torch.optim.AdamW(model.parameters(), lr=1e-4), []
     with watch(model, optimizer, tell=None) if is_watched else contextlib.nullcontext() as seen:
         for window in rows:
@@ -515,17 +515,20 @@ def large(
     return Trained(seconds, device.max_memory_allocated(here.device) - before, seen.report() if seen else None)
 
 
-SIZE = "GPT-2 of 125 million parameters"
+def named(here: Here) -> str:
+    """The model, with its size."""
+    return f"GPT-2 of {sum(p.numel() for p in gpt2(here).parameters()) / 1e6:.3g} million parameters"
 
 
 def watched(here: Here) -> Iterator[Found]:
     """The right loop and the one without the division; its time and memory beside those of a run that nobody watches."""
     with here.entered(), accelerator.ieee_float32():
+        size = named(here)
         large(here, False, True, windows=2)  # kernels are loaded
         plain, seen = large(here, False, True), large(here, True, True)
         verdict, causes = told(seen.report)
         yield {
-            "what": f"{SIZE}: the right loop, watched, is equivalent",
+            "what": f"{size}: the right loop, watched, is equivalent",
             "holds": (verdict, causes) == ("equivalent", []),
             "number": verdict,
         }
@@ -533,12 +536,12 @@ def watched(here: Here) -> Iterator[Found]:
         close = statistics.median(seen.seconds[1:4])
         times = f"{watching / usual:.3f} times ({usual:.3g} s), {close / usual:.3f} where it looks closely"
         yield {
-            "what": f"{SIZE}: a watched window over a plain one",
+            "what": f"{size}: a watched window over a plain one",
             "number": f"{times}; memory {seen.peak / plain.peak:.3f} times ({plain.peak / 1e9:.3g} GB)",
         }
         verdict, causes = told(large(here, True, False).report)
         yield {
-            "what": f"{SIZE}: the missing division, watched, is named",
+            "what": f"{size}: the missing division, watched, is named",
             "holds": causes == ["loss_not_divided"],
             "number": f"{verdict} {', '.join(causes)}",
         }
@@ -554,6 +557,7 @@ def audited(here: Here) -> Iterator[Found]:
     """The same two loops, three windows of each, audited."""
     device = accelerator.module(here.device)
     with here.entered(), accelerator.ieee_float32():
+        size = named(here)
         started = time.perf_counter()
         plain = large(here, False, True, batch_size=16, accumulation_steps=1, windows=3)
         usual = time.perf_counter() - started
@@ -571,7 +575,7 @@ def audited(here: Here) -> Iterator[Found]:
             number = f"{report.status} {', '.join(causes)}".strip() + f"; {taken / usual:.1f} times a plain run ({usual:.2g} s)"
             peak = f"; memory {max(peaks) / plain.peak:.2f} times ({plain.peak / 1e9:.3g} GB)"
             yield {
-                "what": f"{SIZE}: {which}",
+                "what": f"{size}: {which}",
                 "holds": causes == expected and report.status == ("different" if expected else "equivalent"),
                 "number": number + peak,
             }
