@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,10 @@ def answers(work: Path, stage: str) -> list[tuple[str, str, str]]:
     return found + [(item, "not reached", "") for item in sorted(left)]
 
 
-def table(work: Path) -> str:
-    """All answers, as Markdown."""
+def table(work: Path, stages: Iterable[str]) -> str:
+    """Their answers, as Markdown."""
     lines = ["| stage | question | answer | number |", "|---|---|---|---|"]
-    for stage in SHARES:
+    for stage in stages:
         lines += [
             f"| {stage} | {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in row)} |"
             for row in answers(work, stage)
@@ -91,10 +92,10 @@ def table(work: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pack(work: Path, out: Path) -> None:
+def pack(work: Path, out: Path, stages: Iterable[str]) -> None:
     """The table and the archive into `out`, the smallest files first, as many as go into 16 MiB."""
-    (work / "table.md").write_text(table(work))
-    (out / "table.md").write_text(table(work))
+    for folder in (work, out):
+        (folder / "table.md").write_text(table(work, stages))
     files = {}
     for path in work.rglob("*"):
         with suppress(OSError):  # what was killed a moment ago may still take its files away
@@ -126,9 +127,9 @@ def main() -> int:
         for k, name in enumerate(names):
             left, started = end - time.monotonic(), time.monotonic()
             run_stage(name, options.device, work, left * SHARES[name] / sum(SHARES[one] for one in names[k:]))
-            pack(work, out)
+            pack(work, out, names)
             print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
-        print("", table(work), f"everything is in {out}/gpu.tar.gz: please send it, whatever failed", sep="\n")
+        print("", table(work, names), f"everything is in {out}/gpu.tar.gz: please send it, whatever failed", sep="\n")
         return int(any(answer in BAD for name in names for _, answer, _ in answers(work, name)))
 
 

@@ -402,13 +402,8 @@ def agrees_with_the_cpu(here: Here) -> Iterator[Found]:
 
 def compiled(here: Here) -> Iterator[Found]:
     """Only on a card: the tests compile on the CPU."""
-    arms = here.trial(
-        execution=Execution.compile if here.is_card else Execution.eager,
-        split=Split.ragged,
-        accumulation_steps=(4,),
-        steps=5,
-        algebra_steps=3,
-    )
+    execution = Execution.compile if here.is_card else Execution.eager
+    arms = here.trial(execution=execution, split=Split.ragged, accumulation_steps=(4,), steps=5, algebra_steps=3)
     yield {"what": "compiled arms are equivalent to the eager full batch, micro-batches of unequal sizes", **judged(arms)}
 
 
@@ -417,26 +412,11 @@ def compiled(here: Here) -> Iterator[Found]:
 
 def grid(here: Here) -> Iterator[Found]:
     """`conf/experiment/gpu.yaml`: a row for each trial that ended in time."""
-    small = (
-        "device=cpu",
-        "optimizer=sgd",
-        "precision=float32",
-        "workload.width=1",
-        "effective_batch=8",
-        "accumulation_steps=[2]",
-    )
-    sizes = ("device=cuda", f"workers={min(8, (os.cpu_count() or 2) // 2)}", "steps=10", "algebra_steps=3")
-    settings = sizes if here.is_card else (*small, "steps=2", "algebra_steps=1")
-    command = [
-        sys.executable,
-        "-m",
-        "accumulation_harness",
-        "run",
-        "+experiment=gpu",
-        *settings,
-        "tracking.mode=disabled",
-        f"results={here.out}/trials",
-    ]
+    small = "device=cpu optimizer=sgd precision=float32 workload.width=1 effective_batch=8 accumulation_steps=[2]"
+    sizes = f"device=cuda workers={min(8, (os.cpu_count() or 2) // 2)} steps=10 algebra_steps=3"
+    chosen = sizes if here.is_card else f"{small} steps=2 algebra_steps=1"
+    settings = f"+experiment=gpu tracking.mode=disabled results={here.out}/trials {chosen}".split()
+    command = [sys.executable, "-m", "accumulation_harness", "run", *settings]
     with contextlib.suppress(subprocess.TimeoutExpired):  # what ended is stored
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=0.9 * here.left)
     found = [*Store(here.out / "trials").status()]
