@@ -19,8 +19,8 @@ PER_MICRO_BATCH = {
     "schedule": (Cause.schedule_per_micro_batch, "the schedule advances with every micro-batch"),
     "average": (Cause.ema_per_micro_batch, "the average of the weights moves with every micro-batch"),
     "decay": (Cause.weight_decay_per_micro_batch, "the weights decay with every micro-batch"),
-    "scaler": (Cause.scaler_updated_in_window, "the loss scale is updated with every micro-batch"),
-    "unscale": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
+    "update": (Cause.scaler_updated_in_window, "the loss scale is updated with every micro-batch"),
+    "unscale_": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
 }
 PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
@@ -315,7 +315,7 @@ def _clipped_before(run: Run) -> Iterator[Told]:
         match event.kind:
             case "backward":
                 scaled, clips = event.scaled, []
-            case "unscale":
+            case "unscale_":
                 scaled = False
             case "clip" if scaled:
                 clips.append(event)

@@ -15,7 +15,6 @@ from accumulation_harness.lint import words
 from accumulation_harness.lint.source import Root, Source
 from accumulation_harness.lint.values import (
     OPERATORS,
-    Criterion,
     Event,
     Function,
     Items,
@@ -46,7 +45,7 @@ PASSED_ON = {
     "view",
     "reshape",
 }
-THROUGH = {"tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "next", "abs", "round", "cycle"}
+THROUGH = {"tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle"}
 PLACE = "accumulation_boundary"  # the name of `step % N` where the step is unknown
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 
@@ -320,7 +319,7 @@ class Run:
             place = self.value(node.slice, names)
             return of[place] if isinstance(place, int) and -len(of) <= place < len(of) else Thing(words.dotted(node))
         if isinstance(of, Loss):
-            return of
+            return of if isinstance(node, ast.Subscript) else Thing(f"loss.{node.attr}")
         key = self.key(node, names)
         if key.endswith(".sync_gradients") and self.handling:
             return not self.deferred
@@ -343,12 +342,9 @@ class Run:
                 if isinstance(left, Thing) and not (isinstance(right, Part) or self.is_loss(left) or of_window):
                     return Thing(left.name)
                 return self.loss(left).divided(right, second)
-            case ast.Mult() if isinstance(left, Loss) or isinstance(right, Loss):
-                if isinstance(left, Loss) and isinstance(right, Loss):
-                    known = [one for one in (left, right) if one.terms[0].kind != "unknown"]
-                    return (known or [left])[0].multiplied(Thing("mask") if known[:1] == [left] else left, second)
-                loss, factor, text = (left, right, second) if isinstance(left, Loss) else (right, left, first)
-                return loss.multiplied(factor, text)
+            case ast.Mult() if isinstance(left, Loss) and isinstance(right, Loss):
+                known = [one for one in (left, right) if one.terms[0].kind != "unknown"]
+                return (known or [left])[0].multiplied(Thing("mask") if known[:1] == [left] else left, second)
             case ast.Mult() if self.is_loss(left) or self.is_loss(right):
                 loss, factor, text = (left, right, second) if self.is_loss(left) else (right, left, first)
                 return self.loss(loss).multiplied(factor, text)
@@ -443,13 +439,6 @@ class Run:
         for hook in self.hooks:
             self.call(hook, [], {})
 
-    def name_of(self, node: ast.expr | None, names: ChainMap[str, Value]) -> str:
-        """Return how an object is called where it comes from."""
-        if node is None:
-            return ""
-        value = self.value(node, names)
-        return value.name if isinstance(value, Thing) else words.dotted(node)
-
     def called(self, node: ast.Call, names: ChainMap[str, Value]) -> Value:
         """Follow a call."""
         if self.depth > DEEPEST:
@@ -460,8 +449,8 @@ class Run:
         given = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg}
         if isinstance(callee, Function):
             return self.call(callee, args, given)
-        if isinstance(callee, Criterion):
-            return callee.loss
+        if isinstance(callee, Loss):
+            return callee
         label = callee.name if isinstance(callee, Thing) else words.dotted(node.func) or name
         if of is None:
             name = words.end(label) or name
@@ -494,7 +483,7 @@ class Run:
                 self.backward(node, args[0], known, weight=None if "engine" in label or "booster" in label else 1.0)
             return None
         if name == "step" and is_scaler:
-            self.happen("step", node, self.name_of(node.args[0], names) if node.args else known, scaled=True)
+            self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=True)
         elif name in ("step", "optimizer_step") and self.is_optimizer(of, known):
             self.happen("step", node, known)
             for one in args[:1]:
@@ -505,14 +494,8 @@ class Run:
                 self.happen("schedule", node, known)
         elif name == "zero_grad":
             self.happen("clear", node, known)
-        elif name == "update" and is_scaler:
-            self.happen("scaler", node, known)
-        elif name == "unscale_" and is_scaler:
-            self.happen("unscale", node, known)
-        elif name == "scale" and is_scaler and args:
-            return replace(self.loss(args[0]), scaled=True)
-        elif name == "scale_loss" and args:
-            return self.loss(args[0])
+        elif name in ("update", "unscale_") and is_scaler:
+            self.happen(name, node, known)
         elif name in ("update", "step", "update_parameters", "update_ema") and words.AVERAGE.search(label):
             if not any("loss" in text or ".item()" in text for text in (label, *map(ast.unparse, node.args))):
                 self.happen("average", node, known)
@@ -524,8 +507,6 @@ class Run:
             self.happen("decay", node, known)
         elif "post_accumulate_grad_hook" in name:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
-        elif name == "no_sync" or name == "accumulate":
-            return Thing(f"{known}.{name}()")
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
         else:
@@ -568,7 +549,7 @@ class Run:
                 known = [len(one.values) for one in several if one.values is not None]
                 return Items(((None,) * len(args),) * min(known, default=BATCHES), any(one.by_number for one in several))
             case "islice" if len(args) == 2:
-                return Items((None,) * int(args[1]), isinstance(args[1], Part)) if isinstance(args[1], (int, float)) else first
+                return self.range(args[1:])
             case "min" | "max" if len(args) > 1:
                 numbers = [one for one in args if isinstance(one, (int, float))]
                 if len(numbers) == len(args):
@@ -579,9 +560,9 @@ class Run:
             case "exit" | "_exit" | "quit":
                 raise Ended
             case "scale" | "scale_loss" if isinstance(first, (Loss, Thing)):
-                return replace(self.loss(first), scaled=True)
+                return replace(self.loss(first), scaled=name == "scale")
         if name in THROUGH and args and not isinstance(first, (int, float)):
-            return first if name != "next" else Thing("next()")
+            return first
         if name in words.CLIPS:
             bounds = {one.strip("'\"") for one in map(ast.unparse, (*node.args, *(one.value for one in node.keywords)))}
             if not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
@@ -600,7 +581,7 @@ class Run:
             self.call(Function(method, self.module, made), args, given)
         return made
 
-    def of_torch(self, node: ast.Call, name: str, args: list[Value]) -> Loss | Criterion | None:
+    def of_torch(self, node: ast.Call, name: str, args: list[Value]) -> Loss | None:
         """Return the loss that a call of torch, or of what is called a criterion, computes."""
         given = {one.arg: one.value for one in node.keywords}
         reduction = given.get("reduction")
@@ -616,7 +597,7 @@ class Run:
         if rows or any(isinstance(one, Part) for one in args) or None in given or (reduction is not None and not told):
             kind = "unknown"
         loss = Loss((Term(kind, padded=kind == "mean" and "ignore_index" in given),))
-        return Criterion(loss) if name in words.LOSS_MODULES else loss
+        return loss
 
     def items(self, value: Value) -> Items:
         """Return what a loop over a value goes over."""

@@ -119,13 +119,6 @@ class Loss:
         return cls(tuple(term for part in parts for term in part.terms), any(part.scaled for part in parts))
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """A loss module of torch that was made in the file."""
-
-    loss: Loss
-
-
 @dataclass
 class Event:
     """What a run did: `kind` to `name`, by a call that stands in the source at `node`."""
