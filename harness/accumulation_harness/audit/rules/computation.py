@@ -16,6 +16,7 @@ from accumulation_harness.audit.rules.finding import (
     equal,
     known_weights,
     listed,
+    made_of,
     other_factors,
     same_factor,
     same_row,
@@ -62,8 +63,7 @@ def _whole_beside(facts: StepFacts) -> Iterator[Finding]:
 def _without_a_name(facts: StepFacts) -> str:
     if facts.line <= facts.gate:
         return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
-    known = facts.parts.condition <= CONDITION_LIMIT and not facts.parts.free
-    if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and known:
+    if len(facts.parts.weights) > 1 and made_of(facts, facts.parts) and not facts.parts.free:
         right = facts.parts.weights
         counted = told(tuple(1 / w for w in right)) if all(abs(w) > UNEQUAL for w in right) else f"right weights: {listed(right)}"
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms: {counted}"
@@ -129,7 +129,7 @@ def _by_term(facts: StepFacts) -> Iterator[Finding]:
 
 def _is_weighted(facts: StepFacts, parts: WeightedSum) -> bool:
     """Whether a sum of the parts with positive weights makes up what it should."""
-    return parts.residual <= facts.gate and parts.condition <= CONDITION_LIMIT and min(parts.weights) > 0
+    return made_of(facts, parts) and min(parts.weights) > 0
 
 
 def _one_term(facts: StepFacts, seen: WeightedSum, off: Sequence[int]) -> Finding:
@@ -261,7 +261,7 @@ def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
         return
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
     taken = facts.taken
-    if len(taken.weights) > 1 and taken.condition <= CONDITION_LIMIT and taken.residual <= facts.gate:
+    if len(taken.weights) > 1 and made_of(facts, taken):
         message += f": there {told(taken.weights)}"
     yield at(facts, Cause.unexplained, "gradient", message, distance_from_the_sum=facts.own_sum)
 

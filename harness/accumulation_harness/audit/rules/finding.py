@@ -40,11 +40,14 @@ def equal(weights: tuple[float, ...]) -> bool:
     return max(weights) - min(weights) <= UNEQUAL * max(weights)
 
 
+def made_of(facts: StepFacts, parts: WeightedSum) -> bool:
+    """Whether the parts make up what they should, with weights that mean something."""
+    return parts.residual <= facts.gate and parts.condition <= CONDITION_LIMIT
+
+
 def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
     """Whether several parts make up the gradient, and each counts by more than rounding moves its weight."""
-    if len(parts.weights) < 2 or parts.condition > CONDITION_LIMIT or not parts.residual <= facts.gate:
-        return False
-    return min(parts.weights) > parts.rounding
+    return len(parts.weights) > 1 and made_of(facts, parts) and min(parts.weights) > parts.rounding
 
 
 def other_factors(facts: StepFacts) -> bool:

@@ -9,12 +9,12 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
-    CONDITION_LIMIT,
     UNEQUAL,
     at,
     equal,
     known_weights,
     listed,
+    made_of,
     other_factors,
     same_factor,
 )
@@ -25,23 +25,20 @@ SAME_NORM = 1e-3  # relative; norms of parts that differ by less are one
 SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by less are one
 
 
-def unequal_replicas(facts: StepFacts) -> list[Finding]:
+def unequal_replicas(facts: StepFacts) -> Iterator[Finding]:
     """The reference gradient weighs what the ranks gave otherwise than equally."""
-    seen = facts.by_rank
-    flat, ranks = seen.weights, facts.ranks
-    if not flat or seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(flat) <= 0:
-        return []
+    seen, flat, ranks = facts.by_rank, facts.by_rank.weights, facts.ranks
+    if not made_of(facts, seen) or min(flat) <= 0:
+        return
     columns = [flat[rank::ranks] for rank in range(ranks)]
     means = tuple(sum(column) / len(column) for column in columns)
     evidence = {"right_weights": list(zip(*columns, strict=True)), "condition": seen.condition}
-    found = []
     if not equal(means):
         message = f"ranks count equally although they hold unequal numbers of loss terms; right weights: {listed(means)}"
-        found.append(at(facts, Cause.replica_scale, "predicted", message, **evidence))
+        yield at(facts, Cause.replica_scale, "predicted", message, **evidence)
     if max(max(column) - min(column) for column in columns) > UNEQUAL * max(flat):
         message = "the micro-batches of a rank count equally although they hold unequal numbers of loss terms"
-        found.append(at(facts, Cause.mean_of_means, "predicted", message, **evidence))
-    return found
+        yield at(facts, Cause.mean_of_means, "predicted", message, **evidence)
 
 
 def weighted(facts: StepFacts) -> list[Finding]:
@@ -57,24 +54,24 @@ def weighted(facts: StepFacts) -> list[Finding]:
     return own_means(facts)
 
 
-def not_of_the_loss(facts: StepFacts) -> list[Finding]:
+def not_of_the_loss(facts: StepFacts) -> Iterator[Finding]:
     """Backwards that count in the step, and whose right weight is 0: they are of another loss, or of before the window."""
     parts, foreign, k = facts.parts, facts.not_of_the_loss, len(facts.parts.weights)
     right = tuple(0.0 if place in foreign else 1.0 if parts.free else w for place, w in enumerate(parts.weights))
     own = tuple(w for place, w in enumerate(right) if place not in foreign)
     if not foreign or min(own) < 0:
-        return []
+        return
     cause, message = Cause.foreign_gradients, "add gradients of another loss, which are cleared at N=1"
     if foreign[-1] < k - len(own):
         cause, message = Cause.gradients_not_cleared, "come before the window, and their gradients are still there"
     message = f"{len(foreign)} of {k} backwards {message}; right weights: {listed(right)}"
-    found = [at(facts, cause, "predicted", message, right_weights=right)]
-    if not equal(own) or abs(sum(own) / len(own) - 1) <= UNEQUAL:
-        return found + ([] if equal(own) else own_means(facts.but(parts=parts._replace(weights=own), backwards=len(own))))
-    if abs(sum(own) / len(own) * facts.accumulation_steps - 1) <= UNEQUAL:
-        message = f"besides, each of the others counts {facts.accumulation_steps} times: their losses are added, not averaged"
-        found.append(at(facts, Cause.loss_not_divided, "predicted", message))
-    return found
+    yield at(facts, cause, "predicted", message, right_weights=right)
+    mean, n = sum(own) / len(own), facts.accumulation_steps
+    if not equal(own):
+        yield from own_means(facts.but(parts=parts._replace(weights=own), backwards=len(own)))
+    elif abs(mean - 1) > UNEQUAL and abs(mean * n - 1) <= UNEQUAL:
+        message = f"besides, each of the others counts {n} times: their losses are added, not averaged"
+        yield at(facts, Cause.loss_not_divided, "predicted", message)
 
 
 def means_of_some(facts: StepFacts) -> list[Finding]:
@@ -82,9 +79,9 @@ def means_of_some(facts: StepFacts) -> list[Finding]:
     k, without = facts.backwards, facts.without_terms
     if not 0 < without < k or not facts.line <= facts.gate:
         return []
-    share = (k - without) / k
-    for cause, times in ((None, 1.0), (Cause.loss_not_divided, float(facts.accumulation_steps))):
-        if abs(facts.raw.scale / (share * times) - 1) <= same_factor(facts):
+    of_mean = facts.raw.scale * k / (k - without)
+    for cause, times in ((None, 1), (Cause.loss_not_divided, facts.accumulation_steps)):
+        if abs(of_mean / times - 1) <= same_factor(facts):
             return _mean_of_means(facts, (cause, 1 / times))
     return []
 
@@ -181,16 +178,15 @@ def _growing(facts: StepFacts) -> Finding | None:
     return at(facts, Cause.scaler_updated_in_window, "predicted", message, factor=factor)
 
 
-def sum_rescaled(facts: StepFacts) -> list[Finding]:
+def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
     """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it."""
     weights = facts.taken.weights
     if not facts.norms_inside or not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
-        return []
+        return
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
-    if not ratios or min(ratios) < 0 or not equal((min(ratios), max(ratios))):
-        return []
-    message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
-    return [at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])]
+    if ratios and min(ratios) >= 0 and equal((min(ratios), max(ratios))):
+        message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
+        yield at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])
 
 
 def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
