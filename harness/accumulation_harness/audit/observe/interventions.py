@@ -26,17 +26,14 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
         for p, start in zip(live.parameters, live.start, strict=True):
             write(p, start)
     track = _followed(what, index)
-    if track is not None and step < len(moving := _moving(track)):
+    # an optimizer may begin with a step that only prepares, and moves nothing (SOAP's basis)
+    moving = [place for place, one in enumerate(track.steps) if one.effective] if track is not None else []
+    if track is not None and step < len(moving):
         _follow(live, track, moving[step] if step >= 0 else -1)
     if what.perturb:
         _perturb(live.parameters, what, step + 1)
     if what.freeze_weights or track is not None or what.perturb:
         live.last_parameters = live.weights()
-
-
-def _moving(track: Track) -> list[int]:
-    """Places of the steps that could move parameters: an optimizer may begin with one that only prepares (SOAP's basis)."""
-    return [place for place, step in enumerate(track.steps) if step.effective]
 
 
 def _sizes(tensors: Sequence[Tensor]) -> list[int]:

@@ -120,7 +120,8 @@ def _by_term(facts: StepFacts) -> Iterator[Finding]:
             yield from found
             return
         others = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
-        if 0 < len(others) < len(seen.weights) and not any(_of_some(facts, one) for one in each):
+        of_some = any(_has_some(one) and _is_mean(facts, one, 1) for one in each)
+        if 0 < len(others) < len(seen.weights) and not of_some:
             yield _one_term(facts, seen, others)
             return
     if off and facts.rows != "different":
@@ -145,7 +146,7 @@ def _all_wrong(facts: StepFacts, off: Sequence[tuple[str, OneTerm]]) -> Iterator
     if not all(_is_weighted(facts, term.parts) for _, term in off):
         return
     n, found = facts.accumulation_steps, [*_wrong_terms(facts, off)]
-    if all(abs(_mean_weight(term) * n - 1) <= same_factor(facts) for _, term in off):
+    if all(_is_mean(facts, term, n) for _, term in off):
         message = f"every term of the loss counts {n} times: the losses are added, not averaged"
         yield at(facts, Cause.loss_not_divided, "predicted", message)
         found = [one for one in found if one.cause is not Cause.auxiliary_loss_scale]
@@ -176,8 +177,8 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
         if term.scale > math.sqrt(n):  # nearer to N than to 1
             yield undivided
     elif _is_weighted(facts, parts):
-        fitting = [factor for factor in (1, n) if abs(_mean_weight(term) * factor - 1) <= same_factor(facts)]
-        if equal(parts.weights) and not any(_of_some(facts, term, factor) for factor in (1, n)):
+        fitting = [factor for factor in (1, n) if _is_mean(facts, term, factor)]
+        if equal(parts.weights) and not (fitting and _has_some(term)):
             yield undivided
         elif fitting:
             message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
@@ -189,14 +190,14 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
             yield Cause.unexplained, message
 
 
-def _mean_weight(term: OneTerm) -> float:
-    """Over all micro-batches, also those without this term: 1 where each is averaged over its own numbers of it."""
-    return sum(term.parts.weights) / term.micro_batches
+def _is_mean(facts: StepFacts, term: OneTerm, factor: int) -> bool:
+    """Whether each micro-batch is averaged over its own numbers of this term, times a factor: over all, also those without it."""
+    return abs(sum(term.parts.weights) / term.micro_batches * factor - 1) <= same_factor(facts)
 
 
-def _of_some(facts: StepFacts, term: OneTerm, factor: int = 1) -> bool:
-    """Whether some micro-batches have nothing of this term, and the others count as if they had its share (times a factor)."""
-    return 0 < len(term.parts.weights) < term.micro_batches and abs(_mean_weight(term) * factor - 1) <= same_factor(facts)
+def _has_some(term: OneTerm) -> bool:
+    """Whether some micro-batches have nothing of this term."""
+    return 0 < len(term.parts.weights) < term.micro_batches
 
 
 def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
