@@ -56,9 +56,9 @@ def evaluating(divide=True, uses_eval=True):
         (whole_batch(divide=False), (4,), {"loss_not_divided"}, WHOLE),
         pytest.param(whole_batch(divide=False), (2, 4), {"loss_not_divided"}, WHOLE, marks=pytest.mark.slow),
         (whole_batch(), (16,), set(), WHOLE),
-        (whole_batch(steps_per_epoch=1), (4,), set(), WHOLE),
+        pytest.param(whole_batch(steps_per_epoch=1), (4,), set(), WHOLE, marks=pytest.mark.slow),
         (evaluating(), (4,), set(), EVALUATION),
-        (evaluating(divide=False), (4,), {"loss_not_divided"}, EVALUATION),
+        pytest.param(evaluating(divide=False), (4,), {"loss_not_divided"}, EVALUATION, marks=pytest.mark.slow),
         (evaluating(uses_eval=False), (4,), {"stochastic_layers"}, ""),
     ],
 )

@@ -20,8 +20,8 @@ import right, wrong
 
 @pytest.mark.accumulation(batch_size=8, accumulation_steps=(4,))
 def test_right(audit_accumulation):
-    report = audit_accumulation(right.train, accumulation_steps=(2,), reference=right.train)
-    assert {result.accumulation_steps for result in report.results} == {1, 2}
+    report = audit_accumulation(right.train, accumulation_steps=(2,))
+    assert [result.accumulation_steps for result in report.results] == [2]
 
 @pytest.mark.accumulation(batch_size=8, accumulation_steps=(4,), allow={"stochastic_layers"})
 def test_wrong(audit_accumulation):
@@ -35,7 +35,7 @@ def test_of_something_else():
 def test_marker_and_json(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_it=USES_IT, right=FILE.format(divisor=RIGHT), wrong=FILE.format(divisor=WRONG))
-    result = pytester.runpytest(*PLUGIN, "-m", "accumulation", "--strict-markers", "--audit-json=found")
+    result = pytester.runpytest_subprocess(*PLUGIN, "-m", "accumulation", "--strict-markers", "--audit-json=found")
     result.assert_outcomes(passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*AccumulationChanged*", "*loss_not_divided*"])
     found = {path.name: json.loads(path.read_text())["status"] for path in (pytester.path / "found").iterdir()}
