@@ -13,12 +13,16 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load, sync
+from accumulation_harness.config import to_dict
+from accumulation_harness.config.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results import tracking
 from accumulation_harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from accumulation_harness.results.record import read_trial
 from accumulation_harness.results.store import Store
 from tests.results.wandb_stand_in import API_KEY, stand_in
 from tests.stored_trials import store_trial
+from tests.studies.by_hand import trial
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +35,19 @@ def mirrored(tmp_path_factory):
     return results
 
 
-def test_the_evidence_of_real_trials_is_the_stored_one(mirrored):
-    arms = load.from_store(mirrored).set_index(["trial", "arm", "accumulation_steps"])
-    stored = [arm for trial in Store(mirrored).trials() for arm in read_trial(trial.folder, evidence=True).arms]
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """The same trial, without its runs."""
+    results = tmp_path_factory.mktemp("judged")
+    config = trial("norm=batch faults=[scale@1e-3] steps=3 algebra_steps=2 probe_every=2 accumulation_steps=[2,8]")
+    with Store(results).open_trial("single", identity(config), to_dict(config)) as writer:
+        writer.finish(studies.run(config, lambda step, rows: [writer.add(row) for row in rows]))
+    return results
+
+
+def test_the_evidence_of_real_trials_is_the_stored_one(judged):
+    arms = load.from_store(judged).set_index(["trial", "arm", "accumulation_steps"])
+    stored = [arm for one in Store(judged).trials() for arm in read_trial(one.folder, evidence=True).arms]
     assert len(stored) == len(arms) == 5
     for arm in stored:
         row, evidence = arms.loc[arm["trial"], arm["arm"], arm["accumulation_steps"]], arm["evidence"]
@@ -49,14 +63,16 @@ def test_the_evidence_of_real_trials_is_the_stored_one(mirrored):
     assert arms["oracle_error"].max() < 1e-12 < arms["algebra_error"].max(), "some arm differs and is explained"
 
 
+@pytest.mark.slow
 def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(mirrored, tmp_path, monkeypatch):
     """One trial after `wandb sync`, read through W&B's own API, as far as a stand-in of its server goes."""
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         monkeypatch.delenv(name)
     for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": API_KEY, "WANDB_ERROR_REPORTING": "false"}.items():
         monkeypatch.setenv(name, value)
-    [log] = mirrored.glob("single/*batch*/wandb/*/*.wandb")
-    trial = log.parents[2].name
+    shutil.copytree(mirrored, tmp_path / "sent")
+    [log] = (tmp_path / "sent").glob("single/*batch*/wandb/*/*.wandb")
+    name = log.parents[2].name
     with stand_in() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert tracking.upload([log]) == 0
@@ -68,10 +84,10 @@ def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(mirrored, tmp_p
         history, whole = server.history, server.summary
     arms, steps = (pd.read_pickle(tmp_path / name) for name in ("from_wandb", "steps_from_wandb"))
     stored = load.from_store(mirrored)
-    stored = stored[stored["trial"] == trial].reset_index(drop=True)
+    stored = stored[stored["trial"] == name].reset_index(drop=True)
     columns = [*VERDICT_COLUMNS, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES), "model"]
     pd.testing.assert_frame_equal(arms[columns], stored[columns], check_exact=True)
-    kept, _ = load.steps(mirrored, "single", [trial])
+    kept, _ = load.steps(mirrored, "single", [name])
     order = ["trial", "step", "arm", "accumulation_steps", "replicate"]
     frames = [frame.sort_values(order, ignore_index=True)[list(kept)] for frame in (steps, kept)]
     pd.testing.assert_frame_equal(*frames, check_exact=True)
@@ -91,12 +107,12 @@ def test_nothing_to_upload(tmp_path, capsys):
     )
 
 
-def test_the_table_and_the_figures_of_a_sweep(mirrored, tmp_path):
-    arms = load.from_store(mirrored)
+def test_the_table_and_the_figures_of_a_sweep(judged, tmp_path):
+    arms = load.from_store(judged)
     table = sync.table(arms)
     assert set(table) == set(VERDICT_COLUMNS) and len(table) == len(arms)
     assert list(table)[:2] == ["workload", "norm"], "what one groups by comes first"
-    made = dict(sync.pictures(mirrored, "single", arms))
+    made = dict(sync.pictures(judged, "single", arms))
     assert list(made) == ["algebra", "gradient-error", "loss-float32", "distance"]
     path = sync.to_png(made["algebra"], tmp_path / "a.png")
     assert path.read_bytes().startswith(b"\x89PNG")
