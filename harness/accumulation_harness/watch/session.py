@@ -252,7 +252,7 @@ class Watch(Loop[Track]):
             yield
         except BaseException:
             for track in self.tracks:
-                track.abort()
+                track.in_backward = False
             raise
         finally:
             self._depth -= 1

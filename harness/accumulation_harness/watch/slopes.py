@@ -102,7 +102,7 @@ def _constants(found: Sequence[Constant], scale: float) -> Iterator[Constant]:
 class Taken(NamedTuple):
     """What a backward has shown of its losses."""
 
-    heads: Sequence[Forms] | None  # None where none was looked at
+    slopes: Sequence[Forms] | None  # None where none was looked at
     fed: bool  # whether inputs were made of parameters
     forwards: int
     others: bool  # terms beside the loss functions that were called

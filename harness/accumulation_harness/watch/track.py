@@ -235,15 +235,11 @@ class Track(Followed):
             pairs = list(zip(after, before, strict=True)) if changed and after is not None else None
             contribution = pairs and [a if b is None or a is None else a - b for a, b in pairs]
         in_tensors: dict[str, Any] = {
-            "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss,
-            "slopes": taken.heads, "bends": taken.bends,
+            "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss, **taken._asdict()
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
-            MicroBatch(
-                empty=self._empty, calls=calls, lrs=self.lrs, fed=taken.fed, others=taken.others, returned=returned,
-                forwards=taken.forwards, **in_tensors,
-            )
+            MicroBatch(empty=self._empty, calls=calls, lrs=self.lrs, returned=returned, **in_tensors)
         )  # fmt: skip
         if returned:
             self._marks = list(map(mark, self.grads))
@@ -259,10 +255,6 @@ class Track(Followed):
         """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
         if self.detail and not self.window.rounded and len(self.window.micro_batches) > 1:
             self.window.rounded = _fits_16_bits(self.grads)
-
-    def abort(self) -> None:
-        """A backward raised."""
-        self.in_backward = False
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
