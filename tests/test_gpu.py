@@ -18,7 +18,7 @@ HEADINGS = (
     "The cost of measuring",
     "The machine",
 )
-# Each in a way of its own: a mistake, a hang, a crash, a stage that cannot start, a mistake behind an item that is right.
+# Each in a way of its own: a mistake, a hang, a crash, a stage that cannot start, a mistake before one that is right.
 PLANTED = """
 def mistake(here):
     yield {"what": "found before"}
@@ -35,10 +35,10 @@ def right(here):
 
 if sys.argv[1] == "large":
     import no_such_package
-STAGES["machine"] = {"mistake": mistake, "right": right}
+STAGES["machine"] = {"right": right, "mistake": mistake}
 STAGES["claims"] = {"hang": hang, "right": right}
 STAGES["grid"] = {"crash": crash, "right": right}
-STAGES["planner"] = {"right": right, "mistake": mistake}
+STAGES["planner"] = {"mistake": mistake, "right": right}
 STAGES["cost"] = {"right": right}
 
 if __name__ == "__main__":
@@ -106,7 +106,7 @@ def test_what_fails_loses_itself_alone(tmp_path):
     path = root / "benchmarks/gpu_stages.py"
     before, _, after = path.read_text().rpartition('if __name__ == "__main__":\n')
     path.write_text(before + PLANTED + after)
-    code, lines = rehearse(root, tmp_path / "out", 3)
+    code, lines = rehearse(root, tmp_path / "out", 6)
     failed = [(stage, *found[:2]) for stage, *found in lines if found[1] == "failed"]
     assert code == 1 and failed == [
         *(("machine", "mistake", "failed"), ("claims", "hang", "failed"), ("grid", "crash", "failed")),
