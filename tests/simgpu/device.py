@@ -322,6 +322,7 @@ def entered_as_cuda():
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "get_rng_state_all": lambda: [GENERATOR.get_state()],
+        "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
     }
     with (
         entered() as device,

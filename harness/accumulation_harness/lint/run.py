@@ -509,6 +509,8 @@ class Run:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
+        elif name == "mean" and isinstance(owner, Thing) and not node.args and not node.keywords:
+            return Loss.of("mean")  # written out: of whatever this micro-batch holds
         else:
             return NotImplemented
         return None

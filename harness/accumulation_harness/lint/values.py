@@ -89,6 +89,8 @@ class Loss:
         of_window = any(map(words.WHOLE.search, words.identifiers(text)))
 
         def term(one: Term) -> Term:
+            if by == 1 and not isinstance(by, (Part, Length)):
+                return one
             if one.kind == "sum" and counts and not of_window and not isinstance(by, Part):
                 return replace(one, kind="mean", padded=one.masked or "mask" in ast.unparse(text))
             if isinstance(by, Part):
