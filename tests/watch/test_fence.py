@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness import watch as package
 from accumulation_harness.observe import tensors
-from accumulation_harness.watch import Report, averages, replay, report, session, track, watch
+from accumulation_harness.watch import Report, averages, replay, report, session, sketch, track, watch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, Key, failing, key, noting
 from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network
@@ -170,7 +170,7 @@ def reached(*, wrong):
 
 def fails(folder, target, event, *, wrong):
     before, fired = replaced(), list[Key]()
-    for kept in (report.versions, tensors._adds_nothing):  # is not called again
+    for kept in (report.versions, tensors._adds_nothing, sketch._signs):  # is not called again
         kept.cache_clear()
     said, state = watched(folder, wrong=wrong, planted=failing(target, event, fired, is_observer))
     assert replaced() == before, target

@@ -113,6 +113,8 @@ class Track(Followed):
             handles.append(p.register_hook(first))
             p._backward_hooks.clear()  # they are called in the order in which they were put here
             p._backward_hooks.update({handles[1].id: first, **others, handles[0].id: last})
+        if self.fence.reason:  # looking at this parameter has failed, and all hooks were taken away before this one came
+            self._drop(id(p))
 
     def refresh(self) -> None:
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
