@@ -41,7 +41,7 @@ report: $(VENV)/.ready  ## measure the core questions quickly and write reports/
 report-full: $(VENV)/.ready  ## measure every question with its full grid (hours; resumes)
 	$(call sweep_and_report,all,)
 
-test: $(VENV)/.ready  ## run the tests (about 7 minutes on 2 cores)
+test: $(VENV)/.ready  ## run the tests (about 5 minutes on 2 cores)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The oldest torch that sweeps are promised for, and the Python that machines with cards have beside it, in an environment of its own.
