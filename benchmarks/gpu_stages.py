@@ -318,7 +318,7 @@ def static_buffers(here: Here) -> Iterator[Found]:
         }
         report, seen = looked_at(small_loop(device, plainly, in_a_graph))
         yield {
-            "what": "static gradient buffers that become `.grad` are found and named",
+            "what": "static gradient buffers that become `.grad` are named by the watch, and different for the audit",
             "holds": report.status == "different" and [*seen.causes] == ["accumulator_overwritten"],
             "number": both(report, seen),
         }
