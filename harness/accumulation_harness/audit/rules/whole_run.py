@@ -179,8 +179,9 @@ def _repeated(run: RunFacts) -> tuple[Cause, str]:
 
 
 def _accounted(run: RunFacts, facts: StepFacts) -> bool:
-    """Whether the gradients agree, or do without the rows of another loss."""
-    without = facts.without_foreign <= facts.gate or (facts.not_of_the_loss and not _of_other_windows(run, facts))
+    """Whether the gradients agree, or what the backwards gave does, or both do without the rows of another loss."""
+    given = min(facts.sums, facts.without_foreign) <= facts.gate
+    without = given or (facts.not_of_the_loss and not _of_other_windows(run, facts))
     return facts.gradients_agree or bool(without)
 
 
