@@ -18,8 +18,9 @@ from typing import Any
 
 import gpu
 
+from accumulation_harness.judge.gates import ROUNDING_GATE
+
 ROOT = Path(__file__).parents[1]
-GATE = 2.0  # of the rounding ratio, as judge/gates.py has it
 # File -> what it says before the first card, and what then; `{page}` lies in docs/findings/gpu/.
 SENTENCES = {
     "README.md": ("Nothing has been measured on a GPU yet.", "On [one {card}](docs/findings/gpu/{page}): {summary}."),
@@ -56,7 +57,7 @@ def cell(arms: Sequence[Row], arm: str, num: int) -> str:
         if (row["arm"], row["accumulation_steps"]) == (arm, num):
             named = f" ({row['cause']}{', explained' if row['explained'] else ''})" if row["cause"] else ""
             return f"{row['verdict']}{named}" + (
-                f", {row['rounding_ratio'] / GATE:.2f}" if row["verdict"] == "equivalent" else ""
+                f", {row['rounding_ratio'] / ROUNDING_GATE:.2f}" if row["verdict"] == "equivalent" else ""
             )
     return ""
 

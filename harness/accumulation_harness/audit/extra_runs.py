@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
@@ -42,7 +42,7 @@ class Judged:
     said: Sequence[Finding] = ()  # what other runs have shown, in place of what the rules say
     settled: bool = False  # whether no other run would say more
 
-    @property
+    @cached_property
     def found(self) -> list[Finding]:
         """One finding per cause."""
         return list(self.said) or explained(self.compared)

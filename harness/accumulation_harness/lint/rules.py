@@ -68,7 +68,10 @@ class Window:
         )
 
     def weights(self) -> list[list[tuple[Term, float]]] | None:
-        """Return, for each place of a term, what it weighs in each micro-batch; None where that is unknown or differs in form."""
+        """Return, for each place of a term, what it weighs in each micro-batch; None where that is unknown.
+
+        Backwards of which each micro-batch has one (in one branch or the other) are one place.
+        """
         rows: dict[tuple[ast.AST, int], list[tuple[Term, float]]] = {}
         for event in self.backwards:
             for place, term in enumerate(event.loss.terms if event.loss else ()):
@@ -78,6 +81,8 @@ class Window:
                 for literal in term.literals:
                     weight /= literal if literal == self.size and literal > 1 else 1
                 rows.setdefault((event.node, place), []).append((term, weight))
+        if len(self.backwards) == self.size and {len(event.loss.terms) for event in self.backwards if event.loss} == {1}:
+            return [[pair for row in rows.values() for pair in row]]
         return list(rows.values())
 
 
@@ -108,10 +113,10 @@ def hits(source: Source) -> Iterator[Hit]:
         shown: dict[Hit, tuple[ast.AST | None, int]] = {}
         passed: Counter[ast.AST] = Counter()
         for run in ways:
-            found = windows(run)
             if run.not_finite is not None:
                 continue
-            here = {hit: anchor for hit, anchor in _of_run(source, run, found)}
+            found = windows(run)
+            here = dict(_of_run(source, run, found))
             if run.otherwise == "last":
                 shown |= {hit: (None, 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
                 continue
@@ -239,18 +244,8 @@ def _divided_twice(run: Run) -> Iterator[Told]:
 
 def _total(window: Window) -> float:
     """Return how often the mean of the micro-batches counts in a window: 1 is right; 0 where that is unknown."""
-    rows = window.weights()
-    totals = {round(sum(weight for _, weight in row), 6) for row in _merged(window, rows)} if rows else set()
+    totals = {round(sum(weight for _, weight in row), 6) for row in window.weights() or ()}
     return totals.pop() if len(totals) == 1 else 0.0
-
-
-def _merged(window: Window, rows: list[list[tuple[Term, float]]]) -> list[list[tuple[Term, float]]]:
-    """Join the rows of backwards of which each micro-batch has one (in one branch or the other)."""
-    if len(window.backwards) == window.size and len({len(event.loss.terms) for event in window.backwards if event.loss}) == 1:
-        count = len(window.backwards[0].loss.terms) if window.backwards[0].loss else 0
-        joined = [(term, weight) for row in rows for term, weight in row]
-        return [joined] if count == 1 else rows
-    return rows
 
 
 def _weighed(window: Window, named: bool) -> Iterator[Told]:
@@ -266,9 +261,8 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
         if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
             yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
     rows = window.weights()
-    if rows is None or not rows:
+    if not rows:
         return
-    rows = _merged(window, rows)
     totals = [sum(weight for _, weight in row) for row in rows]
     once, never = 1.0, float(window.size)
     placed = [row[0][0] for row in rows]

@@ -21,7 +21,6 @@ from accumulation_harness.lint.values import (
     Length,
     Loss,
     Part,
-    Term,
     Thing,
     Value,
     arithmetic,
@@ -29,7 +28,6 @@ from accumulation_harness.lint.values import (
 
 N, BATCHES, OUTER = Part(3), 7, 2  # micro-batches of a window, of an epoch; rounds of a loop around loops
 DEEPEST, LONGEST, MOST = 6, 40, 20_000
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
 INDEX = {"batch_idx", "batch_index", "step", "idx", "i", "it", "iteration", "batch_nb", "step_id", "_step_id"}
 PASSED_ON = {
     "float",
@@ -97,7 +95,7 @@ class Run:
                 given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
                 returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
                 if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
-                    self.backward(root.body[-1], returned, "automatic", weight=1 / N)
+                    self.backward(root.body[-1], returned, "automatic", divisor=N)
                     if number % N == N - 1:
                         self.happen("step", root.body[-1], "automatic")
                         self.happen("clear", root.body[-1], "automatic")
@@ -423,17 +421,9 @@ class Run:
         if not (self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None):
             self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
-    def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, weight: float | None = 1.0) -> None:
-        """Note that a loss is differentiated; `weight`: what the framework multiplies it by."""
-        loss = self.loss(value)
-        if weight is None:
-            loss = loss.each(lambda one: replace(one, weight=None))
-        elif weight != 1:
-            loss = loss.each(
-                lambda one: (
-                    one if one.weight is None else replace(one, weight=one.weight * weight, by_number=one.by_number * weight)
-                )
-            )
+    def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:
+        """Note that a loss is differentiated; `divisor`: what the framework divides it by, None where that is unknown."""
+        loss = self.loss(value).each(lambda one: one if one.weight is None else one.divided(divisor))
         synchronised = self.forward_synchronised and not self.no_sync
         self.happen("backward", node, by, loss=loss, synchronised=synchronised, scaled=loss.scaled)
         for hook in self.hooks:
@@ -478,9 +468,9 @@ class Run:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
                 told = self.handling or self.source.tells_accelerator
-                self.backward(node, args[0], known, weight=1 / N if told else None)
+                self.backward(node, args[0], known, divisor=N if told else None)
             elif args:
-                self.backward(node, args[0], known, weight=None if "engine" in label or "booster" in label else 1.0)
+                self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
             return None
         if name == "step" and is_scaler:
             self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=True)
@@ -598,8 +588,7 @@ class Run:
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
         if rows or any(isinstance(one, Part) for one in args) or None in given or (reduction is not None and not told):
             kind = "unknown"
-        loss = Loss((Term(kind, padded=kind == "mean" and "ignore_index" in given),))
-        return loss
+        return Loss.of(kind, padded=kind == "mean" and "ignore_index" in given)
 
     def items(self, value: Value) -> Items:
         """Return what a loop over a value goes over."""
@@ -631,7 +620,7 @@ class Run:
         parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         if function.instance is not None and parameters:
             names[parameters.pop(0)] = function.instance
-        defaults = dict(zip(reversed(parameters), reversed([one for one in node.args.defaults]), strict=False))
+        defaults = dict(zip(reversed(parameters), reversed(node.args.defaults), strict=False))
         defaults |= {
             one.arg: value for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value is not None
         }

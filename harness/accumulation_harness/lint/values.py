@@ -62,6 +62,11 @@ class Term:
     masked: bool = False
     of_weights: bool = False
 
+    def divided(self, by: float | None) -> Term:
+        """Return the term divided by what follows from N; None: by something unknown."""
+        weight = None if self.weight is None or not by else self.weight / by
+        return replace(self, weight=weight, by_number=self.by_number / (by or 1))
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -94,8 +99,7 @@ class Loss:
             if one.kind == "sum" and counts and not of_window and not isinstance(by, Part):
                 return replace(one, kind="mean", padded=one.masked or "mask" in ast.unparse(text))
             if isinstance(by, Part):
-                weight = None if one.weight is None or not by else one.weight / by
-                return replace(one, weight=weight, by_number=one.by_number / (by or 1))
+                return one.divided(by)
             if isinstance(by, (int, float)) and not isinstance(by, Length):
                 return replace(one, literals=(*one.literals, by))
             return replace(one, weight=None, whole=ast.unparse(text) if of_window else one.whole)

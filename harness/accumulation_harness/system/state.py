@@ -137,7 +137,9 @@ def relative_error(own: Value | None, other: Value | None) -> float:
 
 
 def standing(generator: Any) -> Any:
-    """Where one of `GENERATORS` stands."""
+    """Where one of `GENERATORS` stands; None of the system's own, which stands nowhere."""
+    if isinstance(generator, random.SystemRandom):
+        return None
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
@@ -147,7 +149,7 @@ def put_back(generator: Any, state: Any) -> None:
     """Let a generator stand there again."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
-    else:
+    elif state is not None:
         (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
 

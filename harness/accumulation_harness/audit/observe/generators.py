@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from accumulation_harness.observe.loop import draws
+from accumulation_harness.system.state import standing
 
 Standing = Mapping[int, object]  # by the generator; 0: those that everybody shares
 
@@ -26,11 +27,8 @@ class Generators:
 
     def standing(self) -> Standing:
         """Of each."""
-        name, *shared = np.random.get_state()
-        return {
-            0: (draws(), random.getstate(), name, *map(_plain, shared)),
-            **{key: _state(one) for key, one in self.own.items()},
-        }
+        shared = (draws(), random.getstate(), _plain(np.random.get_state()))
+        return {0: shared, **{key: _plain(standing(one)) for key, one in self.own.items()}}
 
     def advance(self) -> None:
         """Draw one number from each."""
@@ -49,17 +47,13 @@ def drawn(before: Standing, after: Standing) -> bool:
     return any(after.get(key) != state for key, state in before.items())
 
 
-def _state(generator: Any) -> object:
-    if isinstance(generator, random.SystemRandom):
-        return None
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return tuple(map(_plain, generator.get_state()))
-    if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    return generator.get_state().numpy().tobytes()
-
-
-def _plain(value: object) -> object:
-    return value.tobytes() if isinstance(value, np.ndarray) else value
+def _plain(state: object) -> object:
+    """A state whose comparison is one truth value."""
+    match state:
+        case torch.Tensor():
+            return state.numpy().tobytes()
+        case dict():  # of a generator of NumPy's: it may hold arrays
+            return repr(state)
+        case tuple():
+            return tuple(part.tobytes() if isinstance(part, np.ndarray) else part for part in state)
+    return state
