@@ -77,6 +77,7 @@ class Results:
     trials: DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are missing or damaged
+    stale: tuple[Missing, ...] = ()  # whose code or data have changed since; their verdicts are those of the former ones
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""
@@ -116,7 +117,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
     """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
     arms: list[tuple[Any, ...]] = []
     measurements: list[dict[str, Any]] = []
-    trials, missing, torn = [], [], []
+    trials, missing, torn, stale = [], [], [], []
     for status in Store(results).status(experiment):
         told = Missing(status.experiment, status.trial, str(status.state), status.detail)
         if (trial := status.stored) is None:
@@ -131,6 +132,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         measurements += measured
         trials.append(about)
         torn += [told] if status.state == State.damaged else []
+        stale += [told] if status.state == State.stale else []
     order = ["experiment", "trial", "arm", "accumulation_steps"]
     return Results(
         _frame(dict(zip(ARM_COLUMNS, zip(*arms, strict=True), strict=False)), ARM_COLUMNS, order),
@@ -138,6 +140,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         _table(trials, order[:2], order[:2]),
         tuple(missing),
         tuple(torn),
+        tuple(stale),
     )
 
 

@@ -45,7 +45,7 @@ def test_every_state_of_a_sweep_that_runs(tmp_path, capsys):
         assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
         assert status.main(["--results", str(tmp_path)]) == 0
         shown = capsys.readouterr().out.splitlines()
-        assert shown[1].split()[:7] == ["sweep", "1", "1", "1", "0", "0", "2"] and "about" in shown[1]
+        assert shown[1].split()[:8] == ["sweep", "1", "1", "1", "0", "0", "0", "2"] and "about" in shown[1]
         assert any(line.startswith("running for 0:0") and line.endswith("sweep/c") for line in shown)
         assert "failed: sweep/b: ValueError: no such luck" in shown
         assert holder.stdin is not None

@@ -10,6 +10,7 @@ import pytest
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.config.targets import data_fingerprint, digest_of
+from accumulation_harness.results.store import Store
 from tests.own import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +34,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def harness(folder, *overrides):
+def harness(folder, *overrides, **environment):
     code = "import sys; sys.path[0] = sys.argv.pop(1); from accumulation_harness.sweep.run import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(ROOT), *overrides, *QUICK]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    )
 
 
 def trials(folder):
@@ -54,41 +57,42 @@ def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder):
     assert "Nothing to do: 2 trials finished already." in again.stdout
 
 
-def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder):
-    one = ("workload=custom", "workload.target=mine.py:Ragged")
+def test_a_trial_counts_while_what_it_has_read_is_what_it_was(folder):
+    """Also through a relative import inside a package; the trials of the changed code measure everything anew."""
+    (folder / "lab" / "rate.py").write_text("RATE = 1.0\n")
+    (folder / "lab" / "scaled.py").write_text(
+        "from .rate import RATE\nfrom .vision import Images\n\n\nclass Scaled(Images):\n"
+        "    def losses(self, outputs, batch):\n        return RATE * super().losses(outputs, batch)\n"
+    )
+    one = ("workload=custom", "workload.target=lab.scaled:Scaled")
     assert harness(folder, *one).returncode == 0
-    (folder / "helper.py").write_text("SHIFT = 0  # the same, in another file\n")
-    assert harness(folder, *one).returncode == 0
-    assert len(trials(folder)) == 2
-    moved = folder / "elsewhere"
-    moved.mkdir()
-    for name in ("mine.py", "helper.py"):
-        (folder / name).rename(moved / name)
-    run = harness(folder, "workload=custom", "workload.target=elsewhere/mine.py:Ragged")
-    assert "Nothing to do" in run.stdout, run.stderr
+    assert "Nothing to do" in harness(folder, *one).stdout
+    (folder / "lab" / "rate.py").write_text("RATE = 3.0\n")
+    [stale] = Store(folder / "results").status()
+    assert (stale.state, stale.detail) == ("stale", "lab/rate.py has changed")
+    other = harness(folder, "-m", *one, "schedule.warmup_steps=0,1")
+    assert other.returncode == 0 and f"run again: {stale.trial}: lab/rate.py has changed" in other.stderr
+    assert {path.parent.name for path in folder.glob("results/*/*.stale-1/trial.json")} == {f"{stale.trial}.stale-1"}
+    for one in Store(folder / "results").trials():
+        made = {json.loads((folder / "results" / by / "trial.json").read_text())["files"]["lab/rate.py"]
+                for by in one.record["measured_by"].values()}  # fmt: skip
+        assert made == {one.record["files"]["lab/rate.py"]}, "a measurement of other code"
 
 
 @pytest.mark.slow
 def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder):
-    (folder / "data.txt").write_text("0")
+    """Of data that are no file."""
     (folder / "told.py").write_text(
-        "from pathlib import Path\nfrom lab.vision import Images\n\n\nclass Told(Images):\n"
-        "    def __init__(self):\n        self.text = Path('data.txt').read_text()\n"
-        "        super().__init__(seed=int(self.text))\n\n"
-        "    def fingerprint(self):\n        return self.text\n"
+        "import os\nfrom lab.vision import Images\n\n\nclass Told(Images):\n"
+        "    def __init__(self):\n        super().__init__(seed=int(os.environ['DATA']))\n\n"
+        "    def fingerprint(self):\n        return int(os.environ['DATA'])\n"
     )
     one = ("workload=custom", "workload.target=told.py:Told")
-    assert harness(folder, *one).returncode == 0
-    assert "Nothing to do" in harness(folder, *one).stdout
-    (folder / "data.txt").write_text("1")
-    assert harness(folder, *one).returncode == 0
-    assert len(trials(folder)) == 2
-    [source, other] = [
-        json.loads(path.read_text())["config"]["workload"]["source"] for path in folder.glob("results/*/*/trial.json")
-    ]
-    assert source.partition("-")[0] == other.partition("-")[0] and source != other
-    (folder / "data.txt").write_text("two")
-    assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one).stderr
+    assert harness(folder, *one, DATA="0").returncode == 0
+    assert "Nothing to do" in harness(folder, *one, DATA="0").stdout
+    assert harness(folder, *one, DATA="1").returncode == 0
+    assert len({trial["config"]["workload"]["source"] for trial in trials(folder).values()}) == 2
+    assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one, DATA="two").stderr
 
 
 def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path):
@@ -122,7 +126,7 @@ def test_a_package_and_yaml_of_ones_own(folder):
     assert run.returncode == 0, run.stderr
     stored = [json.loads(path.read_text())["config"] for path in folder.glob("results/first/*/trial.json")]
     assert len(stored) == 2
-    assert all(one["workload"]["args"] == {"width": 3} and one["workload"]["source"] for one in stored), stored
+    assert all(one["workload"]["args"] == {"width": 3} for one in stored), stored
 
 
 BAD = {

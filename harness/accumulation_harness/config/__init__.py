@@ -220,7 +220,7 @@ class WorkloadConfig:
     )
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with data=custom")
     args: dict[str, Any] = setting({}, "keyword arguments of that task")
-    source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
+    source: str | None = None  # what fingerprint() of the task says of its data, filled in before a trial is named
 
     @property
     def label(self) -> str:
@@ -265,7 +265,6 @@ class OptimizerConfig:
     )
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom")
     args: dict[str, Any] = setting({}, "its other keyword arguments")
-    source: str | None = None  # fingerprint of its source, filled in before a trial is named
 
     @property
     def label(self) -> str:

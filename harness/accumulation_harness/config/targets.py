@@ -1,8 +1,7 @@
-"""Code of the user's own, named `FILE.py:NAME` or `package.module:NAME`: found, fingerprinted without being run, and imported."""
+"""Code of the user's own, named `FILE.py:NAME` or `package.module:NAME`: found without being run, and imported."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import importlib.util
@@ -23,24 +22,12 @@ SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
 SHOWN = 8  # names of a file that are told
 
 
-def fingerprint(field: str, target: str) -> str:
-    """16 hex digits of the SHA-256 of the source: of the file, and of the files beside it that it imports, as text alone.
-
-    `field` is the setting that names the target. Raises ConfigError where there is no such file.
-    """
-    digest = hashlib.sha256()
-    for name, content in sorted(_sources(_file(field, target)).items()):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]
-
-
-def defines(field: str, target: str, method: str) -> bool:
-    """Whether a function of that name is in the source of the target; found without running it."""
-    try:
-        tree = ast.parse(_file(field, target).read_bytes())
-    except (SyntaxError, ValueError):
-        return False
-    return any(isinstance(node, ast.FunctionDef) and node.name == method for node in ast.walk(tree))
+def place(field: str, target: str) -> str:
+    """The target with its file relative to this folder, or absolute outside of it; ConfigError where there is no such file."""
+    file, (where, _, name) = _file(field, target), target.rpartition(":")
+    if not where.endswith(".py"):
+        return target
+    return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{name}"
 
 
 def data_fingerprint(field: str, target: str, arguments: str) -> str:
@@ -48,6 +35,8 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
 
     `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
     """
+    if b"def fingerprint(" not in _file(field, target).read_bytes():
+        return ""
     code = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     asked = subprocess.run(
@@ -153,38 +142,3 @@ def _from_package(name: str) -> Any:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(name)
-
-
-def _sources(file: Path) -> dict[str, bytes]:
-    """The file and every file of its folder (and of folders in it) that is imported from there, by path within the folder."""
-    found: dict[str, bytes] = {}
-    waiting = [file]
-    while waiting:
-        one = waiting.pop()
-        name = one.relative_to(file.parent).as_posix()
-        if name in found:
-            continue
-        found[name] = one.read_bytes()
-        waiting += [other for module in _imported(found[name]) for other in _beside(file.parent, module)]
-    return found
-
-
-def _imported(content: bytes) -> Iterator[str]:
-    """Dotted names that a source imports; none of one that cannot be read, which its import will tell."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            yield base
-            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
-
-
-def _beside(folder: Path, module: str) -> Iterator[Path]:
-    if module:
-        path = folder.joinpath(*module.split("."))
-        yield from (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())

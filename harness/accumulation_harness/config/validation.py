@@ -70,7 +70,7 @@ def _check_targets(config: TrialConfig) -> None:
                 if not is_plain(value):
                     raise ConfigError(f"{name}.args.{key}", value, "text, a finite number, true, false, null, or lists of these")
         else:
-            for key, value in (("target", own.target), ("args", own.args or None), ("source", own.source)):
+            for key, value in (("target", own.target), ("args", own.args or None), ("source", getattr(own, "source", None))):
                 if value is not None:
                     raise ConfigError(f"{name}.{key}", value, f"nothing without {name}=custom")
 

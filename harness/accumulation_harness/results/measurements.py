@@ -1,7 +1,8 @@
 """Measurements that several trials need, each made once: `<root>/.measurements/<name>-<hash>`, in MessagePack.
 
-The hash is that of everything the measurement depends on, the code that makes it included. A file is whole or absent, and its
-checksum tells a damaged one, which is made again. Whoever makes one holds a lock, so that a trial that needs it at the same time
+The hash is that of everything the measurement depends on, the code that makes it included; beside the result stand the files that
+its maker had read, and it counts while these are what they were. A file is whole or absent, and its checksum tells a damaged one,
+which is made again. Whoever makes one holds a lock, so that a trial that needs it at the same time
 can do something else first, and then waits a while. Where nothing can be written, or who has the lock does not come to an end,
 every trial measures for itself.
 """
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
+from accumulation_harness.system import opened
 from accumulation_harness.system.files import read_file, write_atomically
 
 FOLDER = ".measurements"
@@ -48,7 +50,7 @@ class Measurements:
     """Those of the store at `root`, for the trial `made_by`; with None for `root` nothing is kept."""
 
     def __init__(self, root: Path | None = None, made_by: str = "") -> None:
-        self._folder = None if root is None else root / FOLDER
+        self._root, self._folder = root or Path(), None if root is None else root / FOLDER
         self._made_by = made_by
         self.used: dict[str, str] = {}  # identity -> the trial that has made it
 
@@ -97,14 +99,17 @@ class Measurements:
             content = read_file(self._path(measurement))
             checksum, body = content[:CHECKSUM], content[CHECKSUM:]
             if checksum == hashlib.sha256(body).digest():
-                made_by, plain = msgspec.msgpack.decode(body, type=tuple[str, Any])
+                made_by, files, plain = msgspec.msgpack.decode(body, type=tuple[str, dict[str, str], Any])
                 found: Value = msgspec.convert(plain, measurement.kind)
+                if opened.changed(files, opened.start(), self._root):
+                    return None
+                opened.borrow(files)
                 self.used[measurement.identity] = made_by
                 return found
         return None
 
     def _write(self, measurement: Measurement[Value], found: Value) -> None:
-        body = msgspec.msgpack.encode((self._made_by, found))
+        body = msgspec.msgpack.encode((self._made_by, opened.recorded(self._root)["files"], found))
         with suppress(OSError):  # a full disk: the trial itself will say so
             write_atomically(self._path(measurement), hashlib.sha256(body).digest() + body)
             self._path(measurement, ".lock").unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 ```
 <root>/<experiment>/<trial>/
     steps.parquet   one row per step and arm
-    trial.json      configuration, verdicts, environment, evidence; its presence means "finished"
+    trial.json      configuration, verdicts, environment, the files that the trial has read, evidence
     failed.json     error and traceback, when the trial raised or its process died
     wandb/          the W&B mirror of the trial (tracking.py)
 <root>/.locks/<experiment>/<trial>   held by the process that runs the trial; the kernel frees it when that process dies
@@ -12,8 +12,9 @@
 Numbers are kept bit for bit, NaN and the infinities included. `trial.json` carries its own checksum (record.py) and that of
 `steps.parquet`: a damaged file is told from a good one.
 
-A trial that was killed starts over. One that is damaged is never deleted: its folder is renamed to `<trial>.damaged-<n>`, and a
-`StoreWarning` names the reason.
+A trial is finished where its `trial.json` is good and the files that it has read are what they were. One that was killed starts
+over. One that is damaged, or whose files have changed, is never deleted: its folder is renamed to `<trial>.damaged-<n>` or
+`<trial>.stale-<n>`; of a damaged one a `StoreWarning` names the reason.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from accumulation_harness.results.record import (
     write_failed,
     write_record,
 )
+from accumulation_harness.system import opened
 from accumulation_harness.system.enums import StrEnum
 from accumulation_harness.system.files import PARTIAL, read_file, write_atomically
 
@@ -57,7 +59,7 @@ Scalar = str | int | float | bool | None
 Row = Mapping[str, Scalar]
 
 _LOCKS = ".locks"
-_DAMAGED = ".damaged-"
+_ASIDE = (".damaged-", ".stale-")  # in the name of a folder that is kept beside the trial's
 _LOOK_SECONDS = 0.1  # that somebody may hold a lock who only looks whether it is free
 _ATTEMPT = ("steps.parquet", "failed.json", "wandb")  # what an attempt that did not finish may leave, beside partial files
 
@@ -82,11 +84,12 @@ class State(StrEnum):
     failed = "failed"
     unfinished = "unfinished"  # killed, interrupted, or about to start
     damaged = "damaged"  # has a trial.json or steps that cannot be trusted; the next run renames the folder
+    stale = "stale"  # whole, but code or data that it has read are not what they were; the next run renames the folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Where one trial stands; `detail` is the error of a failed trial or the damage of a damaged one, on one line.
+    """Where one trial stands; `detail`: the error of a failed trial, the damage, or what makes it stale, on one line.
 
     A finished trial whose `steps.parquet` is not the one written is damaged, and `stored` is there all the same.
     """
@@ -141,8 +144,12 @@ class Store:
         return TrialWriter(folder, dict(config), lock)
 
     def finished(self, experiment: str, trial: str) -> bool:
-        """Whether the trial has a good `trial.json` and the `steps.parquet` that belongs to it."""
-        return self._status(self.folder(experiment, trial), looks=False).state == State.finished
+        """Whether the trial has a good `trial.json`, the `steps.parquet` that belongs to it, and has read what is there now."""
+        return self.standing(experiment, trial).state == State.finished
+
+    def standing(self, experiment: str, trial: str) -> Status:
+        """Where a trial stands that is to be run from this folder, but for whether it is running."""
+        return self._status(self.folder(experiment, trial), looks=False)
 
     def trials(self, experiment: str | None = None) -> Iterator[StoredTrial]:
         """Finished trials in the order of their names, from `trial.json` alone; damaged ones are skipped with a warning."""
@@ -223,11 +230,13 @@ class Store:
         status = self._status(folder, looks=False)
         if status.state == State.finished:
             raise TrialTaken(folder, State.finished)
-        if status.state == State.damaged:
-            number = next(n for n in range(1, 10**6) if not folder.with_name(f"{folder.name}{_DAMAGED}{n}").exists())
-            folder.rename(target := folder.with_name(f"{folder.name}{_DAMAGED}{number}"))
+        if status.state in (State.damaged, State.stale):
+            name = f"{folder.name}.{status.state}-"
+            number = next(n for n in range(1, 10**6) if not folder.with_name(f"{name}{n}").exists())
+            folder.rename(target := folder.with_name(f"{name}{number}"))
             folder.mkdir()
-            warnings.warn(f"{folder} renamed to {target.name}: {status.detail}", StoreWarning, stacklevel=4)
+            if status.state == State.damaged:
+                warnings.warn(f"{folder} renamed to {target.name}: {status.detail}", StoreWarning, stacklevel=4)
         for path in (*(folder / name for name in _ATTEMPT), *folder.glob(f"*{PARTIAL}")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         folder.touch()  # so old is the trial
@@ -249,7 +258,8 @@ class Store:
         try:
             trial = read_trial(folder)
             read_steps(trial)
-            return status(State.finished, stored=trial)
+            reason = self._stale(trial, looks)
+            return status(State.stale if reason else State.finished, reason, trial)
         except FileNotFoundError:
             pass
         except StoreError as error:
@@ -262,6 +272,14 @@ class Store:
             return status(State.unfinished)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             return status(State.failed, f"failed.json cannot be read: {error}")
+
+    def _stale(self, trial: StoredTrial, looks: bool) -> str:
+        """Which of the files that it has read is another now; who only looks at a trial of another machine cannot say."""
+        here = os.getcwd()
+        folder = str(trial.record.get("folder", here))
+        if looks and not os.path.isdir(folder):
+            return ""
+        return opened.changed(trial.record.get("files", {}), folder if looks else here, self.root)
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError("results", self.root, f"a folder that can be written ({error.strerror}: {error.filename})")
@@ -333,7 +351,7 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
 def _is_name(name: str) -> bool:
     """Whether an experiment or a trial may have this name: not hidden, not that of a damaged one, and in UTF-8."""
     is_text = name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
-    return bool(name) and not name.startswith(".") and _DAMAGED not in name and is_text
+    return bool(name) and not name.startswith(".") and is_text and not any(aside in name for aside in _ASIDE)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -66,7 +66,7 @@ class Cell(NamedTuple):
         return self.store.folder(self.config.experiment, self.trial)
 
     def is_finished(self) -> bool:
-        """Whether its results are there and undamaged."""
+        """Whether its results are there, undamaged, and of the code and data that are there now."""
         return self.store.finished(self.config.experiment, self.trial)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from accumulation_harness.config import (
     TUNING_SEEDS,
@@ -25,10 +25,8 @@ from accumulation_harness.config import (
     Device,
     HarnessConfig,
     Model,
-    OptimizerConfig,
     Precision,
     TrialConfig,
-    WorkloadConfig,
     targets,
     to_dict,
 )
@@ -50,11 +48,10 @@ from accumulation_harness.sweep.child import (
     start_forkserver,
 )
 from accumulation_harness.sweep.progress import Kind, Progress, TimeLeft
-from accumulation_harness.system import driver, processes
+from accumulation_harness.system import driver, opened, processes
 
+OwnSettings = Callable[[str, str, str | None], dict[str, Any]]
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-SourceOf = Callable[[str, str, str | None], str]
-Custom = TypeVar("Custom", WorkloadConfig, OptimizerConfig)
 
 STOP_SECONDS = 8  # between a signal and the end of the command, whatever hangs
 MOST_STARTS = 3  # of a trial's process, where the forkserver is killed meanwhile
@@ -107,6 +104,7 @@ def run_one(config: HarnessConfig) -> None:
     """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
     from accumulation_harness.measure import studies
 
+    opened.follow()
     trial, started = resolved(config).trial, time.monotonic()
     name = identity(trial)
     with (
@@ -122,7 +120,7 @@ def run_one(config: HarnessConfig) -> None:
         record = studies.run(trial, on_step, shared)
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
-        writer.finish(record)
+        writer.finish({**record, **opened.recorded(Path(config.results))})
         mirror.finish(record)
 
 
@@ -149,8 +147,11 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
 
 
 def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
-    todo = [cell for cell in cells if not cell.is_finished()]
+    standings = [(cell, cell.store.standing(cell.config.experiment, cell.trial)) for cell in cells]
+    todo = [cell for cell, standing in standings if standing.state != State.finished]
     skipped = len(cells) - len(todo)
+    for line in told([f"{one.trial}: {one.detail}" for _, one in standings if one.state == State.stale], "run again"):
+        print(in_one_line(line), file=sys.stderr)
     if not todo:
         print(f"Nothing to do: {_trials(len(cells))} finished already.")
         return Outcome(done=0, skipped=skipped)
@@ -211,9 +212,9 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     for store in stores.values():
         store.check_writable()
     cells: dict[Path, Cell] = {}
-    source_of = functools.cache(_source_of)  # one reading for all cells
+    own = functools.cache(_own)  # a task is asked once
     for config in configs:
-        found = resolved(config, source_of)
+        found = resolved(config, own)
         try:
             cell = Cell(found, stores[config.results], identity(found.trial))
             cells.setdefault(cell.folder, cell)
@@ -222,40 +223,31 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     return list(cells.values())
 
 
-def resolved(config: HarnessConfig, source_of: SourceOf | None = None) -> HarnessConfig:
+def resolved(config: HarnessConfig, own: OwnSettings | None = None) -> HarnessConfig:
     """The configuration with `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
 
-    So a trial on a GPU and one on a CPU have different identities; and the user's own code with its fingerprint: changed code is
-    another trial. `source_of`: `_source_of`, or one that remembers.
+    So a trial on a GPU and one on a CPU have different identities. Files of the user's own are named from this folder, and the
+    results by their whole path: the code of a task may go into another folder. `own`: `_own`, or one that remembers.
     """
-    read = source_of or _source_of
-    workload, optimizer = _fingerprinted("workload", config.workload, read), _fingerprinted("optimizer", config.optimizer, read)
-    device = Device.cuda if _uses_cuda(config.device) else config.device
-    return dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer)
+    name, workload, optimizer = own or _own, config.workload, config.optimizer
+    if workload.target is not None:
+        told = workload.source or json.dumps(workload.args)
+        workload = dataclasses.replace(workload, **name("workload.target", workload.target, told))
+    if optimizer.target is not None:
+        optimizer = dataclasses.replace(optimizer, **name("optimizer.target", optimizer.target, None))
+    device, results = Device.cuda if _uses_cuda(config.device) else config.device, os.path.abspath(config.results)
+    return dataclasses.replace(config, device=device, results=results, workload=workload, optimizer=optimizer)
 
 
-def _fingerprinted(name: str, own: Custom, source_of: SourceOf) -> Custom:
-    """With the fingerprint of the target's source; ConfigError where it is not what the settings say it is."""
-    if own.target is None:
-        return own
-    source = source_of(name, own.target, json.dumps(own.args) if own.source is None else None)
-    if own.source is None:
-        return dataclasses.replace(own, source=source)
-    if own.source.partition("-")[0] != source:  # that of its data is compared where the task is made
-        raise ConfigError(f"{name}.source", own.source, f"{source}, the fingerprint of {own.target} as it is now: it was changed")
-    return own
+def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
+    """How a target is named, and what a task tells of its data.
 
-
-def _source_of(name: str, target: str, arguments: str | None) -> str:
-    """The fingerprint of the code, and of the data where a task tells of them.
-
-    `arguments`: those of the task, as JSON; None asks for the code alone.
+    `told`: what it has told before, or else its arguments, a JSON object; None of an optimizer.
     """
-    field = f"{name}.target"
-    code = targets.fingerprint(field, target)
-    if arguments is None or name != "workload" or not targets.defines(field, target, "fingerprint"):
-        return code
-    return "-".join(filter(None, (code, targets.data_fingerprint(field, target, arguments))))
+    named = {"target": targets.place(field, target)}
+    if told is None or not told.startswith("{"):
+        return named
+    return named | {"source": targets.data_fingerprint(field, target, told) or None}
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
@@ -341,6 +333,8 @@ class _Pool:
 
     def _account(self, child: Child) -> None:
         match child.end():
+            case Done() if (unsafe := _unfinished(child.cell)) is not None:
+                self._fail(unsafe, child.cell)
             case Done(warnings=told):
                 self.done += 1
                 config = child.cell.config
@@ -376,6 +370,15 @@ class _Pool:
         running = [(child.cell.config, now - child.started) for child in self.children]
         at_once = max(1, len(self.places) + len(self.children))
         return self.time.estimate(((_kind(config), _size(config), run) for config, run in (*waiting, *running)), at_once)
+
+
+def _unfinished(cell: Cell) -> Failure | None:
+    """Why a trial that has reported its end is not done: done is what can be read back."""
+    found = cell.store.standing(cell.config.experiment, cell.trial)
+    if found.state == State.finished:
+        return None
+    told = f"its results are {found.state} ({found.detail or 'there are none'}); the same command runs it again"
+    return Failure(trial=cell.trial, summary=told, details="")
 
 
 def _mark_failed(cell: Cell, failure: Failure) -> Path | None:

@@ -66,7 +66,7 @@ def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: floa
 
 def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> Iterator[str]:
     """What is printed: one line per experiment, the running trials with their age, the failures with their error."""
-    columns = (State.finished, State.running, State.failed, State.unfinished, State.damaged, WAITING)
+    columns = (*State, WAITING)
     rows = [("experiment", *map(str, columns), "time left")]
     for standing in standings(found, asked, now):
         left = "not known yet" if standing.left is None else (f"about {clock(standing.left)}" if standing.left else "-")
@@ -75,7 +75,7 @@ def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -
     for name, one in found.items():
         if one.state == State.running:
             yield f"running for {clock(max(0.0, now - _modified(one.folder, now)))}: {name}"
-    failed = [(name, one) for name, one in found.items() if one.state in (State.failed, State.damaged)]
+    failed = [(name, one) for name, one in found.items() if one.state in (State.failed, State.damaged, State.stale)]
     for name, one in failed[:MOST_FAILURES]:
         yield f"{one.state}: {name}: {one.detail}"
     if len(failed) > MOST_FAILURES:

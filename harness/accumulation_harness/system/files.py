@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import stat
@@ -11,11 +12,18 @@ from pathlib import Path
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
 
 
+def open_file(path: Path) -> io.FileIO:
+    """A regular file, to be read. OSError for anything else: a pipe would wait, a device has no end."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
 def read_file(path: Path, most: int = -1) -> bytes:
-    """Content of a regular file, or its first `most` bytes. OSError for anything else: a pipe would wait, a device has no end."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    """Content of a regular file, or its first `most` bytes; OSError for anything else."""
+    with open_file(path) as file:
         return file.read(most)
 
 

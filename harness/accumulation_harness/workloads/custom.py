@@ -72,11 +72,8 @@ class CustomWorkload(Workload):
         assert config.target is not None
         self._target, self._norm, self._device, self._dtype = config.target, norm, device, dtype
         self._task = open_task(config.target, json.dumps(config.args))
-        told = (config.source or "").partition("-")[2]
-        if told and told != (now := targets.digest_of(self._task.fingerprint())):  # type: ignore[attr-defined]
-            raise ConfigError(
-                "workload.source", config.source, f"...-{now}, what fingerprint() says of the data: they were changed"
-            )
+        if config.source and config.source != (now := targets.digest_of(self._task.fingerprint())):  # type: ignore[attr-defined]
+            raise ConfigError("workload.source", config.source, f"{now}, what fingerprint() says of the data: they were changed")
         self._train, self._held_out = self._sequence("train"), self._sequence("held_out")
         self.num_samples = len(self._train)
         self._collate: Callable[[Any], Any] = getattr(self._task, "collate", default_collate)

@@ -1,0 +1,88 @@
+"""What a process has read is recorded with its hash, in whatever way it was read."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accumulation_harness.system import opened
+
+WAYS = {  # how a file, or a folder, is read
+    "read.txt": "open('read.txt').read()",
+    "late.py": "import late",
+    "lab/inner.py": "import lab.outer",
+    "lab/__init__.py": "import lab.outer",
+    "by_name.py": "importlib.import_module('by' + '_name')",
+    "array.npy": "np.load('array.npy', mmap_mode='r')",
+    "listed": "os.listdir('listed')",
+    "many": "[open(f'many/{name}').read() for name in os.listdir('many')]",
+    "outside/a.txt": "os.chdir('/'); open(f'{here}/outside/a.txt').read()",
+}
+PROGRAM = """
+import importlib, json, os, sys
+from pathlib import Path
+import numpy as np
+from accumulation_harness.system import opened
+here, sys.path[0] = os.getcwd(), os.getcwd()
+opened.follow()
+try:
+    open("absent.txt")
+except FileNotFoundError:
+    pass
+open("out.txt", "w").write("own"); open("out.txt").read()
+Path("own.txt").write_text("x"); os.remove("own.txt")
+{ways}
+print(json.dumps(opened.recorded(Path(here, "results"))))
+"""
+
+
+def make(folder):
+    import numpy as np
+
+    for name in ("lab", "listed", "many", "outside", "results"):
+        (folder / name).mkdir()
+    for name in ("read.txt", "outside/a.txt", "listed/a", *(f"many/{number}" for number in range(300))):
+        (folder / name).write_text("one")
+    for name in ("late.py", "by_name.py", "lab/inner.py", "lab/__init__.py"):
+        (folder / name).write_text("A = 1\n")
+    (folder / "lab" / "outer.py").write_text("from .inner import A\n")
+    np.save(folder / "array.npy", np.zeros(3))
+
+
+def change(path):
+    if path.is_dir():
+        (path / "new").write_text("")
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b" ")  # as long as before
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("read")
+    make(folder)
+    code = PROGRAM.replace("{ways}", "\n".join(WAYS.values()))
+    environment = os.environ | {"PYTHONPATH": str(Path(opened.__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": ""}
+    for _ in range(2):  # the second time modules come from their compiled files
+        found = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+    return folder, eval(found.stdout)["files"]
+
+
+def test_all_that_was_read_is_recorded_and_nothing_else(read):
+    folder, files = read
+    assert files.keys() == {*WAYS, "lab/outer.py", "absent.txt"}
+    assert opened.changed(files, str(folder), folder / "results") == ""
+
+
+@pytest.mark.parametrize("name", [*WAYS, "absent.txt"])
+def test_whatever_changes_is_named(read, name, tmp_path):
+    folder, files = read
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", folder, copy], check=True)
+    assert opened.changed(files, str(copy), copy / "results") == "", "the same content in another folder"
+    change(copy / name) if name != "absent.txt" else (copy / name).write_text("here")
+    said = "is there now" if name == "absent.txt" else "has changed"
+    assert opened.changed(files, str(copy), copy / "results") == f"{name} {said}"
