@@ -168,7 +168,7 @@ class Step:
     total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
     spreads: tuple[float, ...]  # ||sum_k |c_k||| of each tensor
     lrs: tuple[float, ...] = ()
-    decays: tuple[float, ...] = ()
+    options: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # the groups' other numbers, which no step moves
     before: Vector  # [P] parameters
     after: Vector
     state: dict[str, Vector] = field(default_factory=dict)

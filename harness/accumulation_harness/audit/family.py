@@ -106,10 +106,11 @@ class Family:
     nulls: Sequence[Run] = ()
     candidates: dict[int, Run] = field(default_factory=dict)  # by N
     kept: dict[str, bool | None] = field(default_factory=dict)  # by path, whether something goes on from what it was
+    enters: bool = False  # whether the gradients that are taken are made of some of that, besides what the backwards give
 
     def floor(self, nulls: Sequence[Run], *, drift: bool) -> Floor:
         """What runs are compared by."""
-        return Floor(nulls, drift, self.kept)
+        return Floor(nulls, drift, self.kept, self.enters)
 
     @property
     def arithmetic(self) -> str:

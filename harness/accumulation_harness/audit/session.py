@@ -13,7 +13,7 @@ import torch
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
-from accumulation_harness.audit.compare.held import keeps, rests
+from accumulation_harness.audit.compare.held import feels, keeps, rests
 from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
@@ -307,6 +307,7 @@ class Session:
         paths = {one.path for item in compared for one in item.run.apart if one.may_be_kept} - family.kept.keys()
         if paths:
             shaken = self.runs.baseline(family.options, Intervention(shake=frozenset(paths), follow=family.reference))
+            family.enters |= feels(shaken, family.reference, given=True)
             family.kept |= {path: keeps(path, shaken, family.reference) for path in paths}
             copies = {one.path for item in compared for one in item.run.apart if one.is_copied}
             family.kept |= {path: True for path in paths & copies if rests(path, family.reference.held)}

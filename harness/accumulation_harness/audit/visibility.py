@@ -46,7 +46,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         )
     if len(steps) < FEWEST_STEPS:
         yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
-    if all(not any(step.decays) for step in steps):
+    if all(not any(step.options.get("weight_decay", ())) for step in steps):
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Mark = tuple[int, int]
+Options = dict[str, tuple[float, ...]]
 
 
 class Followed:
@@ -41,6 +42,19 @@ class Followed:
     def lrs(self) -> tuple[float, ...]:
         """Learning rates now, one per parameter group."""
         return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
+
+    @property
+    def options(self) -> Options:
+        """The other numbers of the parameter groups by name (`weight_decay`, `betas[0]`), one per group that has it."""
+        found: Options = {}
+        for group in self.optimizer.param_groups:
+            for name, value in group.items():
+                several = enumerate(value) if isinstance(value, (tuple, list)) and name != "params" else ()
+                each = [(f"{name}[{place}]", one) for place, one in several] or [(name, value)]
+                for path, one in each if name != "lr" else ():
+                    if type(one) in (int, float):
+                        found[path] = (*found.get(path, ()), float(one))
+        return found
 
 
 def mark(gradient: Tensor | None) -> Mark:

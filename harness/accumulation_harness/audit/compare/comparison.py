@@ -83,6 +83,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         reference=RunSeen(reference, other, theirs),
         nulls=nulls,
         apart=held if index == 0 else (),
+        enters=floor.enters,
     )
     return Facts(run, tuple(steps))
 

@@ -39,6 +39,7 @@ class Floor:
     nulls: Sequence[Run]
     drift: bool  # whether the runs go their own way (a null's distance then counts for all later steps)
     kept: Mapping[str, bool | None] = field(default_factory=dict)  # by path, whether something goes on from what it was
+    enters: bool = False  # whether the gradients that are taken are made of some of that, besides what the backwards give
 
 
 FIRST = 3  # steps that tell of each other's errors although these grow

@@ -175,6 +175,13 @@ def _counts(path: str, mine: Held, theirs: Held) -> float:
     return float((b[0] - a[0]) / (d[0] - c[0]))
 
 
+def numbers(mine: Held, theirs: Held, window: int) -> dict[str, tuple[float, float]]:
+    """What was one number as a window began, here and in the reference, by its path."""
+    own = {**mine.fixed, **(mine.states[window] if window < len(mine.states) else {})}
+    pairs = [(path, value, theirs.at(window, path)) for path, value in own.items()]
+    return {path: (float(a[0]), float(b[0])) for path, a, b in pairs if b is not None and a.size == b.size == 1}
+
+
 def laid_out(mine: Held, theirs: Held) -> tuple[tuple[str, float, float], ...]:
     """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's."""
     own, usual = _keyed(mine), _keyed(theirs)
@@ -215,16 +222,21 @@ def keeps(path: str, shaken: Run, usual: Run) -> bool | None:
 
     Where a gradient has felt the other values, so has all that is made anew in that window: the next one tells.
     """
-    tracks = zip(shaken.tracks, usual.tracks, strict=False)
-    felt = any(
-        not distance(a.gradient, b.gradient) <= LEAST
-        for mine, theirs in tracks
-        for a, b in zip(mine.steps[1:SHAKEN], theirs.steps[1:SHAKEN], strict=False)
-    )
-    a, b = (run.held.at(SHAKEN + felt, path) for run in (shaken, usual))
+    a, b = (run.held.at(SHAKEN + feels(shaken, usual), path) for run in (shaken, usual))
     if path not in shaken.held.shaken or a is None or b is None or a.shape != b.shape:
         return None
     return _relative(a - b, b, b) > LEAST
+
+
+def feels(shaken: Run, usual: Run, *, given: bool = False) -> bool:
+    """Whether a step took another gradient after the other values; `given`: while what its backwards gave was as ever."""
+    tracks = zip(shaken.tracks, usual.tracks, strict=False)
+    return any(
+        not distance(a.gradient, b.gradient) <= LEAST
+        and not (given and (a.total is None or b.total is None or not distance(a.total, b.total) <= LEAST))
+        for mine, theirs in tracks
+        for a, b in zip(mine.steps[1:SHAKEN], theirs.steps[1:SHAKEN], strict=False)
+    )
 
 
 def moved_inside(usual: Held) -> frozenset[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import nan
 
 import numpy as np
@@ -14,6 +15,14 @@ from accumulation_harness.audit.compare.floors import FACTOR
 from accumulation_harness.audit.compare.held import Apart, laid_out
 from accumulation_harness.audit.compare.step import StepFacts, further
 from accumulation_harness.audit.evidence import HELD, Run, Step, Track
+
+RATE = "learning rate"
+SAME_RATE = 1e-9  # relative; rates are computed, not measured
+
+
+def alike(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
+    """Whether two steps have the same rates, group by group."""
+    return len(a) == len(b) and np.allclose(a, b, rtol=max(gate, SAME_RATE), atol=0, equal_nan=True)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,13 @@ class RunSeen:
     def lrs(self) -> tuple[tuple[float, ...], ...]:
         """Per parameter group."""
         return tuple(s.lrs for s in self.effective)
+
+    @cached_property
+    def rates(self) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """What a schedule may move: learning rates first, then the other numbers of the groups that every step has."""
+        names = self.effective[0].options if self.effective else {}
+        others = {name: tuple(s.options.get(name, ()) for s in self.effective) for name in names}
+        return {RATE: self.lrs} | {name: each for name, each in others.items() if all(each)}
 
     @cached_property
     def schedule_calls(self) -> tuple[int, ...]:
@@ -82,6 +98,7 @@ class RunFacts:
     reference: RunSeen
     nulls: Sequence[Sequence[Step]]
     apart: tuple[Apart, ...]  # what else moved otherwise than in the reference
+    enters: bool = False  # whether gradients that are taken are made of some of it, besides what the backwards give
 
     @property
     def accumulation_steps(self) -> int:
@@ -133,7 +150,17 @@ class RunFacts:
             return 0.0, nan
         return further(self.mine.track.moved_after, self.reference.track.moved_after, self.mine.effective[-1].after)
 
-    def lr_gate(self, step: int) -> float:
+    @cached_property
+    def rates_apart(self) -> dict[str, int]:
+        """Of what a schedule may move, the first step at which it is not the reference's."""
+        found = {}
+        for name in self.mine.rates.keys() & self.reference.rates.keys():
+            pairs = enumerate(zip(self.mine.rates[name], self.reference.rates[name], strict=False))
+            off = (t for t, (a, b) in pairs if not alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
+            found |= {name: first for first in islice(off, 1)}
+        return found
+
+    def _lr_gate(self, step: int) -> float:
         """How far the rates of equal computations are apart by then: they may be made of weights. 0 for those of a schedule."""
         found = [0.0]
         for null in self.nulls:

@@ -43,7 +43,7 @@ from accumulation_harness.audit.observe.sample import (
 from accumulation_harness.audit.observe.tensors import dense, roundoff, size
 from accumulation_harness.compare.linear import cosine
 from accumulation_harness.observe.fence import Fence
-from accumulation_harness.observe.followed import Followed, Mark, mark
+from accumulation_harness.observe.followed import Followed, Mark, Options, mark
 from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.system.state import PLAIN, readable
 
@@ -101,6 +101,7 @@ class LiveTrack(Followed):
         self._begun: Begun | None = None
         self._given: Vector | None = None  # gradients as the step began
         self._before: Vector | None = None  # parameters then
+        self._options: Options = {}  # and the numbers of its groups
         self.refresh()
 
     def refresh(self) -> None:
@@ -259,6 +260,7 @@ class LiveTrack(Followed):
         self.refresh()
         self._moved = self._movement()
         self._before = self.last_parameters = self.weights()
+        self._options = self.options
         self._given = _shared(self.gradients(), self.last_gradient)
         self._look_for_returned(self._given)
         if self.store is not None and not self.sample.whole and not self.track.weights:
@@ -316,7 +318,7 @@ class LiveTrack(Followed):
             total=_sum(parts),
             spreads=self._spreads(parts, like=gradient if window.through_model else None),
             lrs=self.lrs,
-            decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
+            options={name: each for name, each in self.options.items() if each == self._options.get(name)},
             before=self._before,
             after=after,
             state=state,

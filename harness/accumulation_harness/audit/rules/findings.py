@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from accumulation_harness.audit.compare.floors import is_handed
+from accumulation_harness.audit.compare.held import numbers
 from accumulation_harness.audit.compare.run import Facts, RunFacts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -21,7 +22,6 @@ from accumulation_harness.audit.rules.whole_run import (
     ended,
     held,
     reported,
-    same_rates,
     schedule,
     structure,
 )
@@ -34,15 +34,14 @@ ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as 
 def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs."""
     found = structure(run, steps)
+    changed = min(run.rates_apart.values(), default=math.inf)  # a rate or another number of the optimizer's is another from here
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
     broken_off = bool(found)
-    pure = True  # nothing before this step made state or rate another
+    pure = True  # nothing before this step made the state another
     for facts in steps:
         if facts.step >= limit and broken_off:
             break
-        rates = run.mine.lrs[facts.step], run.reference.lrs[facts.step]
-        pure = pure and same_rates(*rates, run.lr_gate(facts.step))
-        said = explain_step(facts, judge_update=pure)
+        said = explain_step(facts, judge_update=pure and facts.step < changed)
         pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [one for one in said if one.cause is not Cause.unexplained]
@@ -57,7 +56,22 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    return first_of_each(_told_apart(_seen_closely(found, steps), run, steps))
+    return first_of_each(_told_apart(_made_of_kept(_seen_closely(found, steps), run, steps), run, steps))
+
+
+def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments of its own."""
+    summed = {facts.step for facts in steps if min(facts.scaled_sum, facts.sums) <= facts.gate < facts.own_sum}
+    if not run.enters or not run.beside_weights:
+        return found
+    names = ", ".join(f"`{one.path}`" for one in run.beside_weights[:4])
+    what = f"the step takes what the loop keeps in the weights' sizes ({names}), and moves per micro-batch"
+    return [
+        replace(f, cause=Cause.optimizer_state_per_micro_batch, message=f"{f.message}: {what}")
+        if f.nameless and f.optimizer_step in summed
+        else f
+        for f in found
+    ]
 
 
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
@@ -89,7 +103,7 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
         unequal = _predicted(f, Cause.mean_of_means) or f.nameless
         return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
 
-    return _own_divisors(_multiples(_clipped_again([f for f in found if not grows(f)], steps), steps), steps)
+    return _own_divisors(_multiples(_clipped_again([f for f in found if not grows(f)], steps), run, steps), steps)
 
 
 def _clipped_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
@@ -104,10 +118,11 @@ def _also(known: Finding | None, found: list[Finding], others: Sequence[Finding]
     return [replace(known, optimizer_step=f.optimizer_step) if known is not None and f in others else f for f in found]
 
 
-def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
     on_line = {facts.step for facts in steps if facts.line <= facts.gate}
     nameless = [f for f in found if f.nameless]
+    off = [facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}]
     if any(f.optimizer_step not in on_line for f in nameless):
         return [f for f in found if not _predicted(f, Cause.counter_wrong)]
     if any(_predicted(f, Cause.counter_wrong) for f in found) and (factors := _rescaled_otherwise(steps)):
@@ -116,10 +131,28 @@ def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding
             replace(f, cause=Cause.unexplained, kind="gradient", message=message) if _predicted(f, Cause.counter_wrong) else f
             for f in found
         ]
-    if nameless and (more := _more_terms([facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}])):
+    more = _held_divisor(run, off) or _more_terms(off) if nameless else ""
+    if more:
         return [replace(f, cause=Cause.counter_wrong, kind="predicted", message=more) if f in nameless else f for f in found]
     counted = any(_predicted(f, Cause.counter_wrong) for f in found)
     return [f for f in found if not (counted and f in nameless)]
+
+
+def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
+    """The number that the code holds, and that is as many times the reference's as the gradients are too small, in every window.
+
+    Of numbers that are many, or known to few digits, chance finds one.
+    """
+    mine, theirs, fitting = run.mine.run.held, run.reference.run.held, dict[str, tuple[float, float]]()
+    for facts in steps:
+        known = min(UNEQUAL, CERTAIN * max(facts.line, facts.roundoff))
+        pairs = [pair for window in (facts.step, facts.step + 1) for pair in numbers(mine, theirs, window).items()]
+        fits = {p: (a, b) for p, (a, b) in pairs if a and b and abs(b / a / facts.raw.scale - 1) <= known}
+        fitting = {p: fitting.get(p, fits[p]) for p in fits if p in fitting or facts is steps[0]}
+        if not fitting or (len(steps) == 1 and len(pairs) * known > BY_CHANCE):
+            return ""
+    path, (own, wanted) = next(iter(fitting.items()))
+    return f"the gradient is the reference's times {steps[0].raw.scale:.6g}, as `{path}` is {own:g} instead of {wanted:g}: a wrong divisor"
 
 
 def _more_terms(steps: Sequence[StepFacts]) -> str:

@@ -10,57 +10,59 @@ from typing import Any
 import numpy as np
 
 from accumulation_harness.audit.compare.held import Apart, laid_out_alike
-from accumulation_harness.audit.compare.run import RunFacts, RunSeen
+from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen, alike
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
-from accumulation_harness.audit.evidence import Finding, Kind
+from accumulation_harness.audit.evidence import Finding, Kind, Vector
 from accumulation_harness.audit.rules.finding import MOVED, finding
 from accumulation_harness.judge.cause import Cause
 
-SAME_LR = 1e-9  # relative; learning rates are computed, not measured
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 STRETCHED_MOVEMENT = 0.2  # and of how far the rates have moved
 FEWEST_RATES = 3  # below which any two schedules are stretched ones of each other
 
 
 def schedule(run: RunFacts) -> list[Finding]:
-    """At most one finding; empty where the learning rates of all aligned steps are the reference's."""
-    pairs = zip(run.mine.lrs, run.reference.lrs, strict=False)
-    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs, run.lr_gate(i))), None)
-    if first is None:
+    """At most one finding; empty where what a schedule may move is the reference's at all aligned steps."""
+    if not run.rates_apart:
         return []
+    name = min(run.rates_apart, key=lambda each: (run.rates_apart[each], each != RATE))
+    first, mine, theirs = run.rates_apart[name], run.mine.rates[name], run.reference.rates[name]
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
-    cause = Cause.schedule_per_micro_batch
-    if calls > usual or moves_inside or _runs_ahead(run):
-        rate, wanted = _first(run.mine.lrs, first), _first(run.reference.lrs, first)
-        message = f"the learning-rate schedule advances per micro-batch: {rate:.4g} instead of {wanted:.4g}"
-    elif _stretched(run) or _too_long(run):
-        message = "the learning-rate schedule is laid out for micro-batches, and advances once per optimizer step: it lags behind"
+    cause, what = Cause.schedule_per_micro_batch, f"the {'learning-rate schedule' if name == RATE else f'schedule of `{name}`'}"
+    if (name == RATE and (calls > usual or moves_inside)) or _runs_ahead(run, mine, theirs):
+        message = f"{what} advances per micro-batch: {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
+    elif _stretched(run, mine, theirs) or (name == RATE and _too_long(run)):
+        message = f"{what} is laid out for micro-batches, and advances once per optimizer step: it lags behind"
     else:
-        cause, message = Cause.unexplained, "the learning rates differ, and not as if the schedule counted micro-batches"
+        cause, what = Cause.unexplained, "the learning rates differ" if name == RATE else f"`{name}` of the optimizer differs"
+        told = "" if name == RATE else f": {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
+        message = f"{what}{told}, and not as if the schedule counted micro-batches"
     evidence = {
         "laid_out_otherwise": {path: (own, wanted) for path, own, wanted in run.laid_out},
-        "learning_rates": [lrs[0] for lrs in run.mine.lrs if lrs],
-        "reference_learning_rates": [lrs[0] for lrs in run.reference.lrs if lrs],
+        f"{name.replace(' ', '_')}s": [each[0] for each in mine if each],
+        f"reference_{name.replace(' ', '_')}s": [each[0] for each in theirs if each],
         "schedule_calls_per_step": list(run.mine.schedule_calls),
     }
     return [finding(run, first, cause, "schedule", message, **evidence)]
 
 
-def same_rates(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
-    """Whether two steps have the same learning rates, group by group."""
-    return len(a) == len(b) and np.allclose(a, b, rtol=max(gate, SAME_LR), atol=0, equal_nan=True)
+Rates = Sequence[tuple[float, ...]]
 
 
-def _runs_ahead(run: RunFacts) -> bool:
-    """The candidate's rate at step t is the reference's at N t + offset, for one offset, at two steps at least."""
+def _runs_ahead(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
+    """The candidate's rate at step t is the reference's at N t + offset, for one offset, at two steps at least.
+
+    Or so does the candidate's, where steps between its own are put on straight lines: of a few steps N t are soon too late.
+    """
     n = run.accumulation_steps
     for offset in range(n):
-        pairs = [*zip(run.mine.lrs, run.reference.lrs[offset::n], strict=False)]
-        if len(pairs) >= 2 and all(same_rates(mine, theirs) for mine, theirs in pairs):
+        pairs = [*zip(mine, theirs[offset::n], strict=False)]
+        if len(pairs) >= 2 and all(alike(a, b) for a, b in pairs):
             return True
-    return False
+    a, b = _firsts(mine), _firsts(theirs)
+    return any(_on_the_way(b[offset:], a, np.arange(len(b) - offset) / n) for offset in range(n if n > 1 else 0))
 
 
 def _too_long(run: RunFacts) -> bool:
@@ -80,16 +82,24 @@ def _micro_batches_per_step(run: RunFacts) -> list[float]:
     return [ratio for ratio in (run.accumulation_steps, mean) if ratio > 1]
 
 
-def _stretched(run: RunFacts) -> bool:
+def _stretched(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
     """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step."""
-    mine, theirs = (np.array([lrs[0] for lrs in seen.lrs if lrs]) for seen in (run.mine, run.reference))
-    if min(len(mine), len(theirs)) < FEWEST_RATES or not np.ptp(theirs):
+    a, b = _firsts(mine), _firsts(theirs)
+    return any(_on_the_way(a, b, np.arange(len(a)) / ratio) for ratio in _micro_batches_per_step(run))
+
+
+def _firsts(rates: Rates) -> Vector:
+    """Of the first group."""
+    return np.array([each[0] for each in rates if each])
+
+
+def _on_the_way(slow: Vector, fast: Vector, places: Vector) -> bool:
+    """Whether the slow rates are those of the fast ones at these places, on straight lines between their steps."""
+    if min(len(slow), len(fast)) < FEWEST_RATES or not np.ptp(fast):
         return False
-    moved = np.abs(mine - mine[0]).max()
-    allowed = min(STRETCHED * np.ptp(theirs), STRETCHED_MOVEMENT * moved)
-    places, known = np.arange(len(mine)), np.arange(len(theirs))
-    wanted = [np.interp(places / ratio, known, theirs) for ratio in _micro_batches_per_step(run)]
-    return bool(moved) and any(bool((np.abs(mine - each) <= allowed).all()) for each in wanted)
+    moved = np.abs(slow - slow[0]).max()
+    allowed = min(STRETCHED * np.ptp(fast), STRETCHED_MOVEMENT * moved)
+    return bool(moved) and bool((np.abs(slow - np.interp(places, np.arange(len(fast)), fast)) <= allowed).all())
 
 
 def _first(lrs: Sequence[Sequence[float]], index: int) -> float:
