@@ -31,6 +31,7 @@ NAME_OF: dict[Layer, str] = {Layer.dropout: "dropout", Layer.batch_norm: "batch 
 FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
 AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
 COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)  # what a layer of `CAUSE_OF` may look like
+OWN_DIVISORS = (Cause.mean_of_means, Cause.normaliser_depends_on_split)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Judged:
     def open(self) -> bool:
         """Whether a gradient is unexplained."""
         return any(f.nameless for f in self.found)
+
+    @property
+    def of_means(self) -> bool:
+        """Whether divisors of the micro-batches' own explain a gradient: so does a function of their means, which couples rows."""
+        return any(f.cause in OWN_DIVISORS and f.kind == "predicted" for f in self.found)
 
     @property
     def averages_differ(self) -> bool:
@@ -132,7 +138,7 @@ class ExtraRuns:
         judged = self._followed() or Judged(free, self.family.candidates[self.n])
         if judged.open:
             judged = self._held(judged)
-        if judged.open and not judged.layers:
+        if (judged.open or judged.of_means) and not judged.layers:
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
             judged = self._frozen(judged)
@@ -256,7 +262,8 @@ class ExtraRuns:
             "mixed": theirs.mixes_rows,
             "by_row": rows(mine, theirs) if alone else None,
         }
-        by_term = [terms((mine, theirs), place, window) if of_terms else None for place in range(len(judged.compared))]
+        only = [next((step.only for step in item.steps if step.step == window), ()) for item in judged.compared]
+        by_term = [terms((mine, theirs), place, window, own) if of_terms else None for place, own in enumerate(only)]
         return judged.learning(lambda place, _: known | {"by_term": by_term[place]})
 
     def _placed(self, judged: Judged) -> Judged:

@@ -73,7 +73,6 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
             a=a,
             g=g,
             gate=gate,
-            whole_gate=gate,
             buffers=tuple(each.path for each in held if each.of_model and each.window <= t + 1),
             tensors={name: compared(a[part], g[part]) for name, part in slices(one).items()},
         )

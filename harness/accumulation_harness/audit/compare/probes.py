@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.compare.windows import effective, evaluations, finite
-from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector, given_by
+from accumulation_harness.audit.evidence import Matrix, Row, Run, Step, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
@@ -158,19 +158,20 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
     return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
 
 
-def terms(runs: tuple[Run, Run], place: int, index: int) -> TermFacts | None:
+def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] = ()) -> TermFacts | None:
     """Step `index` of an optimizer of the reference by the addends of the candidate's loss.
 
-    None where these do not make up its gradient. `runs`: candidate and reference; `place`: of the optimizer in both.
+    None where these do not make up its gradient. `runs`: candidate and reference; `place`: of the optimizer in both; `only`: of
+    these tensors.
     """
     mine, reference = runs
-    parts, wanted = _addends(mine, place, index), effective(reference.tracks[place])
+    parts, wanted = _addends(mine, place, index, only), effective(reference.tracks[place])
     if not parts or index >= len(wanted):
         return None
-    sums, g = [np.sum(addend, axis=0) for addend in parts], wanted[index].unclipped
+    sums, g = [np.sum(addend, axis=0) for addend in parts], _of(wanted[index].unclipped, wanted[index], only)
     if not g.any():
         return None
-    theirs = _addends(reference, place, index)
+    theirs = _addends(reference, place, index, only)
     pairs = zip(parts, theirs, strict=True) if len(parts) == len(theirs) else ()
     return TermFacts(
         parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
@@ -184,7 +185,13 @@ def terms(runs: tuple[Run, Run], place: int, index: int) -> TermFacts | None:
     )
 
 
-def _addends(run: Run, place: int, index: int) -> list[list[Vector]]:
+def _of(values: Vector, step: Step, only: Collection[str]) -> Vector:
+    """The elements of these tensors; all where none is named."""
+    chosen = [place for place, (name, _) in enumerate(step.tensors) if name in only]
+    return values[step.elements(chosen)] if chosen else values
+
+
+def _addends(run: Run, place: int, index: int, only: Collection[str]) -> list[list[Vector]]:
     """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
     steps = effective(run.tracks[place])
     backwards = evaluations(steps[index])[-1] if index < len(steps) else ()
@@ -194,7 +201,8 @@ def _addends(run: Run, place: int, index: int) -> list[list[Vector]]:
     parts = [[part for _, part in addend] for addend in zip(*(b.terms for b in backwards), strict=True)]
     whole = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0)
     same = distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
-    return parts if same and np.isfinite(whole).all() else []
+    known = same and np.isfinite(whole).all()
+    return [[_of(part, steps[index], only) for part in addend] for addend in parts] if known else []
 
 
 def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:

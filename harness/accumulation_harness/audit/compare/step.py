@@ -98,7 +98,6 @@ class StepFacts:
     a: Vector  # [P]
     g: Vector  # [P]
     gate: float  # largest relative distance of gradients that rounding explains
-    whole_gate: float  # of all tensors together, where `gate` is of some
     only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
     buffers: tuple[str, ...]  # that have moved otherwise than the reference's
     update: Update = Update()

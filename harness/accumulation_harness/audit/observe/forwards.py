@@ -46,6 +46,7 @@ class Forwards:
         self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
+        self.paths: dict[int, str] = {}  # parameter id -> where the code's variables lead to it
         self.copied = 0.0  # roundoff of the models' narrowest parameter, which an optimizer may hold copies of
         self.outermost: dict[int, nn.Module] = {}
         self.micro_batch = 0  # of the window under way

@@ -112,7 +112,9 @@ class LiveTrack(Followed):
             self.last_gradient = None
         names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
         alone = Counter(names)
-        shown = [name if alone[name] == 1 else f"{name} {i}" for i, name in enumerate(names)]
+        paths = [self.forwards.paths.get(id(p), name) for p, name in zip(self.parameters, names, strict=True)]
+        others = [path if path not in alone else f"{name} {i}" for i, (path, name) in enumerate(zip(paths, names, strict=True))]
+        shown = [name if alone[name] == 1 else other for name, other in zip(names, others, strict=True)]
         self.track.tensors = tuple((name, size(p)) for name, p in zip(shown, self.parameters, strict=True))
 
     def note(self, call: Call) -> None:

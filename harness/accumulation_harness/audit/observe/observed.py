@@ -110,7 +110,9 @@ class Observed(Loop[LiveTrack]):
         """Something of a window comes: what is held in numbers is looked at once."""
         if self.window_over:
             self.window_over = False
-            self.states.look(self.known)
+            known = self.known
+            found = self.states.look(known)
+            self.forwards.paths |= {id(p): found[id(p)] for p in known["weight"] if id(p) in found}
 
     @property
     def known(self) -> dict[Role, list[object]]:

@@ -45,8 +45,8 @@ class States:
     def _now(self, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
         return snapshot(self._roots, keep, most=MOST_OBJECTS)
 
-    def look(self, known: Mapping[Role, Sequence[object]]) -> None:
-        """A window begins. `known`: what has a role in training, wherever it is."""
+    def look(self, known: Mapping[Role, Sequence[object]]) -> Mapping[int, str]:
+        """A window begins; where objects are. `known`: what has a role in training, wherever it is."""
         self._roots = {**_locals(), **self._elsewhere}
         paths = self._now().paths
         for role, objects in known.items():
@@ -57,6 +57,7 @@ class States:
         self._see(known)
         if len(self.held.states) == 2 and self.what.starts is None:
             self._shake()
+        return paths
 
     @torch.no_grad()
     def _shake(self) -> None:

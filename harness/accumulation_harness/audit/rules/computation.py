@@ -106,7 +106,6 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
 
 def _by_term(facts: StepFacts) -> Iterator[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
-    facts = facts.but(gate=max(facts.gate, facts.whole_gate))  # terms are measured by the whole gradient
     if facts.probe.by_term is None:
         return
     seen, each = facts.probe.by_term.parts, facts.probe.by_term.each
@@ -268,13 +267,14 @@ def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
 
 
 def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
-    if not (_outside(facts) and facts.probe.coupled and _undisturbed(facts)):
+    if not ((_outside(facts) or facts.line > facts.gate) and facts.probe.coupled and _undisturbed(facts)):
         return
     if facts.probe.mixed:
         message = "what modules make of one row depends on the other rows of its micro-batch"
         yield at(facts, Cause.batch_statistics, "gradient", message)
         return
-    message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
+    what = "no weights of the micro-batches give the full gradient" if _outside(facts) else "micro-batches count otherwise"
+    message = f"{what}: the loss of a row depends on the outputs of others"
     yield at(facts, Cause.non_separable_loss, "gradient", message)
 
 
