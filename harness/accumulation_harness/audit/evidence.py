@@ -69,6 +69,14 @@ class Layer(StrEnum):
     batch_norm = "batch_norm"
 
 
+class Term(NamedTuple):
+    """One addend of a loss."""
+
+    name: str  # as autograd calls it
+    gradient: Vector  # [P]
+    coefficient: float  # by which the loss multiplies it, divisions by numbers included
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backward:
     """One backward pass that reached the parameters of an optimizer."""
@@ -84,7 +92,7 @@ class Backward:
     bare: Vector | None = None  # [P] what autograd gave, where hooks on parameters made something else of it
     hooked: Change | None = None  # what they made of it: all elements, loss scale left in
     changed: tuple[Change, ...] = ()  # what became of the sum in `.grad` since the backward before: likewise
-    terms: tuple[tuple[str, Vector], ...] = ()  # each addend of its loss, as autograd calls it, and [P] of it; if probed
+    terms: tuple[Term, ...] = ()  # the addends of its loss, if probed
     local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
     locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
     rows: tuple[str, ...] | None = None  # fingerprints of the rows of the forward before it; None when no module was called

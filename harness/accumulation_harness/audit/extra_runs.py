@@ -55,7 +55,7 @@ class Judged:
 
     @property
     def of_means(self) -> bool:
-        """Whether divisors of the micro-batches' own explain a gradient: so does a function of their means, which couples rows."""
+        """Whether divisors of the micro-batches' own explain a gradient: so do functions of their means, which couple rows."""
         return any(f.cause in OWN_DIVISORS and f.kind == "predicted" for f in self.found)
 
     @property

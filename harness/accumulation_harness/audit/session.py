@@ -144,10 +144,10 @@ class Session:
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
         seen = [b.terms for step in run.steps for b in step.backwards if run.error is None]
-        for names in dict.fromkeys(tuple(name for name, _ in terms) for terms in seen):
-            alike = [terms for terms in seen if tuple(name for name, _ in terms) == names]
+        for names in dict.fromkeys(tuple(term.name for term in terms) for terms in seen):
+            alike = [terms for terms in seen if tuple(term.name for term in terms) == names]
             for place, name in enumerate(names):
-                if not any(terms[place][1].any() for terms in alike):
+                if not any(terms[place].gradient.any() for terms in alike):
                     which = f"term {place + 1} of {len(names)} of the loss ({name})"
                     self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
 

@@ -56,9 +56,9 @@ def ways(root: Any) -> tuple[list[Way], bool]:
         if isinstance(number, int):
             found.append(Way(number, constants))
             continue
-        below = list(_below(node, constants)) if looked < MOST else []
-        others = others or not below
-        waiting += below
+        further = list(below(node, constants)) if looked < MOST else []
+        others = others or not further
+        waiting += further
     return found, others
 
 
@@ -72,14 +72,14 @@ def parents(node: Any) -> list[Any]:
     return [parent for parent, _ in node.next_functions if parent is not None]
 
 
-def _below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tuple[Constant, ...]]]:
+def below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tuple[Constant, ...]]]:
     """What a node adds up or multiplies by a constant; nothing where it does something else."""
-    kind, below = operation(node), parents(node)
+    kind, further = operation(node), parents(node)
     more: tuple[Constant, ...] = ()
     if kind == "Mean":
         more = (Constant(float(node._saved_self_sym_numel), divides=True),)
     elif kind in ("Mul", "Div"):
-        if len(below) != 1:  # both operands are trained
+        if len(further) != 1:  # both operands are trained
             return
         other = _saved(node, "_saved_other")
         other = _saved(node, "_saved_self") if other is None and kind == "Mul" else other
@@ -87,7 +87,7 @@ def _below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tu
             more = (Constant(_number(other), divides=kind == "Div"),)
     elif kind not in ADDS and kind not in PASSES:
         return
-    yield from ((parent, constants + more) for parent in below)
+    yield from ((parent, constants + more) for parent in further)
 
 
 def _saved(node: Any, name: str) -> Any:

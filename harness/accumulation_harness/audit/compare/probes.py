@@ -10,7 +10,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.compare.windows import effective, evaluations, finite
-from accumulation_harness.audit.evidence import Matrix, Row, Run, Step, Vector, given_by
+from accumulation_harness.audit.evidence import Matrix, Row, Run, Step, Term, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
@@ -68,6 +68,7 @@ class OneTerm:
     scale: float  # of the candidate's along the reference's
     parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
     micro_batches: int  # of the probed window, also those without it
+    coefficient: float  # by which the loss multiplies it, relative to the reference's; NaN where that is not known
     by_row: RowFacts | None = None  # outputs are not looked at
 
 
@@ -168,7 +169,7 @@ def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] =
     parts, wanted = _addends(mine, place, index, only), effective(reference.tracks[place])
     if not parts or index >= len(wanted):
         return None
-    sums, g = [np.sum(addend, axis=0) for addend in parts], _of(wanted[index].unclipped, wanted[index], only)
+    sums, g = [_total(addend) for addend in parts], _of(wanted[index].unclipped, wanted[index], only)
     if not g.any():
         return None
     theirs = _addends(reference, place, index, only)
@@ -177,7 +178,7 @@ def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] =
         parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
         each=tuple(
             replace(
-                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))),
+                _one_term(of_each, whole, float(np.linalg.norm(g))),
                 by_row=_rows_of_term(mine, reference, number),
             )
             for number, (of_each, whole) in enumerate(pairs)
@@ -191,30 +192,38 @@ def _of(values: Vector, step: Step, only: Collection[str]) -> Vector:
     return values[step.elements(chosen)] if chosen else values
 
 
-def _addends(run: Run, place: int, index: int, only: Collection[str]) -> list[list[Vector]]:
+def _addends(run: Run, place: int, index: int, only: Collection[str]) -> list[list[Term]]:
     """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
     steps = effective(run.tracks[place])
     backwards = evaluations(steps[index])[-1] if index < len(steps) else ()
     total = given_by(backwards)
     if total is None or len({len(b.terms) for b in backwards}) != 1 or not backwards[0].terms:
         return []
-    parts = [[part for _, part in addend] for addend in zip(*(b.terms for b in backwards), strict=True)]
-    whole = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0)
+    addends = [*zip(*(b.terms for b in backwards), strict=True)]
+    whole = np.sum([term.gradient for addend in addends for term in addend], axis=0)
     same = distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
     known = same and np.isfinite(whole).all()
-    return [[_of(part, steps[index], only) for part in addend] for addend in parts] if known else []
+    return (
+        [[one._replace(gradient=_of(one.gradient, steps[index], only)) for one in addend] for addend in addends] if known else []
+    )
 
 
-def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
-    """One addend by what it gave in each backward, beside `wanted` [P] at N=1; `size`: norm of the whole reference gradient."""
-    a, squared = np.sum(parts, axis=0), float(wanted @ wanted)
-    given = [part for part in parts if part.any()]
+def _total(addend: Sequence[Term]) -> Vector:
+    """Of all backwards."""
+    return np.asarray(np.sum([term.gradient for term in addend], axis=0))
+
+
+def _one_term(mine: Sequence[Term], theirs: Sequence[Term], size: float) -> OneTerm:
+    """One addend in each backward, beside that of N=1; `size`: norm of the whole reference gradient."""
+    a, wanted = _total(mine), _total(theirs)
+    squared, given = float(wanted @ wanted), [term.gradient for term in mine if term.gradient.any()]
     made = weighted_sum(wanted, given) if squared and given and 2 * len(given) <= a.size else WeightedSum()
     return OneTerm(
         distance=float(np.linalg.norm(a - wanted)) / size,
         scale=float(a @ wanted) / squared if squared else math.inf,
         parts=made._replace(residual=made.residual * math.sqrt(squared) / size),
-        micro_batches=len(parts),
+        micro_batches=len(mine),
+        coefficient=mine[0].coefficient / theirs[0].coefficient if theirs[0].coefficient else math.nan,
     )
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from math import nan
 
 import numpy as np
@@ -153,11 +152,12 @@ class RunFacts:
     @cached_property
     def rates_apart(self) -> dict[str, int]:
         """Of what a schedule may move, the first step at which it is not the reference's."""
-        found = {}
-        for name in self.mine.rates.keys() & self.reference.rates.keys():
-            pairs = enumerate(zip(self.mine.rates[name], self.reference.rates[name], strict=False))
+        found = dict[str, int]()
+        for name, mine in self.mine.rates.items():
+            pairs = enumerate(zip(mine, self.reference.rates.get(name, ()), strict=False))
             off = (t for t, (a, b) in pairs if not alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
-            found |= {name: first for first in islice(off, 1)}
+            if (first := next(off, None)) is not None:
+                found[name] = first
         return found
 
     def _lr_gate(self, step: int) -> float:

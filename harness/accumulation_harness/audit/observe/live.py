@@ -22,6 +22,7 @@ from accumulation_harness.audit.evidence import (
     Run,
     Start,
     Step,
+    Term,
     Track,
     Vector,
     emptied,
@@ -250,7 +251,7 @@ class LiveTrack(Followed):
         last = self.last_gradient if self.window.backwards else None
         return () if last is None or last.shape != found.shape or not found.any() or found is last else ((last, found),)
 
-    def reached_with(self, places: frozenset[int], terms: tuple[tuple[str, Vector], ...] = ()) -> None:
+    def reached_with(self, places: frozenset[int], terms: tuple[Term, ...] = ()) -> None:
         """The last backward reached the optimizers at these places; `terms`: what each addend of its loss gave this one."""
         self.window.backwards[-1] = replace(self.window.backwards[-1], reached=places, terms=terms)
 

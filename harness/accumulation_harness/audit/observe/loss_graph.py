@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accumulation_harness.audit.evidence import Matrix, Vector
+from accumulation_harness.audit.evidence import Matrix, Term
 from accumulation_harness.audit.observe.sample import by_position, sample_of
-from accumulation_harness.observe.graph import ADDS, PASSES, operation, parents
+from accumulation_harness.observe.graph import ADDS, MOST, PASSES, below, operation, parents
 
 LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
@@ -148,14 +149,29 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
     return False
 
 
-def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> Iterator[tuple[str, Vector]]:
-    """What autograd calls each addend of a loss, and [P] of it, in order, by cutting the graph at all others.
+def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> Iterator[Term]:
+    """Each addend of a loss, in order, by cutting the graph at all others.
 
     There are none where the loss is not a sum. `forwards`: how many have made it.
     """
-    sample = sample_of(parameters)
-    for name, found in zip(term_names(loss, forwards), _each_alone(loss, parameters, forwards), strict=True):
-        yield name, sample.take(found)
+    sample, nodes = sample_of(parameters), _terms(loss, forwards)
+    for node, name, found in zip(nodes, term_names(loss, forwards), _each_alone(loss, parameters, forwards), strict=True):
+        yield Term(name, sample.take(found), _coefficient(loss.grad_fn, _below_reductions(node)))
+
+
+def _coefficient(root: Any, term: Any) -> float:
+    """The product of the constants between a loss and a term of it; NaN where no way leads there."""
+    waiting = [(root, 1.0)]
+    for _ in range(MOST):
+        if not waiting:
+            break
+        node, factor = waiting.pop()
+        if node is term:
+            return factor
+        for parent, constants in below(node, ()):
+            some = constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
+            waiting.append((parent, factor * math.prod(float(c.factor) ** (-1 if c.divides else 1) for c in some)))
+    return math.nan
 
 
 def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator[list[Tensor | None]]:

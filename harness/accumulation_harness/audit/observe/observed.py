@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
-from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Vector
+from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Term
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.interventions import intervene
@@ -220,13 +220,13 @@ class Observed(Loop[LiveTrack]):
         found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
         return [] if any(id(p) in owned for p in found) else found
 
-    def _terms(self, root: Any, lives: Sequence[LiveTrack]) -> list[tuple[tuple[str, Vector], ...]]:
+    def _terms(self, root: Any, lives: Sequence[LiveTrack]) -> list[tuple[Term, ...]]:
         """What each addend of the loss gives to each optimizer; none of it counts as a backward of the loop."""
         try:
             with self.differentiating():
                 count, scale = self.forwards.count, self.loss_scale
                 each = [gradients_by_term(root, live.parameters, count) for live in lives]
-                return [tuple((name, part / scale) for name, part in of_one) for of_one in each]
+                return [tuple(term._replace(gradient=term.gradient / scale) for term in of_one) for of_one in each]
         except Exception:  # hooks in the graph that raise: nothing is known
             return [()] * len(lives)
         finally:

@@ -11,6 +11,7 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
     CONDITION_LIMIT,
+    SAME_FACTOR,
     UNEQUAL,
     at,
     equal,
@@ -173,7 +174,7 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
             return
         message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
         yield Cause.non_separable_loss, message
-        if term.scale > math.sqrt(n):  # nearer to N than to 1
+        if n > 1 and abs(term.coefficient - 1) <= SAME_FACTOR:  # as at N=1: nothing divides it
             yield undivided
     elif _is_weighted(facts, parts):
         fitting = [factor for factor in (1, n) if _is_mean(facts, term, factor)]

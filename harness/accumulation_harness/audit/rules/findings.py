@@ -152,7 +152,8 @@ def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
         if not fitting or (len(steps) == 1 and len(pairs) * known > BY_CHANCE):
             return ""
     path, (own, wanted) = next(iter(fitting.items()))
-    return f"the gradient is the reference's times {steps[0].raw.scale:.6g}, as `{path}` is {own:g} instead of {wanted:g}: a wrong divisor"
+    times = f"the gradient is the reference's times {steps[0].raw.scale:.6g}"
+    return f"{times}, as `{path}` is {own:g} instead of {wanted:g}: a wrong divisor"
 
 
 def _more_terms(steps: Sequence[StepFacts]) -> str:
