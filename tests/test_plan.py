@@ -51,6 +51,13 @@ def test_the_plan_holds_for_the_step_itself(capsys):
     assert capsys.readouterr().out.startswith("b = 96, N = 2:")
 
 
+def test_a_model_that_ends_its_process_is_told(tmp_path, capsys):
+    (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
+    for asked in ("memory=1GB", "b=auto"):
+        assert plan.main([asked, "workload=custom", f"workload.target={tmp_path}/gone.py:Task"]) == 1
+        assert capsys.readouterr().err == "Task: expected a model that can be tried; its process left with exit code 0\n"
+
+
 def address_space(config, micro_batch):
     """Bytes that a process has asked for, at most, after training."""
     plan.take_windows(config, micro_batch)

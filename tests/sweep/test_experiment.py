@@ -30,11 +30,12 @@ class Sweep:
         self.results = folder / "results"
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, *kinds, workers=2, preload="", launcher="forkserver", stderr=subprocess.PIPE):
+    def start(self, *kinds, workers=2, preload="", launcher="forkserver", stderr=subprocess.PIPE, seconds=0):
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
         paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness", self.folder)
         settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
+        settings += [f"trial_seconds={seconds}"]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), "-m", *settings],
             env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -47,8 +48,8 @@ class Sweep:
         self.started.append(process)
         return process
 
-    def run(self, *kinds, workers=2):
-        process = self.start(*kinds, workers=workers)
+    def run(self, *kinds, workers=2, **more):
+        process = self.start(*kinds, workers=workers, **more)
         output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
@@ -121,6 +122,14 @@ def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep):
     assert code == 0 and output.startswith("Nothing to do: 3 trials finished already.\n") and "Results: " in output
     assert len(sweep.journal()) == 3
     assert sorted(os.listdir(sweep.folder)) == ["journal", "results"], "Hydra made folders of its own"
+
+
+def test_a_trial_that_hangs_is_ended_and_told_where(sweep):
+    code, _, errors = sweep.run("hang", "ok", "stubborn", seconds=3)
+    assert code == 1
+    assert len({*re.findall("^failed: .*: no end after trial_seconds=3$", errors, re.M)}) == 2
+    assert "half of trial_seconds=3 has passed" in errors and 'tiny_trials.py", line' in errors
+    assert sweep.states() == {0: State.failed, 1: State.finished, 2: State.failed}
 
 
 FAILURES = {

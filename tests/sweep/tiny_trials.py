@@ -54,6 +54,8 @@ def behave(kind, folder, writer):
         case "shout":  # more than any pipe holds
             sys.stdout.write("x" * 1_000_000)
             raise RuntimeError("y" * 1_000_000)
+        case "hang":
+            time.sleep(600)
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(60)

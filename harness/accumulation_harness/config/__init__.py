@@ -431,6 +431,9 @@ class HarnessConfig(TrialConfig):
     workers: int = setting(
         0, "trials at the same time; 0 is one per core, or one on a GPU", integers(0, 1024, "processes; 0 is one per core")
     )
+    trial_seconds: float = setting(
+        0.0, "time after which a trial is ended, and has failed; 0: no limit", numbers(0.0, 1e8, "three years are enough")
+    )
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property

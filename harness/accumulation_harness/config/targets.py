@@ -19,6 +19,7 @@ from accumulation_harness.config import ConfigError
 
 EXPECTED = "FILE.py:NAME or package.module:NAME"
 SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
+MOST_SECONDS = 300  # for a task to say what its data are
 SHOWN = 8  # names of a file that are told
 
 
@@ -39,9 +40,11 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
         return ""
     code = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-    asked = subprocess.run(
-        [sys.executable, "-P", "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", "-c", code, field, target, arguments]
+    try:
+        asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(field, target, f"fingerprint() that answers within {MOST_SECONDS} s") from error
     if asked.returncode == 0:
         return asked.stdout.rpartition(SAYS)[2].strip()
     last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -10,12 +10,10 @@ its reference is the full batch, which has to fit.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import torch
 
@@ -26,7 +24,7 @@ from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device, deterministic
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.system.processes import die_with_parent, interrupts_blocked, run_command
+from accumulation_harness.system.processes import NoAnswer, answered, run_command
 from accumulation_harness.system.terminal import one_line
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -63,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
         config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked
-        for line in by_trying(config) if AUTO in given else explain(config, parse_bytes(budgets[0])):
+        for line in by_trying(config) if AUTO in given else answered(explain, config, parse_bytes(budgets[0])):
             print(line)
     except (BadInput, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return 2
+    except NoAnswer as error:
+        print(f"{config.workload.label}: expected a model that can be tried; {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -87,15 +88,14 @@ def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError
 
     In a process of its own: all memory is given back, and one that the kernel ends for want of it takes nothing with it.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
-        try:
-            with interrupts_blocked():
-                tried = pool.submit(take_windows, config, micro_batch)
-            tried.result()
-        except BrokenProcessPool:
-            return MemoryError("the process was ended, as the system does when memory is short")
-        except (RuntimeError, MemoryError) as error:
-            return error
+    try:
+        answered(take_windows, config, micro_batch)
+    except NoAnswer as error:
+        if error.code != -signal.SIGKILL:
+            raise
+        return MemoryError("the process was ended, as the system does when memory is short")
+    except (RuntimeError, MemoryError) as error:
+        return error
     return None
 
 

@@ -93,7 +93,9 @@ class Child:
     gpu: str | None = None  # the only one that it sees; None where it sees all
     server: int  # the forkserver that started it
     started: float = field(default_factory=time.monotonic)
-    ended: float = math.inf  # when its results or its report were first seen
+    stored: float = math.inf  # when its results were first seen
+    is_told: bool = False  # that half of its time has passed
+    is_over: bool = False  # all of it has
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int, gpu: str | None = None) -> Child:
@@ -112,12 +114,21 @@ class Child:
         child_report.close()
         return cls(cell=cell, process=process, report=report, output=Path(output), gpu=gpu, server=_server())
 
-    def lingers(self) -> bool:
-        """Whether it has ended its work so long ago that it must hang: a thread is left, or W&B's process is stopped."""
-        if self.ended == math.inf and (self.report.poll() or (self.cell.folder / "trial.json").exists()):
-            self.ended = time.monotonic()
-        allowed = tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS
-        return time.monotonic() > self.ended + allowed
+    def look(self) -> str:
+        """Kill it where it must hang: its time is over, or its results were stored long ago, as where W&B's process is stopped.
+
+        Once half of its time has passed this is said.
+        """
+        now, limit = time.monotonic(), self.cell.config.trial_seconds or math.inf
+        if self.stored == math.inf and (self.cell.folder / "trial.json").exists():
+            self.stored = now
+        self.is_over = self.stored == math.inf and now > self.started + limit
+        if self.is_over or now > self.stored + tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS:
+            self.process.kill()
+        if self.is_told or now < self.started + limit / 2:
+            return ""
+        self.is_told = True
+        return f"{self.cell.trial}: half of trial_seconds={limit:g} has passed"
 
     def end(self) -> Done | RunsElsewhere | Failure:
         """What became of a process that is no longer alive."""
@@ -129,6 +140,9 @@ class Child:
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
+        if self.is_over:
+            told = f"no end after trial_seconds={self.cell.config.trial_seconds:g}"
+            return Failure(trial=self.cell.trial, summary=told, details=tail)
         code = self.process.exitcode
         if code == UNTOLD and _is_gone(self.server):  # which would have told; its children die with it, at once or a little later
             return RunsElsewhere(State.running)
@@ -161,11 +175,16 @@ def _child_main(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which nothing preloaded has done
     faulthandler.enable()
+    if config.trial_seconds:
+        faulthandler.dump_traceback_later(config.trial_seconds / 2)  # into the output: where it hangs, most likely
     keep_others_out()  # what wandb writes too; the forkserver may be older than our own umask
     die_with_parent()
     if torch := sys.modules.get("torch"):  # preloaded
         torch.set_num_threads(threads)
     report.send(_attempt(run, config))
+    for process in multiprocessing.active_children():
+        process.kill()
+    os._exit(0)  # threads that are left, as those of data loaders, would go on
 
 
 def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere | Failure:

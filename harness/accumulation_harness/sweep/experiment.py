@@ -314,8 +314,8 @@ class _Pool:
             self.children.remove(child)
             self.places.append(child.gpu)
             self._account(child)
-        for child in filter(Child.lingers, self.children):
-            child.process.kill()
+        for said in filter(None, map(Child.look, self.children)):
+            self.progress.note(said)
         self._show()
 
     def stop(self) -> None:

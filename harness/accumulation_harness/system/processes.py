@@ -10,13 +10,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.util import Finalize
 from threading import Thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from accumulation_harness.system.terminal import told
 
@@ -24,6 +24,7 @@ GRACE_SECONDS = 5.0  # to end by themselves
 OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2), Linux
 
+Value = TypeVar("Value")
 _command = 0  # the process that `run_command` has, whose forks are none
 
 
@@ -109,6 +110,49 @@ def interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+class NoAnswer(Exception):
+    """A process that ended before it had answered; `code` is its exit code."""
+
+    def __init__(self, code: int | None) -> None:
+        how = f"left with exit code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        super().__init__(f"its process {how}")
+        self.code = code
+
+
+def answered(function: Callable[..., Value], *args: Any) -> Value:
+    """What the function gives, or raises, in a process of its own, which is gone then; NoAnswer where it ends before."""
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, args))
+    try:
+        with interrupts_blocked():
+            process.start()
+        sender.close()
+        wait([receiver, process.sentinel])
+        if not receiver.poll():
+            raise EOFError
+        is_good, found = receiver.recv()
+    except EOFError:
+        process.join()
+        raise NoAnswer(process.exitcode) from None
+    finally:
+        process.kill()
+        process.join()
+    if is_good:
+        return found  # type: ignore[no-any-return]
+    raise found
+
+
+def _answer(sender: Connection, function: Callable[..., object], args: Sequence[Any]) -> None:
+    die_with_parent()
+    try:
+        answer: tuple[bool, object] = True, function(*args)
+    except Exception as error:
+        answer = False, error
+    sender.send(answer)
+    os._exit(0)  # whatever threads are left
 
 
 def end(links: Sequence[Connection], workers: Sequence[BaseProcess]) -> None:
