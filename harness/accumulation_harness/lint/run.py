@@ -156,6 +156,8 @@ class Run:
         items = Items(None)
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
+            if items.values is None and any(map(words.STRICT.search, words.identifiers(node.iter))):
+                items = self.items(N)  # micro-batches, by what they are called
             most = (
                 most
                 if items.values is None
@@ -499,8 +501,8 @@ class Run:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
-        elif name == "mean" and isinstance(owner, Thing) and not node.args and not node.keywords:
-            return Loss.of("mean")  # written out: of whatever this micro-batch holds
+        elif name in ("mean", "sum") and isinstance(owner, Thing) and not node.args and not node.keywords:
+            return Loss.of(name, masked="mask" in ast.unparse(of))  # written out: of whatever this micro-batch holds
         else:
             return NotImplemented
         return None

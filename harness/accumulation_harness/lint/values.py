@@ -90,14 +90,15 @@ class Loss:
 
     def divided(self, by: Value, text: ast.expr) -> Loss:
         """Return `loss / by`."""
-        counts = any(word in ast.unparse(text) for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
+        written = ast.unparse(text) + (by.name if isinstance(by, Thing) else "")  # a name, and what it was made of
+        counts = any(word in written for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
         of_window = any(map(words.WHOLE.search, words.identifiers(text)))
 
         def term(one: Term) -> Term:
             if by == 1 and not isinstance(by, (Part, Length)):
                 return one
             if one.kind == "sum" and counts and not of_window and not isinstance(by, Part):
-                return replace(one, kind="mean", padded=one.masked or "mask" in ast.unparse(text))
+                return replace(one, kind="mean", padded=one.masked or "mask" in written)
             if isinstance(by, Part):
                 return one.divided(by)
             if isinstance(by, (int, float)) and not isinstance(by, Length):
@@ -109,7 +110,7 @@ class Loss:
     def multiplied(self, factor: Value, text: ast.expr) -> Loss:
         """Return `loss * factor`; a weight of a term says nothing about N, a scale may be a division in other words."""
         if isinstance(factor, Part):
-            return self.each(lambda one: one if one.weight is None else replace(one, weight=one.weight * factor))
+            return self.each(lambda one: one.divided(1 / factor if factor else None))
         if isinstance(factor, (int, float)):
             return self
         if isinstance(factor, Loss):
