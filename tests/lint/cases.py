@@ -160,6 +160,10 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "own compute_loss": (trainer(OWN_LOSS), "loss_not_divided"),
     "own compute_loss, the rest ignored": (trainer(OWN_LOSS, "**kwargs"), "loss_not_divided"),
     "count not handed on": (trainer("loss, outputs = super().compute_loss(model, inputs, True)"), "loss_not_divided"),
+    "own compute_loss, divided by the usual number": (
+        trainer(OWN_LOSS + "\nloss = loss / self.args.gradient_accumulation_steps"),
+        "short_window_divided_by_n",
+    ),
     "head": (head("loss_fct(logits, labels)"), "loss_not_divided"),
     "head, inherited loss": (head("self.loss_function(logits, labels, self.config)"), "loss_not_divided"),
 }
@@ -206,7 +210,7 @@ RIGHT: dict[str, str] = {
     "flag on the class": trainer(OWN_LOSS, flag="loss_is_scaled_for_ga = False"),
     "flag set": trainer(OWN_LOSS, flag="def __init__(self):\n    self.model_accepts_loss_kwargs = False"),
     "count used": trainer(OWN_LOSS + "\nloss = loss / num_items_in_batch"),
-    "divided itself": trainer(OWN_LOSS + "\nloss = loss / self.args.gradient_accumulation_steps"),
+    "divided by the window's own number": trainer(OWN_LOSS + "\nloss = loss / self.current_gradient_accumulation_steps"),
     "count handed on": trainer("loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)"),
     "rest handed on": trainer("loss, outputs = super().compute_loss(model, inputs, True, **kwargs)", "**kwargs"),
     "old signature": trainer(OWN_LOSS, "labels=None"),

@@ -48,7 +48,7 @@ TOLD = [  # of the faults that are planted in the scripts which the audit runs, 
         "constants, and a method",
         "a module of a package",
     ),
-    *("accelerate", "accelerate, clipped", "compute_loss of one's own", "TRL", "DDP", "LightningCLI", "LightningCLI, divided"),
+    *("accelerate", "accelerate, clipped", "accelerate, with a schedule", "compute_loss of one's own", "TRL", "DDP", "LightningCLI", "LightningCLI, divided"),
 ]
 
 

@@ -27,7 +27,7 @@ RULES = (rules.hits, trainers.hits)
 LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 FORMATS = {
     "text": "{path}:{place}:{column}: {told}",
-    "github": "::error file={path},line={line},col={column},title={cause}::{told}",
+    "github": "::{level} file={path},line={line},col={column},title={cause}::{told}",
 }
 
 
@@ -80,11 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "place": source.place(hit.line),
                 "line": hit.line,
                 "column": hit.column,
+                "level": "error" if hit.sure else "notice",
                 "cause": hit.cause,
                 "told": hit.told(),
             }
             print(FORMATS[given.format].format(path=path, **known))
-        code = max(code, HITS if hits else CLEAN)
+        code = max(code, HITS if any(hit.sure for hit in hits) else CLEAN)
     return code
 
 

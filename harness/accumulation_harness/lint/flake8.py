@@ -40,4 +40,5 @@ class Checker:
     def run(self) -> Iterator[tuple[int, int, str, type[Any]]]:
         """Yield line, column from 0, text and checker of every hit."""
         for hit in found(Source(self._text)):
-            yield hit.line, hit.column - 1, f"ACC{CODES[hit.cause]} {hit.told()}", type(self)
+            if hit.sure:
+                yield hit.line, hit.column - 1, f"ACC{CODES[hit.cause]} {hit.told()}", type(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
@@ -86,11 +86,33 @@ class Window:
         return list(rows.values())
 
 
-def windows(run: Run) -> list[Window]:
-    """Return the windows of a run, if all its optimizers step together."""
+def apart(events: list[Event]) -> list[list[Event]]:
+    """Return what happened for each group of optimizers that step together: backwards go to the steps that follow them."""
+    followed: dict[ast.AST, set[str]] = {}
+    backward = None
+    for event in events:
+        if event.kind == "backward":
+            backward = event.node
+        elif event.kind == "step" and backward is not None:
+            followed.setdefault(backward, set()).add(event.name)
+    groups = {frozenset(names) for names in followed.values()}
+    if len(groups) < 2 or len(frozenset().union(*groups)) < sum(map(len, groups)):
+        return [events]
+    return [
+        [
+            event
+            for event in events
+            if (event.kind == "backward" and followed.get(event.node) == names) or (event.kind in ("step", "clear") and event.name in names)
+        ]
+        for names in groups
+    ]
+
+
+def windows(events: list[Event]) -> list[Window]:
+    """Return the windows between steps, if all optimizers step together."""
     groups: list[list[Event]] = [[]]
     stepped = False
-    for event in run.events:
+    for event in events:
         if event.kind == "backward" and stepped:
             groups.append([])
             stepped = False
@@ -115,24 +137,29 @@ def hits(source: Source) -> Iterator[Hit]:
         for run in ways:
             if run.not_finite is not None:
                 continue
-            found = windows(run)
-            here = dict(_of_run(source, run, found))
+            each = [windows(events) for events in apart(run.events)]
+            here = dict(_of_run(run) + [told for found in each for told in _of_windows(source, run, found)])
             if run.otherwise == "last":
                 shown |= {hit: (None, 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
                 continue
-            passed.update({event.node for window in found for event in window.events})
+            passed.update({event.node for found in each for window in found for event in window.events})
             for hit, anchor in here.items():
                 shown[hit] = (anchor, shown.get(hit, (None, 0))[1] + 1)
-        yield from (hit for hit, (anchor, times) in shown.items() if anchor is None or times == passed[anchor])
+        told = source.speaks_of_lightning or not any(event.name == "automatic" for run in ways for event in run.events)
+        for hit, (anchor, times) in shown.items():
+            if anchor is None or times == passed[anchor]:
+                yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
 
 
 Told = tuple[Hit, ast.AST | None]  # with what has to show it whenever a run comes by; None: one run is enough
 
 
-def _of_run(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
-    yield from _clipped_before(run)
-    yield from _divided_twice(run)
+def _of_run(run: Run) -> list[Told]:
+    return [*_clipped_before(run), *_divided_twice(run)]
+
+
+def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
     sizes = Counter(window.size for window in found if window.is_whole)
     if not sizes:
         return
@@ -141,6 +168,9 @@ def _of_run(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
     yield from _cleared(source, found, usual)
     if usual == 1:
         yield from _stepped_inside(source, full)
+        return
+    if not run.unsure and {window.size for window in found[1:-1]} == {1, N - 1} and full[0].is_flat:
+        yield _hit(full[0].step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch but each N-th"), None
         return
     for window in full:
         yield from _for_each(window)
@@ -213,12 +243,24 @@ def _stepped_inside(source: Source, full: list[Window]) -> Iterator[Told]:
         counted = inner is not None and inner[2] and inner[0] in [loop[0] for loop in window.step.loops]
         header = getattr(inner[0], "iter", None) if inner and counted else None
         counted = header is not None and any(map(words.STRICT.search, words.identifiers(header)))
-        divided = any(term.by_number < 1 for event in window.backwards if event.loss for term in event.loss.terms)
-        if (divided or counted) and len(full) > 1 and not any(term.weight is None for term in _terms(window)):
+        divided = any(term.by_number < 1 for term in _terms(window))
+        weighed = not any(term.weight is None for term in _terms(window))
+        if len(full) > 1 and (_is_told_every_nth(full) or ((divided or counted) and weighed)):
             yield (
                 _hit(window.step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch"),
                 window.step.node,
             )
+
+
+def _is_told_every_nth(full: list[Window]) -> bool:
+    """Whether of micro-batches that step, one by one, gradients are clipped or cleared at each N-th alone."""
+    times = Counter(
+        event.node
+        for window in full
+        for event in (*window.events, *window.after)
+        if event.kind == "clip" or (event.kind == "clear" and event.name in window.optimizers)
+    )
+    return any(many > 1 and abs(len(full) - N * many) < N for many in times.values())
 
 
 def _terms(window: Window) -> list[Term]:
@@ -268,11 +310,10 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     placed = [row[0][0] for row in rows]
     if all(_near(total, never) for total in totals):
         likely = [term.kind == "mean" or (term.kind == "model" and named) for term in placed]
-        if all(likely) and named and not any(term.literals for term in placed):
-            yield (
-                _hit(anchor, Cause.loss_not_divided, "the micro-batches' mean losses are added: none is divided by their number"),
-                anchor,
-            )
+        if named and not any(term.literals or term.kind in ("sum", "rows") for term in placed):
+            sure = all(likely)
+            sentence = f"the micro-batches' {'mean ' if sure else ''}losses are added: none is divided by their number"
+            yield Hit.at(anchor, Cause.loss_not_divided, sentence, sure=sure), anchor
     elif any(_near(total, once) for total in totals):
         odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
         if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
@@ -330,7 +371,8 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
     for run in ways:
         if run.not_finite is None or run.passed_over is None:
             continue
-        usual, odd = windows(next(one for one in ways if one.otherwise == run.otherwise)), windows(run)
+        plain = next(one for one in ways if one.otherwise == run.otherwise)
+        usual, odd = windows(plain.events), windows(run.events)
         if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)

@@ -99,6 +99,8 @@ class Run:
                     if number % N == N - 1:
                         self.happen("step", root.body[-1], "automatic")
                         self.happen("clear", root.body[-1], "automatic")
+                    if of is not None and (hook := self.source.method(of.name, "on_train_batch_end")) is not None:
+                        self.call(Function(hook, self.module, instance), [], {})
         except (Ended, Left, RecursionError):
             pass
 
@@ -419,8 +421,11 @@ class Run:
     # calls ---------------------------------------------------------------------------------------------------------------------
 
     def happen(self, kind: str, node: ast.expr | ast.stmt, name: str, **known: object) -> None:
-        """Note an event; what accelerate defers does not happen."""
-        if not (self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None):
+        """Note an event; what accelerate defers does not happen (a schedule is not deferred where it was given the optimizer alone)."""
+        deferred = self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None
+        if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
+            deferred = deferred and words.end(name) in self.source.prepared
+        if not deferred:
             self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
     def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:
@@ -439,6 +444,8 @@ class Run:
         callee = self.value(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute, ast.Call)) else None
         args = [self.value(one, names) for one in node.args]
         given = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg}
+        if words.MOVES.search(name):
+            return self.happen("average", node, name)
         if isinstance(callee, Function):
             return self.call(callee, args, given)
         if isinstance(callee, Loss):
@@ -562,8 +569,6 @@ class Run:
             if not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
                 self.happen("clip", node, "")
             return Thing("norm")
-        if name.startswith("update") and words.AVERAGE.search(name):
-            self.happen("average", node, name)
         if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
             self.happen("divide", node, name)
         if words.MODEL.search(name) or words.dotted(node.func) == "self":
@@ -585,10 +590,14 @@ class Run:
         if name not in words.LOSSES | words.LOSS_MODULES and not (
             words.CRITERION.search(name) and name not in self.source.functions
         ):
+            if "loss" in name and any(isinstance(one, Part) for one in args):
+                return Loss.of("unknown", weight=None)
             return Loss.of(told[0]) if told and told[0] != "none" and "loss" in name else None
         rows = name in words.LOSSES and len(node.args) > 1 and self.source.numbers_rows(node.args[1])
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
-        if rows or any(isinstance(one, Part) for one in args) or None in given or (reduction is not None and not told):
+        if any(isinstance(one, Part) for one in args):
+            return Loss.of("unknown", weight=None)
+        if rows or None in given or (reduction is not None and not told):
             kind = "unknown"
         return Loss.of(kind, padded=kind == "mean" and "ignore_index" in given)
 

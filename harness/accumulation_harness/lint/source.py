@@ -22,7 +22,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Root = ast.Module | Definition
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TOUCHING = {"backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync"} | words.CLIPS
-WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "accumulate_grad_batches")
+WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
 class Source:
@@ -220,6 +220,16 @@ class Source:
         } - {""}
 
     @cached_property
+    def prepared(self) -> set[str]:
+        """What a call is given and gives back (`model, optimizer = accelerator.prepare(model, optimizer)`), by last identifiers."""
+        found = set()
+        for node in words.inside(self.tree, ast.Assign):
+            if isinstance(node.value, ast.Call):
+                targets = [one for target in node.targets for one in getattr(target, "elts", [target])]
+                found |= set(map(words.last, targets)) & set(map(words.last, node.value.args))
+        return found - {""}
+
+    @cached_property
     def clears(self) -> bool:
         """Whether the file names `.grad` or `zero_grad` anywhere."""
         return any(node.attr in ("grad", "zero_grad") for node in words.inside(self.tree, ast.Attribute))
@@ -233,12 +243,18 @@ class Source:
     def tells_accelerator(self) -> bool:
         """Whether the file tells accelerate the number of micro-batches."""
         made = (call for call in words.inside(self.tree, ast.Call) if words.last(call.func) == "accelerator")
-        return any(one.arg and words.NUMBER.search(one.arg) for call in made for one in call.keywords)
+        given = [one for call in made for one in call.keywords if one.arg and words.NUMBER.search(one.arg)]
+        return any(not isinstance(one.value, ast.Constant) or one.value.value != 1 for one in given)
+
+    @property
+    def speaks_of_lightning(self) -> bool:
+        """Whether the file names the setting by which Lightning accumulates."""
+        return "accumulate_grad_batches" in self.text
 
     def is_automatic(self, node: ast.AST) -> bool:
-        """Whether it is a `training_step` after which Lightning does the backward, in a file that speaks of its accumulation."""
+        """Whether it is a `training_step` after which Lightning does the backward."""
         of = self.class_of(node)
-        if of is None or node.name != "training_step" or "accumulate_grad_batches" not in self.text:  # type: ignore[attr-defined]
+        if of is None or node.name != "training_step":  # type: ignore[attr-defined]
             return False
         bases = {words.last(base) for one in self.family(of.name) for base in one.bases}
         return "lightningmodule" in bases and "manual_backward" not in self.text and "automatic_optimization" not in self.text

@@ -17,6 +17,8 @@ BASES = {"Trainer", "Seq2SeqTrainer", "HfTrainer", "HFTrainer", "SFTTrainer"}
 FLAGS = {"model_accepts_loss_kwargs", "loss_is_scaled_for_ga"}  # of a trainer
 FLAG = "accepts_loss_kwargs"  # of a head
 COUNT = "num_items_in_batch"
+NUMBER = "gradient_accumulation_steps"
+SHORT = f"the last window of an epoch may hold fewer micro-batches: the Trainer has their number in `self.current_{NUMBER}`"
 
 
 def hits(source: Source) -> Iterator[Hit]:
@@ -31,6 +33,10 @@ def hits(source: Source) -> Iterator[Hit]:
         loss, forward = methods.get("compute_loss"), methods.get("forward")
         if loss is not None and _is_trainer(foreign) and _is_own_mean(loss) and not any(map(_divides_itself, family)):
             yield _hit(loss)
+        if loss is not None and _is_trainer(foreign) and "current_" + NUMBER not in source.text:
+            for divided in words.inside(loss, ast.BinOp):
+                if isinstance(divided.op, ast.Div) and words.dotted(divided.right).endswith(f"args.{NUMBER}"):
+                    yield Hit.at(divided, Cause.short_window_divided_by_n, SHORT)
         is_model = any(words.last(base).endswith("pretrainedmodel") for base in bases)
         if forward is not None and is_model and not any(FLAG in words.names(one) for one in family):
             yield from _of_head(source, forward)

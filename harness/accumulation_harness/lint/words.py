@@ -22,6 +22,7 @@ OPTIMIZER = re.compile(r"optim|^o(pts?)?$|^opt_|_opt$|adam|sgd$|adafactor|lion$|
 SCALER = re.compile(r"scaler$|^scaler")
 SCHEDULE = re.compile(r"sched|^lr_|warmup")
 AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
+MOVES = re.compile(r"^_?(update_\w*(ema(_|$)|momentum|teacher|moving_average)|(ema|momentum)_update)")  # a function that averages
 MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion|ddp|policy|student|wrapper|forward)$")
 WHOLE = re.compile(r"num_items_in_batch|(^|_)window$|total_(tokens|items|samples)|global_batch")  # all that a window holds
 COUNT = re.compile(r"\blen\(|batch_size|\.size\(0\)|\.shape\[0\]")  # rows of a micro-batch, in an expression
