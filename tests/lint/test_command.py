@@ -95,6 +95,22 @@ def test_github_is_told_as_an_annotation(folder, capsys):
     assert capsys.readouterr().out.startswith(f"::error file={folder / 'wrong.py'},line=6,col=9,title=schedule_per_micro_batch::")
 
 
+def test_sarif_has_each_hit_and_each_note(folder, capsys):
+    """A note changes no exit code, and flake8 is not told it."""
+    note = flat(loss="loss_of(model, x, y)")
+    (folder / "wrong.py").write_text(note)
+    assert main([str(folder)]) == 0 and "look: loss_not_divided" in capsys.readouterr().out
+    assert not list(Checker(ast.parse(note), note.splitlines(keepends=True)).run())
+    (folder / "other.py").write_text(flat(after="scheduler.step()"))
+    assert main(["--format", "sarif", str(folder)]) == 1
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [
+        ("schedule_per_micro_batch", "error"),
+        ("loss_not_divided", "note"),
+    ]
+    assert {one["id"] for one in run["tool"]["driver"]["rules"]} == {one["ruleId"] for one in run["results"]}
+
+
 def test_every_remedy_is_there():
     sections = (ROOT / "docs" / "remedies.md").read_text()
     told = {cause for _, cause in WRONG.values()}

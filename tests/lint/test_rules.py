@@ -48,7 +48,16 @@ TOLD = [  # of the faults that are planted in the scripts which the audit runs, 
         "constants, and a method",
         "a module of a package",
     ),
-    *("accelerate", "accelerate, clipped", "accelerate, with a schedule", "compute_loss of one's own", "TRL", "DDP", "LightningCLI", "LightningCLI, divided"),
+    *(
+        "accelerate",
+        "accelerate, clipped",
+        "accelerate, with a schedule",
+        "compute_loss of one's own",
+        "TRL",
+        "DDP",
+        "LightningCLI",
+        "LightningCLI, divided",
+    ),
 ]
 
 
@@ -61,9 +70,9 @@ def test_of_a_script_that_is_audited_nothing_wrong_is_told(kind):
     assert told <= {*case.cause.split("+")} and bool(told) == (kind in TOLD)
 
 
-@pytest.mark.parametrize(("group", "told", "faults"), [("tried on", 29, 29), ("held out", 14, 20), ("second", 9, 20)])
+@pytest.mark.parametrize(("group", "told", "faults"), [("tried on", 29, 29), ("held out", 14, 20), ("second", 17, 20)])
 def test_loops_before_and_after_public_fixes(group, told, faults):
-    """Of the pairs that were held out no rule was changed for any."""
+    """For those held out no rule was changed; the second were read once (9 of 20), and then rules were."""
     recalled, of, right, hits = measured([pair for pair in pairs() if pair.group == group])
     assert of == faults and recalled >= told
     assert right == hits

@@ -8,10 +8,12 @@ nothing is installed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 if sys.version_info < (3, 10):  # noqa: UP036 (a hook takes the `python3` that is there)
     sys.exit("accumulation-lint: expected Python 3.10 or newer, got " + sys.version.split()[0])
@@ -19,8 +21,10 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from accumulation_harness.lint import rules, trainers
+from accumulation_harness.lint.fix import mended, patch, write
 from accumulation_harness.lint.hit import Hit
 from accumulation_harness.lint.source import Source
+from accumulation_harness.system.address import page_of
 
 CLEAN, HITS, UNREAD = 0, 1, 2
 RULES = (rules.hits, trainers.hits)
@@ -53,40 +57,87 @@ def files(path: Path) -> Iterator[Path | OSError]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one line per hit. Return 0 where there is none, 1 where there is one, 2 where a path could not be read."""
+    """Print hits, or patches. Return 0 where there is no hit, 1 where there is one, 2 where a path could not be read."""
     called = Path(sys.argv[0]).name  # the short name is for hooks
     name = "accumulation-lint" if called.startswith("accumulation-lint") else "accumulation-harness lint"
     parser = argparse.ArgumentParser(prog=name, description="What source text tells of accumulation, without running it.")
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, a notebook, or a folder of them")
     parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="lines for people and editors, or annotations of GitHub"
+        "--format",
+        choices=(*FORMATS, "sarif"),
+        default="text",
+        help="lines for people and editors, GitHub's annotations, or SARIF",
     )
+    parser.add_argument("--fix", action="store_true", help="print a patch of what is certain, and the hits that it leaves")
+    parser.add_argument("--write", action="store_true", help="with --fix: change the files")
     given = parser.parse_args(arguments)
+    if given.write and not given.fix:
+        parser.error("--write: expected --fix before it")
     code = CLEAN
+    told: list[dict[str, Any]] = []
     for path in (file for one in given.paths for file in files(one)):
         try:
             if isinstance(path, OSError):
                 raise path
             source = Source.read(path)
             hits = found(source)
+            code = max(code, HITS if any(hit.sure for hit in hits) and not given.write else CLEAN)
+            if given.fix and not source.cells:
+                new = mended(source.text, found)
+                print("".join(patch(path, source.text, new)), end="")
+                if given.write:
+                    write(path, source.text, new)
+                hits = found(Source(new))
+            code = max(code, HITS if any(hit.sure for hit in hits) else CLEAN)
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             grammar = f" (read as Python {sys.version_info[0]}.{sys.version_info[1]})" if isinstance(error, SyntaxError) else ""
             where = path.filename if isinstance(path, OSError) else path
             print(f"{where}: expected a Python file, got {type(error).__name__}: {error}{grammar}", file=sys.stderr)
             code = UNREAD
             continue
-        for hit in hits:
-            known = {
-                "place": source.place(hit.line),
-                "line": hit.line,
-                "column": hit.column,
-                "level": "error" if hit.sure else "notice",
-                "cause": hit.cause,
-                "told": hit.told(),
-            }
-            print(FORMATS[given.format].format(path=path, **known))
-        code = max(code, HITS if any(hit.sure for hit in hits) else CLEAN)
+        told += [{"path": path, "place": source.place(hit.line), "hit": hit} for hit in hits]
+        while given.format != "sarif" and told:
+            print(line(**told.pop(0), text=FORMATS[given.format]))
+    if given.format == "sarif":
+        print(json.dumps(sarif(told), indent=1))
     return code
+
+
+def line(path: Path, place: str, hit: Hit, text: str) -> str:
+    """Return a hit as a line of a format."""
+    known = {"line": hit.line, "column": hit.column, "level": "error" if hit.sure else "notice", "cause": hit.cause}
+    return text.format(path=path, place=place, told=hit.told(), **known)
+
+
+def sarif(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return hits in the format in which code scanning takes them, 2.1.0."""
+    rules = [{"id": cause, "helpUri": page_of(cause)} for cause in sorted({one["hit"].cause for one in told})]
+    results = [
+        {
+            "ruleId": one["hit"].cause,
+            "level": "error" if one["hit"].sure else "note",
+            "message": {"text": one["hit"].told()},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": one["path"].as_posix()},
+                        "region": {
+                            "startLine": one["hit"].line,
+                            "startColumn": one["hit"].column,
+                            "endLine": one["hit"].last_line,
+                        },
+                    }
+                }
+            ],
+        }
+        for one in told
+    ]
+    driver = {"name": "accumulation-lint", "rules": rules}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
 
 
 if __name__ == "__main__":

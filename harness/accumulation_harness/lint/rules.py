@@ -102,7 +102,8 @@ def apart(events: list[Event]) -> list[list[Event]]:
         [
             event
             for event in events
-            if (event.kind == "backward" and followed.get(event.node) == names) or (event.kind in ("step", "clear") and event.name in names)
+            if (event.kind == "backward" and followed.get(event.node, set()) == names)
+            or (event.kind in ("step", "clear") and event.name in names)
         ]
         for names in groups
     ]
@@ -167,10 +168,13 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     full = [window for window in found if window.size == usual and window.is_whole]
     yield from _cleared(source, found, usual)
     if usual == 1:
-        yield from _stepped_inside(source, full)
+        yield from _stepped_inside(full) if not run.given & run.asked.keys() else ()  # its caller says when it steps
         return
     if not run.unsure and {window.size for window in found[1:-1]} == {1, N - 1} and full[0].is_flat:
-        yield _hit(full[0].step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch but each N-th"), None
+        yield (
+            _hit(full[0].step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch but each N-th"),
+            None,
+        )
         return
     for window in full:
         yield from _for_each(window)
@@ -235,7 +239,7 @@ def _takes(window: Window, clear: Event, found: list[Window]) -> bool:
     return len(window.optimizers) == len(others) == 1 and words.OPTIMIZER.search(words.end(clear.name)) is None
 
 
-def _stepped_inside(source: Source, full: list[Window]) -> Iterator[Told]:
+def _stepped_inside(full: list[Window]) -> Iterator[Told]:
     """The optimizer steps after every backward, in a loop over the micro-batches, or with losses divided by their number."""
     for window in full[:1]:
         (first, *_) = window.backwards

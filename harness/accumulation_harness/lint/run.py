@@ -71,6 +71,7 @@ class Run:
         self.loops: list[tuple[ast.AST, int, bool]] = []
         self.module: ChainMap[str, Value] = ChainMap({})
         self.hooks: list[Function] = []
+        self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.visited: set[ast.AST] = set()
@@ -93,6 +94,7 @@ class Run:
             for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
                 self.loops = [] if self.source.loops_over_backward(root) else [(root, number, False)]
                 given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
+                self.given = {one.arg for one in root.args.args} if self.loops else set()
                 returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
                 if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
                     self.backward(root.body[-1], returned, "automatic", divisor=N)
@@ -421,7 +423,7 @@ class Run:
     # calls ---------------------------------------------------------------------------------------------------------------------
 
     def happen(self, kind: str, node: ast.expr | ast.stmt, name: str, **known: object) -> None:
-        """Note an event; what accelerate defers does not happen (a schedule is not deferred where it was given the optimizer alone)."""
+        """Note an event; what accelerate defers does not happen (no schedule, if it was given the optimizer alone)."""
         deferred = self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None
         if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
             deferred = deferred and words.end(name) in self.source.prepared

@@ -221,7 +221,7 @@ class Source:
 
     @cached_property
     def prepared(self) -> set[str]:
-        """What a call is given and gives back (`model, optimizer = accelerator.prepare(model, optimizer)`), by last identifiers."""
+        """What a call is given and gives back, by last identifiers: `model, optimizer = prepare(model, optimizer)`."""
         found = set()
         for node in words.inside(self.tree, ast.Assign):
             if isinstance(node.value, ast.Call):
