@@ -32,7 +32,7 @@ FIRST = ("workload", "norm", "optimizer", "precision", "seed", "effective_batch"
          "verdict", "cause")  # columns of the table; the others of verdicts.csv follow  # fmt: skip
 DPI = 120
 LOGS = "offline-run-*/*.wandb"
-DONE = "done"  # written after the run of a sweep
+DONE = "done"  # written after the whole run of a sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,6 +95,8 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
             drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, experiment, arms)}
             run.show_images(drawn)
             run.finish({**counts, "num_trials": arms["trial"].nunique()}, {})
+        if not run.is_whole:
+            continue  # which was told: the same command tries again
         (folder / DONE).touch()
         yield f"“{experiment}”: a run of the sweep, with a table of {len(verdicts)} verdicts and {len(drawn)} figures."
     if wandb := sys.modules.get("wandb"):

@@ -16,6 +16,7 @@ COMMANDS = {
     "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: what watched training runs say, or have said"),
     "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
+    "verify": ("accumulation_harness.sweep.verify", "whether a store is what it should be"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
     "lint": ("accumulation_harness.lint", "what source text tells, without running it"),

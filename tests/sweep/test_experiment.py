@@ -128,7 +128,8 @@ def test_a_trial_that_hangs_is_ended_and_told_where(sweep):
     code, _, errors = sweep.run("hang", "ok", "stubborn", seconds=3)
     assert code == 1
     assert len({*re.findall("^failed: .*: no end after trial_seconds=3$", errors, re.M)}) == 2
-    assert "half of trial_seconds=3 has passed" in errors and 'tiny_trials.py", line' in errors
+    assert "half of trial_seconds=3 has passed" in errors, errors
+    assert 'tiny_trials.py", line' in errors, errors
     assert sweep.states() == {0: State.failed, 1: State.finished, 2: State.failed}
 
 

@@ -96,9 +96,7 @@ class Measurements:
     def _read(self, measurement: Measurement[Value]) -> Value | None:
         """What is stored; None where there is nothing good."""
         with suppress(OSError, msgspec.MsgspecError):
-            content = read_file(self._path(measurement))
-            checksum, body = content[:CHECKSUM], content[CHECKSUM:]
-            if checksum == hashlib.sha256(body).digest():
+            if (body := _body(self._path(measurement))) is not None:
                 made_by, files, plain = msgspec.msgpack.decode(body, type=tuple[str, dict[str, str], Any])
                 found: Value = msgspec.convert(plain, measurement.kind)
                 if opened.changed(files, opened.start(), self._root):
@@ -113,6 +111,20 @@ class Measurements:
         with suppress(OSError):  # a full disk: the trial itself will say so
             write_atomically(self._path(measurement), hashlib.sha256(body).digest() + body)
             self._path(measurement, ".lock").unlink(missing_ok=True)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a measurement's file is the one that was written."""
+    try:
+        return _body(path) is not None
+    except OSError:
+        return False
+
+
+def _body(path: Path) -> bytes | None:
+    content = read_file(path)
+    checksum, body = content[:CHECKSUM], content[CHECKSUM:]
+    return body if checksum == hashlib.sha256(body).digest() else None
 
 
 @cache

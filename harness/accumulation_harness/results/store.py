@@ -58,10 +58,10 @@ __all__ = ["State", "Status", "Store", "StoreError", "StoreWarning", "StoredTria
 Scalar = str | int | float | bool | None
 Row = Mapping[str, Scalar]
 
-_LOCKS = ".locks"
+LOCKS = ".locks"
 _ASIDE = (".damaged-", ".stale-")  # in the name of a folder that is kept beside the trial's
 _LOOK_SECONDS = 0.1  # that somebody may hold a lock who only looks whether it is free
-_ATTEMPT = ("steps.parquet", "failed.json", "wandb")  # what an attempt that did not finish may leave, beside partial files
+ATTEMPT = ("steps.parquet", "failed.json", "wandb")  # what an attempt that did not finish may leave, beside partial files
 
 
 class StoreWarning(UserWarning):
@@ -209,7 +209,7 @@ class Store:
             os.close(descriptor)
 
     def _lock_of(self, folder: Path) -> Path:
-        return self.root / _LOCKS / folder.parent.name / folder.name
+        return self.root / LOCKS / folder.parent.name / folder.name
 
     def _locked(self, folder: Path) -> BaseFileLock | None:
         """The lock of the trial, whose folder is there from now on; None where another process holds it."""
@@ -237,7 +237,7 @@ class Store:
             folder.mkdir()
             if status.state == State.damaged:
                 warnings.warn(f"{folder} renamed to {target.name}: {status.detail}", StoreWarning, stacklevel=4)
-        for path in (*(folder / name for name in _ATTEMPT), *folder.glob(f"*{PARTIAL}")):
+        for path in (*(folder / name for name in ATTEMPT), *folder.glob(f"*{PARTIAL}")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         folder.touch()  # so old is the trial
 

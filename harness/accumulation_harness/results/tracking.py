@@ -133,6 +133,7 @@ class Run:
 
     def __init__(self, inner: wandb.Run | None) -> None:
         self._inner = inner
+        self.is_whole = inner is not None  # nothing that was given to it is missing
         self._waiting: list[tuple[int, Mapping[str, float]]] = []
         self._handed_over = -math.inf  # when
 
@@ -185,7 +186,7 @@ class Run:
         try:
             call(self._inner)
         except Exception as error:  # whatever wandb raises
-            log, self._inner = self._inner.settings.sync_dir, None
+            log, self._inner, self.is_whole = self._inner.settings.sync_dir, None, False
             _warn(f"{what} may be missing ({error}); what reached the local log can be uploaded: wandb sync {log}")
 
     def __enter__(self) -> Self:

@@ -142,7 +142,8 @@ class Child:
             return report
         if self.is_over:
             told = f"no end after trial_seconds={self.cell.config.trial_seconds:g}"
-            return Failure(trial=self.cell.trial, summary=told, details=tail)
+            printed, _, calls = tail.rpartition("(most recent call first):")  # faulthandler begins with the innermost
+            return Failure(trial=self.cell.trial, summary=told, details="\n".join((printed, *reversed(calls.splitlines()))))
         code = self.process.exitcode
         if code == UNTOLD and _is_gone(self.server):  # which would have told; its children die with it, at once or a little later
             return RunsElsewhere(State.running)

@@ -1,0 +1,83 @@
+"""`accumulation-harness verify [--results DIR]`: everything that should be true of a store, checked; exit code 1 where it is not.
+
+Of each trial: its files against their checksums, its rows against what is said of them, the files that it has read; whether
+something is left of an attempt or of a process that was killed; and the measurements that trials share. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from accumulation_harness.judge.verdict import Outcome
+from accumulation_harness.results import measurements, sweeps
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.results.record import StoredTrial, in_one_line
+from accumulation_harness.results.store import ATTEMPT, LOCKS, State, Status, Store
+from accumulation_harness.system import terminal
+from accumulation_harness.system.files import PARTIAL
+from accumulation_harness.system.processes import run_command
+
+WRONG = (State.damaged, State.stale)  # the others are on their way
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is wrong, a line each, and how many trials are in which state; exit code 1 where something is, 2 without any."""
+    parser = terminal.parser("verify", __doc__)
+    parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
+    root: Path = parser.parse_args(arguments).results
+    store = Store(root)
+    statuses = [*store.status()]
+    if not statuses:
+        print(f"{root}: no trials", file=sys.stderr)
+        return 2
+    found = [line for status in statuses for line in of_trial(store, status)] + [*beside_trials(root)]
+    for line in found:
+        print(in_one_line(line))
+    counts = Counter(str(status.state) for status in statuses)
+    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    print(f"{len(statuses)} trials ({states}): " + (f"{len(found)} findings" if found else "all is as it should be"))
+    return 1 if found else 0
+
+
+def of_trial(store: Store, status: Status) -> Iterator[str]:
+    """What is wrong with one trial, in lines."""
+    name = f"{status.experiment}/{status.trial}"
+    if status.state in WRONG:
+        yield f"{name}: {status.state}: {status.detail}"
+    if status.state != State.finished or status.stored is None:
+        return
+    yield from (f"{name}: {wrong}" for wrong in _of_record(store, status.stored))
+    names = [ATTEMPT[1], *(path.name for path in status.folder.glob(f"*{PARTIAL}"))]
+    yield from (f"{name}: {left} is left of another attempt" for left in names if (status.folder / left).exists())
+
+
+def _of_record(store: Store, trial: StoredTrial) -> Iterator[str]:
+    steps = store.steps(trial)
+    if len(steps) != trial.record.get("steps"):
+        yield f"steps.parquet has {len(steps)} rows, trial.json says {trial.record.get('steps')}"
+    for arm in trial.arms:
+        if missing := [column for column in VERDICT_COLUMNS if column not in arm]:
+            yield f"an arm has no {', '.join(missing)}"
+        elif arm["verdict"] not in [*Outcome] or (arm["experiment"], arm["trial"]) != (trial.experiment, trial.trial):
+            yield f"an arm says verdict={arm['verdict']} of {arm['experiment']}/{arm['trial']}"
+
+
+def beside_trials(root: Path) -> Iterator[str]:
+    """What is wrong with the files that trials share."""
+    for path in sorted((root / measurements.FOLDER).glob("*")):
+        if path.suffix != ".lock" and not path.name.endswith(PARTIAL) and not measurements.is_whole(path):
+            yield f"{path.relative_to(root)}: its checksum does not match; it is made again where it is needed"
+    notes = sum(1 for _ in (root / sweeps.FOLDER).glob("*.json"))
+    if notes != len(sweeps.announced(root)):
+        yield f"{sweeps.FOLDER}: {notes - len(sweeps.announced(root))} notes of sweeps cannot be read"
+    for folder in (measurements.FOLDER, sweeps.FOLDER, LOCKS):
+        yield from (
+            f"{path.relative_to(root)} is left of a process that was killed" for path in (root / folder).rglob(f"*{PARTIAL}")
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
