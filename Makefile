@@ -13,7 +13,7 @@ INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https:/
 DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-floor test-slow docs check format bench doctor gpu trainer scoreboard clean
+.PHONY: help report report-full test test-floor test-slow docs check format bench doctor gpu trainer scoreboard museum clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,8 +86,12 @@ gpu: $(VENV)/.ready  ## on a CUDA machine: what only a card can show, in MINUTES
 trainer: $(VENV)/.ready  ## audit a released trainer in an environment of its own: NAME=trl (scoreboard/trainers.toml)
 	$(BIN)/python scoreboard/record.py $(NAME)
 
-scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md from the records of these audits
+scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md and museum.md from the records of these audits
 	$(BIN)/python scoreboard/page.py
+	$(BIN)/python scoreboard/museum.py
+
+museum: $(VENV)/.ready  ## run each known bug of a release, broken and mended, in environments of their own: NAME=ID for one
+	$(BIN)/python scoreboard/museum.py $(or $(NAME),all)
 
 clean:  ## remove the environment and caches; results and reports stay
 	rm -rf $(VENV) $(FLOOR) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

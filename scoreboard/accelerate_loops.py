@@ -6,17 +6,26 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin
 
 from scoreboard import data
 
 
-def _prepared(batch_size: int, accumulation_steps: int, **plugin: Any) -> tuple[Accelerator, Any, Any, Any]:
+def _forget() -> None:
     """`accelerate` keeps process-wide state, which must not pass from one call to the next."""
     from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    if hasattr(GradientState, "_reset_state"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+    else:  # before 0.17
+        AcceleratorState._shared_state.clear()
+        GradientState._shared_state.clear()
+
+
+def _prepared(batch_size: int, accumulation_steps: int, **plugin: Any) -> tuple[Accelerator, Any, Any, Any]:
+    from accelerate.utils import GradientAccumulationPlugin
+
+    _forget()
     made = GradientAccumulationPlugin(num_steps=accumulation_steps, **plugin)
     accelerator = Accelerator(gradient_accumulation_plugin=made, cpu=True)
     model = data.language_model()
@@ -33,6 +42,33 @@ def naive(batch_size: int, accumulation_steps: int) -> None:
             with accelerator.accumulate(model):
                 accelerator.backward(data.token_loss(model(rows), rows, "mean"))
                 optimizer.step()
+                optimizer.zero_grad()
+
+
+class Decay(torch.optim.lr_scheduler._LRScheduler):
+    """By a tenth at every step; a kind that releases before torch 2.0 know as a schedule, too."""
+
+    def get_lr(self) -> list[float]:
+        return [rate * 0.9**self.last_epoch for rate in self.base_lrs]
+
+
+def scheduled(batch_size: int, accumulation_steps: int) -> None:
+    """A prepared schedule that is stepped inside `accumulate()`, as the documentation has it; equal lengths, divisible."""
+    _forget()
+    accelerator = Accelerator(gradient_accumulation_steps=accumulation_steps, cpu=True)
+    inputs, labels = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Decay(optimizer)
+    rows = torch.utils.data.TensorDataset(inputs[:32], labels[:32])
+    loader = torch.utils.data.DataLoader(rows, batch_size=batch_size)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    for _ in range(data.EPOCHS):
+        for features, classes in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(torch.nn.functional.cross_entropy(model(features), classes))
+                optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
 
 

@@ -22,6 +22,7 @@ import deepspeed
 import deepspeed.ops
 
 deepspeed.ops.__compatible_ops__.clear()
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.utils.logger.setLevel("ERROR")
 
 
@@ -112,6 +113,12 @@ def unequal(batch_size: int, accumulation_steps: int) -> None:
 def unequal_zero_2(batch_size: int, accumulation_steps: int) -> None:
     """Mean loss over unequal lengths, ZeRO stage 2, divisible."""
     _tokens(batch_size, accumulation_steps, zero_optimization={"stage": 2})
+
+
+def offloaded(batch_size: int, accumulation_steps: int) -> None:
+    """ZeRO stage 2 with the optimizer offloaded to the CPU, divisible."""
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    _images(32, batch_size, accumulation_steps, zero_optimization=offload, zero_force_ds_cpu_optimizer=False)
 
 
 def zero_3(batch_size: int, accumulation_steps: int) -> None:

@@ -21,7 +21,7 @@ PAGE = HERE.parent / "docs/findings/scoreboard.md"
 ROWS = HERE.parent / "experiments/recorded/released_trainers.csv"
 CLAIMED = ("accelerate", "keras-by-hand", "lightning")  # the records on which G1 to G3 rest
 COLUMNS = ("name", "framework", "version", "function", "accumulation_steps", "verdict", "causes", "distance", "largest_distance")
-HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "since", "fixed in", "reproduce")
+HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "scale, N", "since", "fixed in", "reproduce")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Line:
     setting: str
     finding: str  # its causes, `equivalent`, or `not run`
     distances: str  # by N
+    scales: str  # by N
     since: str = ""  # first audited release from which on the finding is this one
     fixed_in: str = ""  # first later one that is equivalent
 
@@ -66,10 +67,13 @@ def _lines(record: dict[str, Any]) -> Iterator[Line]:
             function=function,
             setting=arms[0]["setting"] if arms else "",
             finding=", ".join(causes) or (arms[0]["verdict"] if arms else "not run"),
-            distances=", ".join(
-                f"{number(arm['distance'])} ({arm['accumulation_steps']})" for arm in arms if arm["distance"] is not None
-            ),
+            distances=_by_steps(arms, "distance"),
+            scales=_by_steps(arms, "scale"),
         )
+
+
+def _by_steps(arms: Sequence[dict[str, Any]], key: str) -> str:
+    return ", ".join(f"{number(arm[key])} ({arm['accumulation_steps']})" for arm in arms if arm[key] is not None)
 
 
 def _dated(line: Line, releases: Sequence[Line]) -> Line:
@@ -91,7 +95,7 @@ def page(found: Sequence[Line]) -> str:
             f"{line.framework} {line.version}",
             f"{' '.join(line.setting.rstrip('.').replace('|', chr(92) + '|').split())} (`{line.function}`)",
             ", ".join(f"`{cause}`" if line in different else cause for cause in line.finding.split(", ")),
-            *(line.distances, line.since, line.fixed_in, f"`make trainer NAME={line.name}`"),
+            *(line.distances, line.scales, line.since, line.fixed_in, f"`make trainer NAME={line.name}`"),
         )
         for line in found
     ]

@@ -21,13 +21,19 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def preferences(count: int) -> Any:
-    """A prompt of two tokens, a chosen and a rejected answer of unequal lengths."""
-    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count)]
+def preferences(count: int, *, equal: bool = False) -> Any:
+    """A prompt of two tokens, a chosen and a rejected answer, of unequal lengths or all of one."""
+    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count, equal=equal)]
     made = []
     for chosen, rejected in zip(rows[:count], rows[count:], strict=True):
         prompt, answer = chosen.split(" ", 2)[:2], chosen.split(" ", 2)[2]
-        made.append({"prompt": " ".join(prompt), "chosen": f" {answer}", "rejected": f" {rejected[:11]}"})
+        made.append(
+            {
+                "prompt": " ".join(prompt),
+                "chosen": f" {answer}",
+                "rejected": f" {rejected.split(' ', 2)[2] if equal else rejected[:11]}",
+            }
+        )
     return datasets.Dataset.from_list(made)
 
 

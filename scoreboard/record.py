@@ -41,19 +41,29 @@ def main(name: str) -> int:
     if name not in known:
         print(f"NAME={name}: expected one of {', '.join(known)}", file=sys.stderr)
         return 2
-    environment = ROOT / ".venv-trainers" / known[name]["environment"]
-    if Path(sys.prefix) == environment:
+    python = environment(known[name])
+    if Path(sys.executable) == python:
         record = audited(name, known[name])
         (HERE / "records" / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
         return 0
-    python, ready = environment / "bin" / "python", environment / ".ready"
-    if not ready.exists():
-        venv.create(environment, with_pip=True, clear=True)
-        pins = HERE / "requirements" / f"{known[name]['environment']}.txt"
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", pins], check=True)
-        ready.touch()
     searched = {"PYTHONPATH": f"{ROOT / 'harness'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.run([python, "-W", "ignore", __file__, name], env={**os.environ, **searched}, check=False).returncode
+
+
+def environment(asked: dict[str, Any]) -> Path:
+    """The interpreter of an entry; what is not there yet is installed: the pins of its file, or its own above those of torch."""
+    own = asked.get("pins", [])
+    folder = ROOT / ".venv-trainers" / ("_".join(own).replace("==", "-") or asked["environment"])
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        wanted = own or ["-r", HERE / "requirements" / f"{asked['environment']}.txt"]
+        if own:
+            base = next(environment({"environment": "torch"}).parents[1].glob("lib/python*/site-packages"))
+            (next(folder.glob("lib/python*/site-packages")) / "base.pth").write_text(f"{base}\n")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *asked.get("options", []), *wanted], check=True)
+        ready.touch()
+    return python
 
 
 def audited(name: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -61,8 +71,9 @@ def audited(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     from accumulation_harness.audit import audit
 
     module, sizes = importlib.import_module(f"scoreboard.{asked['file']}"), USUAL | asked.get("sizes", {})
-    versions = {package: version(package) for package in asked["packages"]} | {"python": platform.python_version()}
-    shared = {"name": name, "framework": asked["packages"][0], "versions": versions, "settings": sizes}
+    packages = asked.get("packages") or [*(pin.partition("==")[0] for pin in asked["pins"]), "torch"]
+    versions = {package: version(package) for package in packages} | {"python": platform.python_version()}
+    shared = {"name": name, "framework": packages[0], "versions": versions, "settings": sizes}
     parts = []
     for function in asked["functions"]:
         report = audit(getattr(module, function), **sizes)

@@ -87,6 +87,11 @@ def llama_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
     return _train(_llama(), text.causal(), batch_size, accumulation_steps)
 
 
+def llama_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (Llama), unequal lengths, divisible."""
+    return _train(_llama(), text.causal(32), batch_size, accumulation_steps)
+
+
 def experts_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
     """Causal LM with a mixture of experts (Mixtral) and its load-balancing loss, divisible."""
     model = _llama("Mixtral", num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.1)
@@ -105,6 +110,11 @@ def sequences_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
     return _train(_bert("BertForSequenceClassification", num_labels=2), text.classified(), batch_size, accumulation_steps)
 
 
+def sequences_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Sequence classification (BERT), divisible."""
+    return _train(_bert("BertForSequenceClassification", num_labels=2), text.classified()[:32], batch_size, accumulation_steps)
+
+
 def _declared(model: Any) -> Any:
     """Says that the model divides by no number of items of the whole window, whatever its signature looks like."""
     model.accepts_loss_kwargs = False
@@ -113,6 +123,12 @@ def _declared(model: Any) -> Any:
 
 def masked_declared(batch_size: int, accumulation_steps: int) -> list[float]:
     return _train(_declared(_bert("BertForMaskedLM")), text.masked(), batch_size, accumulation_steps)
+
+
+def sequences_divisible_declared(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Sequence classification (BERT) with `model.accepts_loss_kwargs = False`, divisible."""
+    model = _declared(_bert("BertForSequenceClassification", num_labels=2))
+    return _train(model, text.classified()[:32], batch_size, accumulation_steps)
 
 
 def sequences_declared(batch_size: int, accumulation_steps: int) -> list[float]:

@@ -9,10 +9,13 @@ import pandas as pd
 import pytest
 import tomllib
 
+from accumulation_harness.affected.__main__ import ADVISORIES as ADVISED
+from accumulation_harness.affected.__main__ import read
 from accumulation_harness.analysis import ledger, load
 from accumulation_harness.audit import audit
 from accumulation_harness.experiments.released_trainers import answers
-from scoreboard import page, record
+from accumulation_harness.judge.cause import Cause
+from scoreboard import museum, page, record
 from tests.audit.loops import wrong_loops
 
 HERE = Path(__file__).parents[1] / "scoreboard"
@@ -25,8 +28,11 @@ def test_an_audit_is_complete(name):
     asked = TRAINERS[name]
     tree = ast.parse((HERE / f"{asked['file']}.py").read_text())
     assert {*asked["functions"]} <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    pins = [line for line in (HERE / f"requirements/{asked['environment']}.txt").read_text().splitlines() if line[:1] not in "#"]
-    assert all("==" in pin for pin in pins) and any(pin.startswith("torch==") for pin in pins)
+    environment = asked.get("environment", "torch")  # pins of an entry's own go above those of torch
+    lines = (HERE / f"requirements/{environment}.txt").read_text().splitlines()
+    pins = [line for line in lines if line[:1] not in "#"]
+    assert all("==" in pin for pin in (*pins, *asked.get("pins", [])))
+    assert any(pin.startswith("torch==") for pin in pins)
 
 
 def test_every_record_is_of_an_audit():
@@ -46,7 +52,7 @@ def test_a_record_says_what_the_audit_said():
 def release(name, version, **causes):
     """The record of one release: `function=[cause, ...]`."""
     arms = [
-        {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "causes": said,
+        {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "scale": 1.5, "causes": said,
          "verdict": "different" if said else "equivalent"}
         for function, said in causes.items()
     ]  # fmt: skip
@@ -64,7 +70,7 @@ def test_a_finding_is_dated_by_the_releases_that_were_audited():
     assert dated["loss", "tool-old"] == dated["loss", "tool"] == ("1.9", "2.0")
     assert dated["loss", "tool-new"] == dated["loss", "tool-other-backend"] == ("2.0", "")
     assert (dated["tail", "tool-old"], dated["tail", "tool-new"]) == (("1.9", ""), ("1.10", ""))
-    row = "| tool 1.10 | loss \\| of (`loss`) | `mean_of_means` | 0.5 (4) | 1.9 | 2.0 | `make trainer NAME=tool` |"
+    row = "| tool 1.10 | loss \\| of (`loss`) | `mean_of_means` | 0.5 (4) | 1.5 (4) | 1.9 | 2.0 | `make trainer NAME=tool` |"
     assert row in page.page(found).splitlines()
 
 
@@ -74,6 +80,39 @@ def test_what_is_committed_is_made_of_the_committed_records():
     written = io.StringIO()
     csv.DictWriter(written, page.COLUMNS, lineterminator="\n").writerows(page.rows(held))
     assert page.ROWS.read_text().partition("\n")[2] == written.getvalue()
+
+
+ADVISORIES = read(ADVISED)
+SMOOTHED = ("transformers-5.14.1:smoothed_equal_lengths", "transformers-5.15.0:smoothed_equal_lengths")
+
+
+def test_the_page_of_the_museum_is_made_of_the_committed_records():
+    assert museum.PAGE.read_text() == museum.text(ADVISORIES, museum.held())
+
+
+@pytest.mark.parametrize("advisory", ADVISORIES, ids=lambda advisory: advisory["id"])
+def test_an_advisory_is_borne_out_by_its_records(advisory):
+    """Different with its finding in a release that is affected, equivalent where it is mended, and as large as is told."""
+    assert list(museum.wrong(advisory, museum.held())) == []
+    assert set(advisory["finding"]) <= {*Cause} and advisory["bounds"].endswith(".") and advisory["shows"].endswith(".")
+    assert all(link.startswith("https://") for link in advisory["threads"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"finding": ["loss_divided_twice"]}, "told loss_divided_twice"),
+        ({"affected": "<5.14.1"}, "not among the affected"),
+        ({"affected": ">=4.46.0"}, "5.15.0 was run as the release that has it right"),
+        ({"fixed_in": "5.16.0"}, "5.16.0 is told"),
+        ({"error": {}}, "size of the error"),
+        ({"evidence": {"broken": SMOOTHED[1], "fixed": "nowhere:x"}}, "no record of nowhere:x"),
+        ({"evidence": {"broken": SMOOTHED[1], "fixed": SMOOTHED[0]}}, "found loss_not_divided"),
+    ],
+)
+def test_an_advisory_that_its_records_do_not_bear_out(change, told):
+    [right] = [advisory for advisory in ADVISORIES if advisory["id"] == "transformers-label-smoothing"]
+    assert told in "; ".join(museum.wrong(right | change, museum.held()))
 
 
 E, D = "equivalent", "different"

@@ -19,9 +19,10 @@ COMMANDS = {
     "verify": ("accumulation_harness.sweep.verify", "whether a store is what it should be"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
+    "affected": ("accumulation_harness.affected", "which pinned releases compute something else with accumulation"),
     "lint": ("accumulation_harness.lint", "what source text tells, without running it"),
 }
-LIGHT = ("audit", "watch", "doctor", "lint")  # torch and numpy are enough
+LIGHT = ("affected", "audit", "watch", "doctor", "lint")  # torch and numpy are enough
 OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
 
 

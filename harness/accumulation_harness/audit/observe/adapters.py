@@ -52,7 +52,7 @@ class KerasAdapter:
 
     def _step(self, optimizer: Any, grads: Any, variables: Any, learning_rate: Any) -> Seeing:
         foreign = self._foreign(optimizer, variables)
-        foreign.param_groups[0]["lr"] = float(learning_rate)
+        foreign.param_groups[0]["lr"] = float(getattr(learning_rate, "value", learning_rate))  # a variable before Keras 3.5
         live = self.observed.add(foreign)
         self.count()
         live.before_step()

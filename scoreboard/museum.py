@@ -1,0 +1,213 @@
+"""`make museum`: each fault of the advisories in a release that has it, and where it is mended, from scratch; then their page.
+
+What an advisory calls `evidence` names two records of `records/` and a function of each. `make museum NAME=ID` makes these alone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from accumulation_harness.affected.__main__ import ADVISORIES, Advisory, read, size
+
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).parents[1])
+from scoreboard import page, record
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/findings/museum.md"
+PRICES = HERE / "prices.json"
+Records = dict[str, dict[str, Any]]
+SIDES = ("broken", "fixed")
+
+
+def held() -> Records:
+    return {one["name"]: one for one in page.records(HERE / "records")}
+
+
+def arms(records: Records, side: str) -> list[dict[str, Any]]:
+    """Those of RECORD:FUNCTION."""
+    name, _, function = side.partition(":")
+    return [arm for arm in records.get(name, {"arms": []})["arms"] if arm["function"] == function]
+
+
+def version(records: Records, side: str) -> str:
+    one = records[side.partition(":")[0]]
+    found: str = one["versions"][one["framework"]]
+    return found.partition("+")[0]
+
+
+def wrong(advisory: Advisory, records: Records) -> Iterator[str]:
+    """What its records do not bear out."""
+    evidence = advisory["evidence"]
+    if missing := [evidence[side] for side in SIDES if not arms(records, evidence[side])]:
+        yield f"no record of {', '.join(missing)}"
+        return
+    broken, fixed = (arms(records, evidence[side]) for side in SIDES)
+    causes = sorted({cause for arm in broken for cause in arm["causes"]})
+    if {arm["verdict"] for arm in broken} != {"different"} or causes != sorted(advisory["finding"]):
+        yield f"{evidence['broken']}: found {', '.join(causes) or 'nothing'}, told {', '.join(advisory['finding'])}"
+    if found := sorted({cause for arm in fixed for cause in arm["causes"]}):
+        yield f"{evidence['fixed']}: found {', '.join(found)}"
+    framework = records[evidence["broken"].partition(":")[0]]["framework"]
+    releases = [version(records, evidence[side]) for side in SIDES]
+    affected = [release in SpecifierSet(advisory["affected"]) for release in releases]
+    if canonicalize_name(framework) != canonicalize_name(advisory["package"]) or not affected[0]:
+        yield f"{framework} {releases[0]} was run, and is not among the affected"
+    if releases[0] != releases[1] and (affected[1] or releases[1] != advisory["fixed_in"]):
+        yield f"{releases[1]} was run as the release that has it right, and {advisory['fixed_in']} is told"
+    if advisory["error"] != error(broken):
+        yield "the size of the error is not the record's"
+
+
+def error(broken: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of the first optimizer step's gradient, by N."""
+    digits = {str(arm["accumulation_steps"]): (arm["distance"], arm["scale"]) for arm in broken}
+    return {n: {"distance": float(f"{d:.3g}"), "scale": float(f"{s:.3g}")} for n, (d, s) in digits.items()}
+
+
+def picture(advisory: Advisory, records: Records) -> str:
+    """How far each side is from one whole batch at the worst step, beside the gate, in SVG, on a scale of decades."""
+
+    def place(value: float) -> float:
+        return 90 + 46 * (min(max(math.log10(max(value, 1e-9)), -8), 2) + 8)
+
+    rows = []
+    for y, side, colour in ((6, "broken", "#c0392b"), (30, "fixed", "#2e7d32")):
+        of = arms(records, advisory["evidence"][side])[0]
+        value = of["largest_distance"] or 0.0
+        number = f"{value:.2g}" if value > 1e-3 or side == "fixed" else "the gradients agree, and not what is made of them"
+        told = f"{version(records, advisory['evidence'][side])}: {number}"
+        rows.append(
+            f'<text x="0" y="{y + 13}">{side}</text>'
+            f'<rect x="90" y="{y}" width="{place(value) - 90:.0f}" height="16" fill="{colour}"/>'
+            f'<text x="{place(value) + 5:.0f}" y="{y + 13}">{html.escape(told)}</text>'
+        )
+    gate = place(arms(records, advisory["evidence"]["broken"])[0]["gate"] or 1e-6)
+    at = f'x1="{gate:.0f}" x2="{gate:.0f}" y1="0" y2="50"'
+    rows.append(f'<line {at} stroke="currentColor" stroke-dasharray="3"/>')
+    return (
+        '<svg viewBox="0 0 700 52" width="700" font-size="12" fill="currentColor" role="img" '
+        f'aria-label="{advisory["id"]}: distance from one whole batch">{"".join(rows)}</svg>'
+    )
+
+
+HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by, N = 4", "settings")
+SORT = """<script>
+document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
+  const body = head.closest("table").tBodies[0], key = row => row.cells[column].textContent;
+  const sign = head.dataset.up = head.dataset.up === "1" ? -1 : 1;
+  [...body.rows].sort((a, b) => sign * key(a).localeCompare(key(b), undefined, {numeric: true})).forEach(row => body.append(row));
+});
+</script>"""
+
+
+def text(advisories: Sequence[Advisory], records: Records) -> str:
+    """The page, in Markdown."""
+    pairs = sum(len({version(records, side) for side in a["evidence"].values()}) > 1 for a in advisories)
+    rows = [
+        (
+            f"[{a['id']}](#{a['id']})", a["package"], f"`{a['affected']}`", a["fixed_in"] or "",
+            ", ".join(f"`{cause}`" for cause in a["finding"]), f"{a['error']['4']['distance']:.3g}", a["settings"],
+        )
+        for a in advisories
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            "# The museum of real bugs",
+            "",
+            f"{len(advisories)} faults of released trainers that make N micro-batches another computation than one batch. Each "
+            "was run on a CPU with and without the fault, and had to be `different` with this finding here and `equivalent` "
+            f"there: {pairs} in the last release that has it and the first that has not, the others in one release with the "
+            "setting that avoids it. `make museum NAME=` and the name of an advisory repeats it, in environments of its own. "
+            "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). A click on a column's "
+            "name sorts.",
+            "",
+            f"| {' | '.join(HEAD)} |",
+            f"|{'---|' * len(HEAD)}",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            "The figures show the largest distance of any step's gradient from that of one whole batch, ‖a - g‖/‖g‖, for N = 4, "
+            "in decades; the dashed line is what rounding explains.",
+            "",
+            *(line for advisory in advisories for line in part(advisory, records)),
+            *prices(),
+            SORT,
+            "",
+        ]
+    )
+
+
+def part(advisory: Advisory, records: Records) -> Iterator[str]:
+    """One fault: what is wrong, how it shows, what to do, a figure."""
+    links = [f"[{link.removeprefix('https://').removeprefix('github.com/')}]({link})" for link in advisory["threads"]]
+    fixed = advisory["fixed_in"]
+    yield from (f"## {advisory['id']}", "")
+    yield (
+        f"{advisory['title']} ({advisory['package']} {advisory['affected']}{f', right since {fixed}' if fixed else ''}). "
+        f"Needs: {advisory['settings']}. Found: {size(advisory)}. {advisory['bounds']} {advisory['shows']} "
+        f"What to do: {advisory['remedy']}."
+        + (f" What was published: {advisory['published']}" if "published" in advisory else "")
+        + (f" See {', '.join(links)}." if links else "")
+    )
+    yield from ("", picture(advisory, records), "")
+
+
+def prices() -> Iterator[str]:
+    """What four of the faults cost a small training, from `prices.json`."""
+    if not PRICES.exists():
+        return
+    made = json.loads(PRICES.read_text())
+    yield from (
+        "## The price of a bug",
+        "",
+        made["what"],
+        "",
+        "| fault | held-out loss, right | broken | price (95 % interval) | seeds worse |",
+    )
+    yield "|---|---|---|---|---|"
+    for row in made["rows"]:
+        low, high = row["interval"]
+        yield (
+            f"| {row['fault']} | {row['right']:.4f} | {row['broken']:.4f} | {row['price']:+.4f} ({low:+.4f} to {high:+.4f}) "
+            f"| {row['worse']} of {row['seeds']} |"
+        )
+    yield ""
+
+
+def main(asked: str) -> int:
+    """Make the records that are asked for, then say whether every one bears its advisory out."""
+    advisories = read(ADVISORIES)
+    chosen = [advisory for advisory in advisories if asked in ("", "all", advisory["id"])]
+    if not chosen:
+        print(f"NAME={asked}: expected one of {', '.join(advisory['id'] for advisory in advisories)}", file=sys.stderr)
+        return 2
+    if asked:
+        for name in dict.fromkeys(advisory["evidence"][side].partition(":")[0] for advisory in chosen for side in SIDES):
+            record.main(name)
+    records = held()
+    for advisory in chosen:
+        advisory["error"] = error(arms(records, advisory["evidence"]["broken"]))
+    whole = json.loads(ADVISORIES.read_text()) | {"advisories": advisories}
+    ADVISORIES.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    failures = {advisory["id"]: list(wrong(advisory, records)) for advisory in chosen}
+    for name, problems in failures.items():
+        print(f"{name}: {'; '.join(problems) or 'as told'}")
+    if not any(wrong(advisory, records) for advisory in advisories if advisory["id"] not in failures) and not any(
+        failures.values()
+    ):
+        PAGE.write_text(text(advisories, records))
+        print(PAGE)
+    return int(any(failures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or [""]))

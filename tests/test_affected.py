@@ -1,0 +1,195 @@
+"""`accumulation-harness affected`: what files of the shapes that public projects use pin, and which advisories concern them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from accumulation_harness.affected import __main__ as affected
+from accumulation_harness.affected import pins
+
+UV = """version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "transformers"
+version = "4.46.3"
+source = { registry = "https://pypi.org/simple" }
+dependencies = [{ name = "torch" }]
+wheels = [{ url = "https://files.pythonhosted.org/packages/51/51/transformers-4.46.3-py3-none-any.whl", hash = "sha256:a" }]
+
+[[package]]
+name = "own-project"
+version = "0.1.0"
+source = { editable = "." }
+"""
+POETRY = """[[package]]
+name = "transformers"
+version = "4.46.3"
+optional = false
+
+[package.dependencies]
+numpy = ">=1.17"
+
+[metadata]
+lock-version = "2.1"
+"""
+PYPROJECT = """[project]
+name = "own"
+dependencies = ["transformers[torch]==4.46.3 ; python_version >= '3.9'", "torch>=2.4"]
+
+[project.optional-dependencies]
+dev = ["pytest"]
+
+[dependency-groups]
+train = ["deepspeed==0.18.9", {include-group = "dev"}]
+"""
+CONDA = """name: own
+channels: [pytorch, conda-forge]
+dependencies:
+  - python=3.11
+  - conda-forge::transformers=4.46.3=pyhd8ed1ab_0 # a build
+  - pytorch::pytorch>=2.4
+  - pip
+  - pip:
+      - deepspeed==0.18.9
+      - -r more.txt
+"""
+PIXI = """version: 6
+packages:
+- conda: https://conda.anaconda.org/conda-forge/noarch/transformers-4.46.3-pyhd8ed1ab_0.conda
+  sha256: a
+- pypi: https://files.pythonhosted.org/packages/a/b/accelerate-1.0.1-py3-none-any.whl
+  name: accelerate
+  version: 1.0.1
+"""
+CONDA_LOCK = """version: 1
+package:
+- name: transformers
+  version: 4.46.3
+  manager: conda
+"""
+COMPILED = """#    uv pip compile pyproject.toml
+accelerate==1.0.1 \\
+    --hash=sha256:aaaa \\
+    --hash=sha256:bbbb
+    # via transformers
+Transformers == 4.46.3
+    # via -r requirements.in
+"""
+LINKS = """--extra-index-url https://download.pytorch.org/whl/cu121
+-e .
+transformers @ git+https://github.com/huggingface/transformers@v4.46.3
+https://files.pythonhosted.org/packages/a/b/deepspeed-0.18.9-py3-none-any.whl
+torch==2.5.1+cu121
+"""
+SHAPES = {  # name of the file -> what it holds, what is read beside transformers 4.46.3
+    "uv.lock": (UV, {"own-project": "0.1.0"}),
+    "poetry.lock": (POETRY, {}),
+    "pdm.lock": (POETRY.replace("optional", "requires_python = '>=3.9'\noptional"), {}),
+    "pylock.toml": ('lock-version = "1.0"\n[[packages]]\nname = "transformers"\nversion = "4.46.3"\n', {}),
+    "Pipfile.lock": (json.dumps({"_meta": {}, "default": {"transformers": {"version": "==4.46.3"}}, "develop": {}}), {}),
+    "pyproject.toml": (PYPROJECT, {"torch": None, "pytest": None, "deepspeed": "0.18.9"}),
+    "environment.yml": (CONDA, {"python": None, "pytorch": None, "pip": None, "deepspeed": "0.18.9"}),
+    "pixi.lock": (PIXI, {"accelerate": "1.0.1"}),
+    "conda-lock.yml": (CONDA_LOCK, {}),
+    "requirements.txt": (COMPILED, {"accelerate": "1.0.1"}),
+    "requirements-gpu.txt": (LINKS, {"deepspeed": "0.18.9", "torch": "2.5.1+cu121"}),
+    "Dockerfile": (
+        "FROM x\nRUN pip install 'transformers[torch]==4.46.3' torch>=2.1 deepspeed==0.18.9\n",
+        {"deepspeed": "0.18.9"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_file_of_pins(name, tmp_path, capsys):
+    text, others = SHAPES[name]
+    path = tmp_path / name
+    path.write_text(text)
+    if name.endswith(("requirements.txt", "-gpu.txt", "pyproject.toml")) or name == "environment.yml":
+        (tmp_path / "more.txt").write_text("")
+    read = {pin.package: pin.version for pin in pins.of(path)}
+    assert read == {"transformers": Version("4.46.3"), **{one: version and Version(version) for one, version in others.items()}}
+    assert affected.main([str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "transformers 4.46.3" in told and "transformers-heads-added" in told and "transformers-mean-of-means" not in told
+    path.write_text(text.replace("4.46.3", "4.48.0").replace("0.18.9", "0.15.1"))
+    ignored = ["transformers-label-smoothing", "transformers-own-compute-loss", "deepspeed-muon-per-micro-batch"]
+    assert affected.main([str(path), *(part for one in ignored for part in ("--ignore", one))]) == int("accelerate" in others)
+
+
+def test_a_folder_and_files_that_include_each_other(tmp_path, capsys):
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "base.txt").write_text("transformers==4.45.2\n-r train.txt\n")
+    (tmp_path / "requirements" / "train.txt").write_text("-r base.txt\nkeras==3.4.1\n")
+    assert affected.main([str(tmp_path), "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert {row["id"] for row in told["affected"]} == {"transformers-mean-of-means", "keras-decay-per-micro-batch"}
+    row = told["affected"][0]
+    assert row["version"] == "4.45.2" and row["pinned"] and row["where"].endswith("base.txt:1") and row["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_told"),
+    [
+        ("keras>=3.4", True), ("keras", True), ("keras~=3.4", True), ("keras>3.4.0,<3.6", True), ("keras<3.5", True),
+        ("keras>=3.5", False), ("keras~=3.6", False), ("keras<3", False), ("keras==3.5.*", False), ("keras!=3.4.1,>=3.5", False),
+    ],
+)  # fmt: skip
+def test_a_range_is_told_and_fails_nothing(asked, is_told, tmp_path, capsys):
+    path = tmp_path / "requirements.txt"
+    path.write_text(asked)
+    assert affected.main([str(path)]) == 0
+    assert ("keras-decay-per-micro-batch" in capsys.readouterr().out) == is_told
+
+
+@pytest.mark.parametrize(
+    ("asked", "specifiers"),
+    [
+        ("^4.45.2", ">=4.45.2,<5"), ("^0.18.9", ">=0.18.9,<0.19"), ("~4.45.2", ">=4.45.2,<4.46"), ("~4", ">=4,<5"),
+        ("4.45.2", "==4.45.2"), ("*", ""),
+    ],
+)  # fmt: skip
+def test_poetry_has_its_own_ranges(asked, specifiers, tmp_path):
+    path = tmp_path / "pyproject.toml"
+    path.write_text(f'[tool.poetry.dependencies]\npython = "^3.11"\nkeras = "{asked}"\nlocal = {{path = "x"}}\n')
+    [pin] = [pin for pin in pins.of(path) if pin.package == "keras"]
+    assert pin.admitted == SpecifierSet(specifiers) if pin.version is None else f"=={pin.version}" == specifiers
+
+
+def test_ones_own_advisories_and_refusals(tmp_path, capsys):
+    (tmp_path / "requirements.txt").write_text("tool==1.0\n")
+    own = {
+        "id": "tool-1",
+        "package": "Tool",
+        "title": "t",
+        "affected": "<2",
+        "settings": "s",
+        "finding": ["mean_of_means"],
+        "error": {},
+        "remedy": "r",
+    }
+    (tmp_path / "own.json").write_text(json.dumps({"schema": 1, "advisories": [own]}))
+    ask = [str(tmp_path / "requirements.txt"), "--advisories", str(tmp_path / "own.json")]
+    assert affected.main(ask) == 1 and affected.main([*ask, "--ignore", "tool-1"]) == 0
+    capsys.readouterr()
+    (tmp_path / "broken.json").write_text('{"advisories": [{"id": "x"}]}')
+    (tmp_path / "uv.lock").write_text("[[package]\n")
+    for bad in (
+        ["--ignore", "tool-2", *ask], [str(tmp_path / "not_there.txt")], [str(tmp_path / "uv.lock")],
+        [*ask[:1], "--advisories", str(tmp_path / "broken.json")], [str(tmp_path.parent / "nowhere")],
+    ):  # fmt: skip
+        assert affected.main(bad) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_installed_is_asked_of_without_torch():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "accumulation_harness", "affected"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (0, 1) and "known packages" in done.stdout
+    assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "numpy")]
