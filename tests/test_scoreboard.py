@@ -52,8 +52,8 @@ def test_a_record_says_what_the_audit_said():
 def release(name, version, **causes):
     """The record of one release: `function=[cause, ...]`."""
     arms = [
-        {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "scale": 1.5, "causes": said,
-         "verdict": "different" if said else "equivalent"}
+        {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "scale": 1.5,
+         "causes": said, "verdict": "different" if said else "equivalent"}
         for function, said in causes.items()
     ]  # fmt: skip
     return {"name": name, "framework": "tool", "versions": {"tool": version}, "arms": arms, "problems": []}
