@@ -121,7 +121,7 @@ def test_a_wheel_takes_no_name_but_its_own(wheel):
     assert version is not None and f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version[1]}] - 2" in (ROOT / "CHANGELOG.md").read_text()
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
-    assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]
+    assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "packaging", "torch", "typing-extensions"]
 
 
 TINY = ("norm=none", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
