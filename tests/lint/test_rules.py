@@ -1,11 +1,13 @@
 """Each cause is told of the loop that has it, and nothing of those that look like it."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 from accumulation_harness.lint.__main__ import found
+from accumulation_harness.lint.flake8 import CODES
 from accumulation_harness.lint.source import Source
 from tests.audit.test_scripts import CASES
 from tests.lint.cases import RIGHT, WRONG, flat
@@ -76,6 +78,15 @@ def test_loops_before_and_after_public_fixes(group, told, faults):
     recalled, of, right, hits = measured([pair for pair in pairs() if pair.group == group])
     assert of == faults and recalled >= told
     assert right == hits
+
+
+def test_each_cause_has_a_loop_before_and_after_on_its_page():
+    page = (Path(__file__).parents[2] / "docs" / "remedies.md").read_text()
+    shown = re.findall(r"^## (\w+)\n(?:(?!^## ).*\n)*?```diff\n((?:.*\n)*?)```", page, flags=re.M)
+    assert {cause for cause, _ in shown} == set(CODES)
+    for cause, lines in shown:
+        before, after = ("".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] in f" {mark}") for mark in "-+")
+        assert {hit.cause for hit in found(Source(before))} == {cause} and not found(Source(after)), cause
 
 
 def test_of_right_loops_that_are_audited_nothing_is_told():

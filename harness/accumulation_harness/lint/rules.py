@@ -190,13 +190,14 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
 def _for_each(window: Window) -> Iterator[Told]:
     """What happens in every iteration in which there is a backward."""
     iterations = {event.loops for event in window.backwards}
+    depth = max(map(len, iterations))
     for kind, (cause, sentence) in PER_MICRO_BATCH.items():
         places: dict[ast.AST, list[Event]] = {}
         for event in (*window.events, *window.after):
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            if iterations <= {event.loops for event in events}:
+            if iterations <= {event.loops[:depth] for event in events}:
                 yield _hit(node, cause, sentence), None
 
 

@@ -375,7 +375,7 @@ class Run:
         if isinstance(value, Loss):
             return value
         name = value.name.lower() if isinstance(value, Thing) else ""
-        of_model = name.endswith(".loss") and not name.startswith("self.")
+        of_model = name.endswith(".loss") and not name.startswith("self.") and "forward" not in name  # a method returns anything
         return Loss.of("model" if of_model else "unknown")
 
     def compared(self, node: ast.Compare, names: ChainMap[str, Value]) -> Value:
@@ -426,7 +426,8 @@ class Run:
         """Note an event; what accelerate defers does not happen (no schedule, if it was given the optimizer alone)."""
         deferred = self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None
         if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
-            deferred = deferred and words.end(name) in self.source.prepared
+            of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
+            deferred = deferred and not self.source.prepared.isdisjoint((of, words.end(name)))
         if not deferred:
             self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
@@ -577,7 +578,8 @@ class Run:
             self.forward_synchronised = self.synchronised and not self.no_sync
         if (loss := self.of_torch(node, name, args)) is not None:
             return loss
-        made = Thing(f"{label}()", label if label in self.source.classes else "")
+        which = f"@{node.lineno}" if "optim." in label else ""  # two of a class are two optimizers
+        made = Thing(f"{label}{which}()", label if label in self.source.classes else "")
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
         return made
