@@ -51,12 +51,18 @@ def test_a_hit_is_one_line(folder, capsys):
         ("bytes.py", b"x = '\xff'\n", "SyntaxError"),
         ("null.py", b"x = 1\0\n", "SyntaxError"),
         ("cells.ipynb", b'{"cells": 1}', "ValueError: expected a notebook"),
+        ("data.json", b'{"a": 1}', "ValueError: one that is called .json"),
+        ("deep.py", b"x = " + b"-" * 50000 + b"1", "MemoryError"),
+        ("codec.py", b"# coding: rot13\nx = 1\n", "LookupError"),
+        ("a_pipe.py", os.mkfifo, "OSError: [Errno 22] Not a regular file"),
         ("newer.py", b"match x:\n    case !:\n        backward()\n", "SyntaxError"),
     ],
 )
 def test_what_cannot_be_read(folder, capsys, name, content, said):
     path = folder / name
-    if content is not None:
+    if callable(content):
+        content(path)
+    elif content is not None:
         path.write_bytes(content)
     (folder / "wrong.py").write_text(flat(after="scheduler.step()"))
     assert main([str(path), str(folder / "wrong.py")]) == 2

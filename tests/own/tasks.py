@@ -726,6 +726,21 @@ class Stream(Images):
         return iter(super().train())
 
 
+class Endless(Images):
+    def train(self):
+        return range(10**18)
+
+
+class NoLength(Images):
+    def train(self):
+        return type("Rows", (list,), {"__len__": lambda rows: None})(super().train())
+
+
+class Meta(Images):
+    def train(self):
+        return [(image.to("meta"), label) for image, label in super().train()]
+
+
 class WrongRows(Images):
     def collate(self, samples):
         return torch.stack([image for image, _ in samples])[1:], torch.tensor([label for _, label in samples])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from accumulation_harness.config.settings import settings
 
 MOST_WINDOW_SAMPLES = 10**8  # int64 ids of all windows of a trial, which are kept: 0.8 GB
 MOST_ARMS = 64  # numbers of accumulation steps of one trial
+
+SECRET_NAME = re.compile(
+    r"passw(or)?d|passphrase|secret|credential|(api|access|private)_?key|^((hf|auth|access|api|wandb)_?)?token$", re.I
+)
+SECRET = re.compile(r"://[^/@]+:[^/@]+@|^(hf_|sk-|ghp_|github_pat_|AKIA|xox[abp]-)[\w-]{12,}$")
 
 
 def validate(config: TrialConfig) -> None:
@@ -67,12 +73,28 @@ def _check_targets(config: TrialConfig) -> None:
             if not (place and attribute.isidentifier()):
                 raise ConfigError(f"{name}.target", own.target or "null", "FILE.py:NAME or package.module:NAME")
             for key, value in own.args.items():
+                if is_secret(key, value):  # not shown here either
+                    expected = "nothing secret: arguments are stored, logged and shown; let the code read it from the environment"
+                    raise ConfigError(f"{name}.args.{key}", "...", expected)
                 if not is_plain(value):
                     raise ConfigError(f"{name}.args.{key}", value, "text, a finite number, true, false, null, or lists of these")
         else:
             for key, value in (("target", own.target), ("args", own.args or None), ("source", getattr(own, "source", None))):
                 if value is not None:
                     raise ConfigError(f"{name}.{key}", value, f"nothing without {name}=custom")
+
+
+def is_secret(key: str, value: Any) -> bool:
+    """Whether a text has the name of a password or a key, looks like one, or is an address that has one in it.
+
+    >>> is_secret("api_key", "x"), is_secret("url", "https://me:x@host/"), is_secret("pad_token", "<pad>"), is_secret("n", 3)
+    (True, True, False, False)
+    """
+    if isinstance(value, dict):
+        return any(is_secret(*item) for item in value.items())
+    if isinstance(value, (list, tuple)):
+        return any(is_secret(key, one) for one in value)
+    return isinstance(value, str) and bool(SECRET_NAME.search(key) or SECRET.search(value))
 
 
 def is_plain(value: Any) -> bool:

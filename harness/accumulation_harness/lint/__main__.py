@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     write(path, source.text, new)
                 hits = found(Source(new))
             code = max(code, HITS if any(hit.sure for hit in hits) else CLEAN)
-        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        except Exception as error:  # whatever the parser, a codec or a rule makes of it: the other files are read
             grammar = f" (read as Python {sys.version_info[0]}.{sys.version_info[1]})" if isinstance(error, SyntaxError) else ""
             where = path.filename if isinstance(path, OSError) else path
             print(f"{where}: expected a Python file, got {type(error).__name__}: {error}{grammar}", file=sys.stderr)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
+from accumulation_harness.system.files import read_file
 
+PYTHON = (".py", ".pyi", ".pyw", "")
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
 MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -38,10 +40,13 @@ class Source:
     @classmethod
     def read(cls, path: Path) -> Source:
         """Read a file in the encoding that it declares. Raises OSError, SyntaxError or ValueError."""
+        content = read_file(path)
         if path.suffix == ".ipynb":
-            return cls(*_code(json.loads(path.read_text(encoding="utf-8"))))
-        with tokenize.open(path) as file:
-            return cls(file.read())
+            return cls(*_code(json.loads(content)))
+        if path.suffix not in PYTHON:
+            raise ValueError(f"one that is called {path.suffix}")
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return cls(io.TextIOWrapper(io.BytesIO(content), encoding).read())
 
     @property
     def is_worth_reading(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
+        "processor": processor(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),  # the last digits depend on them
         "device": name_of(device),
         **(card(device) if device.type == "cuda" else {}),
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
@@ -30,6 +33,15 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "packages": {name: version(name) or "absent" for name in PACKAGES},
         **source.commit(),
     }
+
+
+def processor() -> str:
+    """The model of the processor, as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def name_of(device: torch.device) -> str:

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from accumulation_harness.config import ConfigError, Norm, WorkloadConfig, targets
+from accumulation_harness.config.declare import MOST_SAMPLES
 from accumulation_harness.system import nest
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.calm import Calm, is_calm
@@ -162,15 +163,16 @@ class CustomWorkload(Workload):
             made = getattr(self._task, name)()
         if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
             raise self.refused(f"{name}() that gives something with len() and [i], got {_kind(made)}")
-        if not len(made):
-            raise self.refused(f"{name}() with a sample or more, got none")
+        with self.told(f"{name}() whose len() is a number of samples"):
+            size = len(made)
+        if not 0 < size <= MOST_SAMPLES:
+            raise self.refused(f"{name}() with 1 to {MOST_SAMPLES} samples, got {size}")
         sequence: Sequence[Any] = made
         return sequence
 
     def _made(self, name: str, samples: Sequence[Any], ids: Tensor, first: int) -> Batch:
         with self.told(f"{name}() and collate() that give a batch of the samples {_listed(ids)}"):
-            content = self._collate([samples[i] for i in ids.tolist()])
-        content = nest.placed(content, self._device, self._dtype)
+            content = nest.placed(self._collate([samples[i] for i in ids.tolist()]), self._device, self._dtype)
         sizes = {num for leaf in nest.leaves(content) if (num := nest.num_rows(leaf)) is not None}
         if sizes != {len(ids)}:
             got = f"parts with {', '.join(map(str, sorted(sizes)))} rows" if sizes else f"{_kind(content)} without a tensor"
