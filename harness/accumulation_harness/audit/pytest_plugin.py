@@ -7,6 +7,7 @@ where the fixture is used, and nowhere else: every session of the environment im
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,10 @@ def audit_accumulation(request: pytest.FixtureRequest) -> Callable[..., Report]:
     marker = request.node.get_closest_marker(MARKER)
     usual: dict[str, Any] = dict(marker.kwargs) if marker else {}
     folder: Path | None = request.config.getoption(FOLDER)
-    name = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
+    node = request.node.nodeid
+    name = re.sub(r"[^\w.-]+", "_", node)
+    if name != node.replace("::", "_"):  # as that of another test may be
+        name += f"-{hashlib.sha256(node.encode()).hexdigest()[:6]}"
     done: list[Report] = []
 
     def run(train: Callable[..., Any], **options: Any) -> Report:

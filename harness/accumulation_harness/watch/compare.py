@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accumulation_harness.system.files import read_file
 from accumulation_harness.system.terminal import in_columns
 from accumulation_harness.watch.report import FORMAT, Report
 
@@ -17,7 +18,7 @@ CLOSE = 0.05  # relative difference of two metrics that is no difference worth a
 def read(path: Path) -> Mapping[str, Any]:
     """A report as `seen.report("run.json")` wrote it; raises ValueError, in a line, for anything else."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_file(path))
     except OSError as error:
         raise ValueError(f"{path}: expected the report of a watch, which cannot be read ({error.strerror})") from error
     except ValueError as error:
