@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -252,6 +253,25 @@ def repeated(arm, window):
     return stepped(arm, None, accumulate(arm, window, loss, [*parts[:-1], parts[0]]))
 
 
+def kept(arm, window):
+    """A sum of the loop's own, which is not emptied."""
+    weights, total = list(arm.model.parameters()), torch.zeros((), dtype=torch.float64)
+    sums = arm.memory.setdefault("sums", [torch.zeros_like(p) for p in weights])
+    for rows in micro_batches(window):
+        loss = plain(arm, rows) / len(window)
+        for own, one in zip(sums, torch.autograd.grad(loss, weights), strict=True):
+            own += one
+        total = total + loss.detach()
+    return stepped(arm, [own.clone() for own in sums], total)
+
+
+def twice(arm, window):
+    """The last micro-batch's backward is run again."""
+    total = accumulate(arm, window)
+    (plain(arm, micro_batches(window)[-1]) / len(window)).backward()
+    return stepped(arm, None, total)
+
+
 def one_small_tensor(arm, window):
     total = accumulate(arm, window)
     arm.model.scale.grad.mul_(1.5)
@@ -262,6 +282,12 @@ def one_small_tensor(arm, window):
     ("take", "task", "cause"),
     [
         (loop(), "Temperature", ""),
+        (loop(), "LearntWeights", ""),
+        (loop(), "Signed", ""),
+        (loop(factor=lambda arm: 5.0), "Signed", "loss_not_divided"),
+        (loop(factor=lambda arm: math.nan if arm.windows == 7 else 1.0), "Temperature", "unexplained"),
+        (kept, "Temperature", "gradients_not_cleared"),
+        (twice, "Temperature", "samples_repeated"),
         (one_small_tensor, "Temperature", "unexplained"),
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),

@@ -63,6 +63,20 @@ class Rows(Images):
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(50), nn.Linear(50, 3))
 
 
+class Signs(nn.Module):
+    """Weights of which one is read in whole numbers, as of an orthogonal parametrization."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.sign = nn.Linear(50, 3), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * self.sign.int() + 0 * self.sign
+
+
+Signed = images(Signs)
+
+
 class Frozen(Images):
     """A part that is not trained."""
 

@@ -197,6 +197,8 @@ def _counters(signature: Signature, counters: Differences, found: Found) -> Foun
 def describe(window: WrongWindow) -> str:
     """The evidence of one window in a sentence."""
     whole = window.whole
+    if math.isinf(whole.distance):
+        return f"in window {window.step} the accumulated gradient is not finite; the full batch's, at the same weights, is"
     parallel = 1 - whole.cosine
     if abs(parallel) < SAME_DIRECTION:
         return f"the accumulated gradient is {whole.scale:.6g} times the full batch's in the same direction"

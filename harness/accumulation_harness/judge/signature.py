@@ -128,6 +128,11 @@ class Signature:
         return len(self.wrong_windows)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether a gradient was not finite where, at the same weights, the referee's is."""
+        return self.worst_window is not None and math.isinf(self.worst_window.distance)
+
+    @property
     def is_exact(self) -> bool:
         """Whether every probed window was the full batch's in all that a probe compares: gradient, step, state, loss, samples."""
         errors = (self.gradient_error, self.loss_error, self.moved.length, self.update.length, *self.state_errors.values())

@@ -245,7 +245,13 @@ def _judged(evidence: Evidence) -> Verdict:
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
             explained=diagnosis.explained and not also,
-            reasons=(*diagnosis.sentences, *also.values(), *wrong, *[str(Doubt.diverged)] * (not evidence.finite)),
+            reasons=(
+                *diagnosis.sentences,
+                *also.values(),
+                *wrong,
+                *(unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()),
+                *[str(Doubt.diverged)] * (not (evidence.finite or evidence.signature.is_lost)),
+            ),
         )
     doubt = unmeasured(evidence.precision, evidence.algebra, evidence.rounding)
     if doubt:
@@ -278,10 +284,14 @@ def _judged_above(evidence: Evidence) -> Verdict:
     )
 
 
+def unread(algebra: Algebra) -> tuple[str, ...]:
+    """What else the model carries otherwise than the full batch's, or the oracle's whose trajectory the arm's is."""
+    return tuple(f"{one}, and the training did not depend on it" for one in algebra.carried[:3])
+
+
 def remarks(evidence: Evidence) -> tuple[str, ...]:
     """What a reader of an arm with the right algebra has to know although it decides nothing."""
-    algebra, told = evidence.algebra, []
-    told += [f"{one}, and the training did not depend on it" for one in algebra.carried[:3]]
+    algebra, told = evidence.algebra, [*unread(evidence.algebra)]
     path = evidence.trajectory
     if path.ratio > COMPARABLE and evidence.precision not in ROUNDED_ONCE:
         told.append(
@@ -307,7 +317,8 @@ def unjudgeable(evidence: Evidence) -> str:
     """Why nothing can be said of this arm; empty when something can."""
     # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
     own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
-    if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
+    lost = evidence.signature.is_lost
+    if not (evidence.finite or lost or any(ALGEBRA_GATE < error < math.inf for error in own)):
         return Doubt.diverged
     return Doubt.diverged_at_once if evidence.algebra.steps < 1 else ""
 
@@ -366,7 +377,8 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
 def weighted_otherwise(own: Rounding) -> Found:
     """The cause of an error that lies in the span of the micro-batch gradients, which rounding leaves in every direction."""
     num, outside = len(own.weights), own.residual * own.scale
-    if not (2 * num <= own.dimensions and outside <= own.arm_error / IN_SPAN):
+    error = math.sqrt(max(0.0, 1 - 2 * own.factor + own.scale**2))  # in the natural order, of which the weights are
+    if not (2 * num <= own.dimensions and outside <= min(error, own.arm_error) / IN_SPAN):
         return {}
     even = max(own.weights) - min(own.weights) <= SCALE_FACTOR * max(outside, STORED) * abs(own.factor)
     named = {float(num): Cause.loss_not_divided, 1 / num: Cause.loss_divided_twice}

@@ -269,6 +269,11 @@ class Watch:
         if self._inside == 0 and self.keeps:
             self.written = flatten(gradients(self.parameters)) if self._versions != self._versions_of_gradients() else None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last optimizer step consumed what is not finite."""
+        return self.gradient is not None and not bool(torch.isfinite(self.gradient).all())
+
     def _versions_of_gradients(self) -> list[int | None]:
         return [None if p.grad is None else p.grad._version for p in self.parameters]
 
@@ -310,9 +315,11 @@ class Watch:
             return
         weights = None
         for output in nest.tensors(outputs):
-            if output.requires_grad and not self._backward_begun:
+            if output.grad_fn is None:  # a parameter, on which a hook would stay
+                continue
+            if not self._backward_begun:
                 output.register_hook(self._see_backward)
-            if output.requires_grad and self.sees_forwards:
+            if self.sees_forwards:
                 weights = flatten(self.parameters) if weights is None else weights
                 output.register_hook(partial(self._note_forward, weights, self.steps_in_window))
 

@@ -39,7 +39,8 @@ class ConsumedWindow:
     window: Batch
     consumed: Tensor  # [P]
     state: State  # parameters and buffers at its start
-    stale: Tensor | None = None  # [P] weights of an earlier window that its last forward has used
+    stale: Tensor | None  # [P] weights of an earlier window that its last forward has used
+    exact: Tensor  # [P] the referee's gradient at its start
 
     @property
     def sizes(self) -> list[int]:
@@ -104,10 +105,13 @@ class Probe:
         if watch.gradient is None:
             skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
-        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
+        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale, exact=watch.gradient)
         exact_loss, gradient = self._at(seen)(state)
         gradient = self.setting.shelf.put(gradient)
         self.setting.shelf.release()
+        seen = dataclasses.replace(seen, exact=gradient)
+        if watch.is_lost:
+            return found.merged(self._lost(seen, start))
         if watch.steps_in_window == 1 and watch.taken is not None:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
             parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None
@@ -118,6 +122,27 @@ class Probe:
         if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
             found = dataclasses.replace(found, samples=Samples())  # other views of the window's own rows
         return found
+
+    def _lost(self, seen: ConsumedWindow, start: Tensor) -> Signature:
+        """Of a consumed gradient that is not finite: wrong where the window's own is well within range, else not measured."""
+        if not all(float(torch.linalg.vector_norm(one)) <= torch.finfo(torch.float32).max for one in (start, seen.exact)):
+            return Signature(gradient_error=math.nan)
+        contexts = self._contexts(seen.in_its_order).items() if seen.is_whole else ()
+        known = {causes: self._at(seen.in_its_order, inside)(seen.state)[1] for causes, inside in contexts}
+        whole = Attribution(distance=math.inf, scale=math.inf, cosine=math.nan, weights=(), residual=math.nan, condition=math.nan)
+        return Signature(
+            gradient_error=math.inf,
+            wrong_windows=({causes: 0.0 for causes, one in known.items() if not bool(torch.isfinite(one).all())},),
+            worst_window=WrongWindow(
+                step=seen.step,
+                samples=len(seen.window),
+                micro_batches=len(seen.sizes),
+                clip_norm=seen.arm.clip_norm,
+                whole=whole,
+                groups={},
+                tensors={},
+            ),
+        )
 
     def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
         """What happened inside the window, whatever was consumed at its end."""
@@ -221,10 +246,14 @@ class Probe:
             return self.referee.parts(state or taken.state, taken.window, taken.sizes, inside)
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
-        """Three states with weights moved by a few units in the last place."""
-        generator = self.setting.generator(seen.step)
+        """Three states with weights moved by a few units in the last place, but those of which nothing depends smoothly.
+
+        A weight without any gradient may be read in steps (a sign, a whole number), which a move of the least size would change.
+        """
+        generator, slopes = self.setting.generator(seen.step), self._named(seen.exact)
         for _ in range(3):
-            yield {**seen.state, **{name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}}
+            moved = {name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}
+            yield seen.state | {name: torch.where(slopes[name] == 0, seen.state[name], one) for name, one in moved.items()}
 
     def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
         """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""

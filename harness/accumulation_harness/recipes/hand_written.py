@@ -137,10 +137,10 @@ class Rows:
         if transforming():
             self.hidden = True
             return
-        differentiable = [one for one in nest.tensors(outputs) if one.requires_grad]
-        if differentiable:
+        computed = [one for one in nest.tensors(outputs) if one.grad_fn is not None]  # a parameter is of every backward
+        if computed:
             number, own = next(self._number), ids()
-            for output in differentiable:
+            for output in computed:
                 output.register_hook(lambda _gradient: found.__setitem__(number, (torch._C._current_graph_task_id(), own)))
 
     def _ids(self, inputs: Sequence[Tensor]) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
-from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.gradients import decompose, relative_distance
 from accumulation_harness.referee.oracle import Parts, clipped, summed
 
 MISCOUNTED = (
@@ -78,6 +78,8 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if facts.left_over is not None:
         for factor in (1.0, facts.loss_scale):  # added before unscaling
             yield _origin(facts), right + facts.left_over / factor
+    elif facts.consumed_before is not None:  # in a sum of the loop's own
+        yield Cause.gradients_not_cleared, right + facts.consumed_before
     if facts.penalty is not None:
         # How often it may be in a gradient that should have it once: too often, too seldom, or not at all.
         for times in (len(g), total, len(g) / num, 1 / num, 1 / num**2, 1 / total, len(g) / total, 0.0):
@@ -92,8 +94,12 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
-    """The sum divided by another number of loss terms, the one nearest to what was consumed: padding, a row too many."""
+    """The whole numbers nearest to what was consumed: of loss terms by which the sum is divided, of times that each share is in it."""
     right, total = facts.parts.gradient, sum(facts.parts.terms)
+    shares = facts.parts.shares
+    times = [round(weight / len(shares)) if math.isfinite(weight) else 0 for weight in decompose(consumed, shares).weights]
+    if facts.max_norm is None and min(times) == 1 < max(times):
+        yield Cause.samples_repeated, summed(share * num for share, num in zip(shares, times, strict=True))
     product = float(consumed @ right)
     if facts.max_norm is None and product > 0 and float(total).is_integer():
         divisor = round(total * float(right @ right) / product)
