@@ -57,7 +57,10 @@ class Matrices(Perceptron):
 
 
 class Odd(Optimizer):
-    """State of every kind (attributes, lists, queues, numbers, text, nothing, for no parameter); it overwrites its gradients."""
+    """State of every kind (attributes, also of parameters, lists, queues, numbers, text, nothing, for no parameter).
+
+    It overwrites its gradients.
+    """
 
     def __init__(self, groups, lr, beat=2):
         super().__init__(groups, {"lr": lr, "beat": beat})
@@ -83,7 +86,8 @@ class Odd(Optimizer):
                 state["last"] = {"gradient": p.grad.clone(), "scale": float(p.grad.abs().max())}
                 p.grad.mul_(1 + self.count % group["beat"]).div_(1 + sum(self.history) + state["sums"][1])
                 noise = torch.randn(p.shape, generator=self.generator, dtype=p.dtype) + torch.randn(p.shape, dtype=p.dtype)
-                p.add_(p.grad + 1e-2 * noise, alpha=-group["lr"])
+                kept = vars(p).setdefault("kept", torch.zeros_like(p)).mul_(0.5).add_(p.grad)
+                p.add_(kept + 1e-2 * noise, alpha=-group["lr"])
 
 
 class Both(Optimizer):

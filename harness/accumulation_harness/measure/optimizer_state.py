@@ -102,9 +102,9 @@ def copied(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[Optimize
     Raises `ConfigError` where an attribute cannot be copied.
     """
     own = [nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in parameters]
-    for p, twin in zip(parameters, own, strict=True):
-        vars(twin).update(vars(p))
     memo: dict[int, Any] = {id(p): twin for p, twin in zip(parameters, own, strict=True)}
+    for p, twin in zip(parameters, own, strict=True):
+        vars(twin).update({name: _copy_of(optimizer, name, value, memo) for name, value in vars(p).items()})
     originals = with_inner(optimizer)
     for one in originals:  # without `Optimizer.__getstate__`, which leaves attributes out
         memo[id(one)] = object.__new__(type(one))
