@@ -45,7 +45,11 @@ def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled():
     }.items():
         facts = random_facts(left_over=left.double(), consumed_before=before)
         telling[name] = explained_by(right + left, facts)
-    assert telling["scaled"] == telling["some tensors"] == {"gradients_not_cleared"}
+    either = {
+        "gradients_not_cleared",
+        "foreign_gradients",
+    }  # other windows tell which
+    assert telling["scaled"] == telling["some tensors"] == either
     assert telling["turned"] == telling["negative"] == telling["one entry"] == {"foreign_gradients"}
 
 

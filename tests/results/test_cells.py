@@ -37,6 +37,8 @@ def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right():
     assert caveats(right) == []
     [caveat] = caveats([*right, *by_cell([wrong(), wrong(optimizer="adam", algebra_error=0.1, precision="float16")])])
     assert str(caveat).startswith("norm=batch, optimizer=sgd|adam, precision=float32|float16: ")
+    [beside] = caveats([*right, *by_cell([wrong(workload="another")])])
+    assert str(beside).startswith("workload=another, norm=batch, ")
     assert "0.1 to 0.5" in caveat.finding and "batch_statistics" in caveat.finding and "not a fault of the loop" in caveat.finding
     assert "GroupNorm" in caveat.advice
 

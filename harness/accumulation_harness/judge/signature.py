@@ -188,11 +188,11 @@ def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:
     """Causes -> the largest error of their oracle over the windows, for the causes that say something of every one of them.
 
     A second cause beside the model's own (BatchNorm) may be at rest in a window (a short-window fault in a full one), where the
-    first alone explains it.
+    first alone explains it; or the model's own is, in a window of one micro-batch.
     """
 
     def error(window: Errors, causes: Causes) -> float:
-        return min(window.get(causes, math.inf), window.get(causes[:-1], math.inf))
+        return min(window.get(some, math.inf) for some in (causes, causes[:-1], causes[-1:]))
 
     every: Iterable[Causes] = sorted(set().union(*windows))
     largest = {causes: max(error(window, causes) for window in windows) for causes in every}

@@ -474,7 +474,7 @@ def _run(
         for label, run in runs.items():
             distance = records[label].parameter_distance
             is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
-            begins = not (run.distances and math.isnan(run.distances[-1])) and lock.watches[label].is_lost
+            begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and lock.watches[label].is_lost
             run.distances.append(math.nan if is_gone else distance)
             if label in of:
                 run.beside.append(lock.apart(label, of[label]))

@@ -76,8 +76,9 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
         for cause in (Cause.gradients_cleared_in_window, Cause.resume_in_window):
             yield cause, summed(shares[lost:])
     if facts.left_over is not None:
-        for factor in (1.0, facts.loss_scale):  # added before unscaling
-            yield _origin(facts), right + facts.left_over / factor
+        for cause in _origins(facts):
+            for factor in (1.0, facts.loss_scale):  # added before unscaling
+                yield cause, right + facts.left_over / factor
     elif facts.consumed_before is not None:  # in a sum of the loop's own
         yield Cause.gradients_not_cleared, right + facts.consumed_before
     if facts.penalty is not None:
@@ -94,7 +95,7 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
-    """The whole numbers nearest to what was consumed: of loss terms by which the sum is divided, of times that each share is in it."""
+    """The nearest whole numbers: of loss terms by which the sum is divided, of times that each share is in it."""
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
     times = [round(weight / len(shares)) if math.isfinite(weight) else 0 for weight in decompose(consumed, shares).weights]
@@ -122,17 +123,19 @@ def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
         yield cause, torch.cat(chosen)
 
 
-def _origin(facts: WindowFacts) -> Cause:
-    """Gradients left over are the last window's, in some tensors or scaled down perhaps, or somebody else's."""
+def _origins(facts: WindowFacts) -> Iterator[Cause]:
+    """Gradients left over are somebody else's, or, where they are along them, the last window's, in some tensors perhaps."""
     assert facts.left_over is not None
+    yield Cause.foreign_gradients
     if facts.consumed_before is None:
-        return Cause.foreign_gradients
+        return
     sizes = list(facts.tensors) or [len(facts.left_over)]
     pairs = zip(facts.left_over.split(sizes), facts.consumed_before.split(sizes), strict=True)
     left = [(old, before) for old, before in pairs if old.count_nonzero()]
     # A tensor of one entry is along any other.
     known = any(len(old) > 1 for old, _ in left) and all(_along(old, before) for old, before in left)
-    return Cause.gradients_not_cleared if known else Cause.foreign_gradients
+    if known:
+        yield Cause.gradients_not_cleared
 
 
 def _along(a: Tensor, b: Tensor) -> bool:

@@ -71,14 +71,12 @@ def caveats(cells: Sequence[ArmCell]) -> list[Caveat]:
         if cell.arm == ACCUMULATED and cell.verdict != Outcome.equivalent:
             groups[cell.verdict, cell.cause].append(cell)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [_caveat(verdict, cause, group) for (verdict, cause), group in ordered]
+    tasks = ("workload",) * (len({cell.workload for cell in cells}) > 1)
+    return [_caveat(verdict, cause, group, (*tasks, "norm", "optimizer", "precision")) for (verdict, cause), group in ordered]
 
 
-def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell]) -> Caveat:
-    names = ("workload", "norm", "optimizer", "precision")
+def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell], names: Sequence[str]) -> Caveat:
     where = {name: tuple(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in names}
-    if len(where["workload"]) == 1:
-        del where["workload"]
     size = spread([cell.algebra_error for cell in cells])
     ratio = spread([cell.rounding_ratio for cell in cells])
     if verdict == Outcome.degraded:
