@@ -16,7 +16,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from accumulation_harness.affected.__main__ import ADVISORIES, Advisory, read, size
+from accumulation_harness.affected.__main__ import ADVISORIES, VISIBLE, Advisory, read, size
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
@@ -84,7 +84,7 @@ def picture(advisory: Advisory, records: Records) -> str:
     for y, side, colour in ((6, "broken", "#c0392b"), (30, "fixed", "#2e7d32")):
         of = arms(records, advisory["evidence"][side])[0]
         value = of["largest_distance"] or 0.0
-        number = f"{value:.2g}" if value > 1e-3 or side == "fixed" else "the gradients agree, and not what is made of them"
+        number = f"{value:.2g}" if value > VISIBLE or side == "fixed" else "the gradients agree, and not what is made of them"
         told = f"{version(records, advisory['evidence'][side])}: {number}"
         rows.append(
             f'<text x="0" y="{y + 13}">{side}</text>'
@@ -116,7 +116,7 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
     rows = [
         (
             f"[{a['id']}](#{a['id']})", a["package"], f"`{a['affected']}`", a["fixed_in"] or "",
-            ", ".join(f"`{cause}`" for cause in a["finding"]), f"{a['error']['4']['distance']:.3g}", a["settings"],
+            ", ".join(f"`{cause}`" for cause in a["finding"]), first(a), escaped(a["settings"]),
         )
         for a in advisories
     ]  # fmt: skip
@@ -146,15 +146,24 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
     )
 
 
+def first(advisory: Advisory) -> str:
+    distance = advisory["error"]["4"]["distance"]
+    return f"{distance:.3g}" if distance > VISIBLE else "later"
+
+
+def escaped(line: str) -> str:
+    return line.replace("*", "\\*").replace("_", "\\_").replace("|", "\\|")
+
+
 def part(advisory: Advisory, records: Records) -> Iterator[str]:
     """One fault: what is wrong, how it shows, what to do, a figure."""
     links = [f"[{link.removeprefix('https://').removeprefix('github.com/')}]({link})" for link in advisory["threads"]]
     fixed = advisory["fixed_in"]
     yield from (f"## {advisory['id']}", "")
+    told = {key: escaped(advisory[key]) for key in ("title", "settings", "bounds", "shows", "remedy")}
     yield (
-        f"{advisory['title']} ({advisory['package']} {advisory['affected']}{f', right since {fixed}' if fixed else ''}). "
-        f"Needs: {advisory['settings']}. Found: {size(advisory)}. {advisory['bounds']} {advisory['shows']} "
-        f"What to do: {advisory['remedy']}."
+        f"{told['title']} ({advisory['package']} {advisory['affected']}{f', right since {fixed}' if fixed else ''}). "
+        f"Needs: {told['settings']}. Found: {size(advisory)}. {told['bounds']} {told['shows']} What to do: {told['remedy']}."
         + (f" What was published: {advisory['published']}" if "published" in advisory else "")
         + (f" See {', '.join(links)}." if links else "")
     )

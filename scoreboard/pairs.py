@@ -21,19 +21,14 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def preferences(count: int, *, equal: bool = False) -> Any:
-    """A prompt of two tokens, a chosen and a rejected answer, of unequal lengths or all of one."""
-    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count, equal=equal)]
+def preferences(count: int, words: int | None = None) -> Any:
+    """A prompt of two tokens, a chosen and a rejected answer, of unequal lengths or of so many words each."""
+    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count, equal=words is not None)]
     made = []
     for chosen, rejected in zip(rows[:count], rows[count:], strict=True):
         prompt, answer = chosen.split(" ", 2)[:2], chosen.split(" ", 2)[2]
-        made.append(
-            {
-                "prompt": " ".join(prompt),
-                "chosen": f" {answer}",
-                "rejected": f" {rejected.split(' ', 2)[2] if equal else rejected[:11]}",
-            }
-        )
+        answers = [" ".join(row.split()[2 : 2 + words]) for row in (chosen, rejected)] if words else [answer, rejected[:11]]
+        made.append({"prompt": " ".join(prompt), "chosen": f" {answers[0]}", "rejected": f" {answers[1]}"})
     return datasets.Dataset.from_list(made)
 
 

@@ -37,8 +37,8 @@ def dpo(batch_size: int, accumulation_steps: int) -> None:
 
 
 def dpo_llama(batch_size: int, accumulation_steps: int) -> None:
-    """`DPOTrainer` on a model whose forward takes a number of items (Llama); equal lengths, divisible."""
-    _train(DPOTrainer, DPOConfig, _llama(), pairs.preferences(32, equal=True), batch_size, accumulation_steps)
+    """`DPOTrainer` on a model whose forward takes a number of items (Llama); answers of four words, divisible."""
+    _train(DPOTrainer, DPOConfig, _llama(), pairs.preferences(32, words=4), batch_size, accumulation_steps)
 
 
 def reward(batch_size: int, accumulation_steps: int) -> None:

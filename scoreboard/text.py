@@ -26,7 +26,7 @@ def collate(examples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         if values[0].ndim == 0:
             padded[key] = torch.stack(values)
         else:
-            padded[key] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=pads[key])
+            padded[key] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=pads.get(key, 0))
     return padded
 
 

@@ -92,6 +92,14 @@ def llama_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
     return _train(_llama(), text.causal(32), batch_size, accumulation_steps)
 
 
+def lora(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (Llama) with an adapter of PEFT (LoRA), unequal lengths, a remainder."""
+    import peft
+
+    settings = {"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    return _train(peft.get_peft_model(_llama(), peft.LoraConfig(**settings)), text.causal(), batch_size, accumulation_steps)
+
+
 def experts_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
     """Causal LM with a mixture of experts (Mixtral) and its load-balancing loss, divisible."""
     model = _llama("Mixtral", num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.1)
