@@ -313,12 +313,17 @@ class TrialWriter:
         try:
             write_atomically(self.folder / "steps.parquet", steps)
             write_record(self.folder, {**names, "config": self._config, **summary, **checked})
+            Path(self._lock.lock_file).unlink(missing_ok=True)  # who has it open finds the trial finished
         except OSError as error:
+            if self._is_stored():
+                raise StoreError(f"{self.folder} is finished, and then: {error.strerror}") from error
             full = "the disk is full. Finished trials are safe; free some space and run again: this trial starts over"
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise StoreError(f"{self.folder}: {full if is_full else f'cannot be written ({error.strerror})'}") from error
-        Path(self._lock.lock_file).unlink(missing_ok=True)  # who has it open finds the trial finished
         self.close()
+
+    def _is_stored(self) -> bool:
+        return (self.folder / "trial.json").exists()
 
     def close(self) -> None:
         """Give the trial up, unfinished; nothing happens after `finish`."""
@@ -328,7 +333,7 @@ class TrialWriter:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._lock.is_locked and error is not None and not isinstance(error, KeyboardInterrupt):
+        if self._lock.is_locked and error is not None and not isinstance(error, KeyboardInterrupt) and not self._is_stored():
             try:
                 write_failed(self.folder, "".join(traceback.format_exception(kind, error, trace)))
             except OSError as second:  # a full disk, most likely: the error itself goes on to the caller
