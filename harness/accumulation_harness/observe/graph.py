@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from accumulation_harness.compare.readings import Constant
@@ -13,19 +16,28 @@ from accumulation_harness.observe.tensors import is_plain
 
 MARK = "accumulation_harness"  # of the node of a known loss
 MOST = 2048  # nodes that are looked at
-ADDS = ("Add", "Sub", "Stack", "Cat")
-VIEWS = (
-    "View", "UnsafeView", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "Permute", "T", "ToCopy", "Clone",
-    "Alias",
-)  # fmt: skip
+JOINS = ("Stack", "Cat")
+ADDS = ("Add", "Sub", *JOINS)
+TURNS = ("Transpose", "Permute", "T")
+VIEWS = ("View", "UnsafeView", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", *TURNS)
 PASSES = ("Sum", "Expand", "Neg", "_DDPSink", *VIEWS)
 
 
-class Way(NamedTuple):
-    """From a root to a known loss."""
+class Level(NamedTuple):
+    """A tensor of which a multiple of each element is added up."""
 
-    number: int  # of the loss
+    size: torch.Size
+    factors: Tensor | None = None  # beside the constants; None: 1
+
+
+class Way(NamedTuple):
+    """From a root to something that it adds up: a known loss, or another value."""
+
+    leaf: Any  # the node whose result it is
+    number: int | None  # of the known loss
     constants: tuple[Constant, ...]  # divisors as they are written, and factors that may still be tensors on a device
+    summed: Any = None  # the node whose elements are added; None: the leaf is a scalar
+    levels: tuple[Level, ...] = ()  # from what is summed to the leaf; none where that is a scalar
 
 
 def mark(tensor: Tensor, number: int, name: str = MARK) -> None:
@@ -44,22 +56,19 @@ def marked(node: Any, name: str) -> int | None:
     return None
 
 
-def ways(root: Any) -> tuple[list[Way], bool]:
-    """The known losses that a root adds up, and whether it has other terms beside them."""
+def ways(root: Any) -> list[Way]:
+    """What a root adds up."""
     roots = [t for t in (root if isinstance(root, (tuple, list)) else [root]) if is_plain(t)]
-    waiting: list[tuple[Any, tuple[Constant, ...]]] = [(t.grad_fn, ()) for t in roots if t.grad_fn is not None]
-    found, others, looked = [], False, 0
+    waiting = [Way(t.grad_fn, None, ()) for t in roots if t.grad_fn is not None]
+    found: list[Way] = []
     while waiting:
-        node, constants = waiting.pop()
-        looked += 1
-        number = node.metadata.get(MARK)
-        if isinstance(number, int):
-            found.append(Way(number, constants))
-            continue
-        further = list(below(node, constants)) if looked < MOST else []
-        others = others or not further
+        way = waiting.pop()
+        number = way.leaf.metadata.get(MARK)
+        further = list(below(way)) if number is None and len(found) + len(waiting) < MOST else []
         waiting += further
-    return found, others
+        if not further:
+            found.append(way._replace(number=number))
+    return found
 
 
 def operation(node: Any) -> str:
@@ -72,22 +81,144 @@ def parents(node: Any) -> list[Any]:
     return [parent for parent, _ in node.next_functions if parent is not None]
 
 
-def below(node: Any, constants: tuple[Constant, ...]) -> Iterator[tuple[Any, tuple[Constant, ...]]]:
+def shape(node: Any) -> torch.Size:
+    """Of its result."""
+    return torch.Size(node._input_metadata[0].shape)
+
+
+def are_apart(leaf: Any, name: str) -> bool | None:
+    """Whether elements of a result hang on rows of their own, of the marked tensors that it is made of.
+
+    The slopes of the two halves of its elements are then zero where the other half's are not. Only what PyTorch's own functions
+    made, without hooks of the run's, is differentiated: nothing else of the run is called. None where it is not known.
+    """
+    waiting, seen, reached = [leaf], set[Any](), []
+    while waiting:
+        node = waiting.pop()
+        if name in node.metadata and node is not leaf:
+            reached.append(node)
+        elif isinstance(node, torch.autograd.function.BackwardCFunction) or node.metadata.keys() - {name} or len(seen) > MOST:
+            return None
+        else:
+            new = set(parents(node)) - seen
+            seen |= new
+            waiting += new
+    number = shape(leaf).numel()
+    half = number // shape(leaf)[0] * (shape(leaf)[0] // 2) or number // 2
+    first = (torch.arange(number, device=leaf._input_metadata[0].device) < half).reshape(shape(leaf))
+    try:
+        slopes = [
+            torch.autograd.grad(
+                [GradientEdge(leaf, 0)], [GradientEdge(node, 0) for node in reached], [part.to(leaf._input_metadata[0].dtype)],
+                retain_graph=True, allow_unused=True,
+            )
+            for part in (first, ~first)
+        ]  # fmt: skip
+    except RuntimeError:  # changed in place since
+        return None
+    touched = [[t.reshape(len(t), -1).any(-1) for t in pair] for pair in zip(*slopes, strict=True) if None not in pair]
+    if not any(bool(rows.any()) for pair in touched for rows in pair):
+        return None
+    return all(len(one) == 1 or not bool((one & other).any()) for one, other in touched)
+
+
+def below(way: Way) -> Iterator[Way]:
     """What a node adds up or multiplies by a constant; nothing where it does something else."""
-    kind, further = operation(node), parents(node)
-    more: tuple[Constant, ...] = ()
-    if kind == "Mean":
-        more = (Constant(float(node._saved_self_sym_numel), divides=True),)
-    elif kind in ("Mul", "Div"):
-        if len(further) != 1:  # both operands are trained
-            return
-        other = _saved(node, "_saved_other")
-        other = _saved(node, "_saved_self") if other is None and kind == "Mul" else other
-        if is_plain(other) and other.numel() == 1:
-            more = (Constant(_number(other), divides=kind == "Div"),)
-    elif kind not in ADDS and kind not in PASSES:
+    kind, further = operation(way.leaf), parents(way.leaf)
+    if kind in ADDS:
+        if way.summed is None or (way.levels[-1].factors is None and (kind in JOINS or any(map(_is_known, further)))):
+            yield from (_begun(way._replace(leaf=p), summed=way.summed is not None) for p in further)
         return
-    yield from ((parent, constants + more) for parent in further)
+    if len(further) == 1:  # not both operands are trained
+        (parent,) = further
+        reaching = _above(way, kind, parent) if way.summed is None else _among_terms(way, kind, parent)
+        if reaching is not None:
+            yield reaching
+
+
+def _above(way: Way, kind: str, parent: Any) -> Way | None:
+    """A scalar is made of `parent`; None: in another way than by sums and constants."""
+    constants = way.constants
+    if kind == "Mean":
+        constants += (Constant(float(way.leaf._saved_self_sym_numel), divides=True),)
+    elif kind in ("Mul", "Div"):
+        other = _other(way.leaf)
+        if is_plain(other) and other.numel() == 1:
+            constants += (Constant(_number(other), divides=kind == "Div"),)
+    elif kind not in PASSES:
+        return None
+    return _begun(way._replace(leaf=parent, constants=constants), summed=kind in ("Mean", "Sum"))
+
+
+def _begun(way: Way, *, summed: bool) -> Way:
+    """`summed`: whether the elements of the leaf are, if it has several."""
+    size = shape(way.leaf)
+    return way._replace(summed=way.leaf, levels=(Level(size),)) if summed and size else way._replace(summed=None, levels=())
+
+
+def _among_terms(way: Way, kind: str, parent: Any) -> Way | None:
+    """Elements of a sum are made of those of `parent`; None: in another way than by constants, of each its own, and sums."""
+    node, factors, constants = way.leaf, way.levels[-1].factors, way.constants
+    if kind in ("Mean", "Sum"):
+        sizes, dims = shape(parent), [dim % len(shape(parent)) for dim in map(_signed, getattr(node, "_saved_dim", ()))]
+        if not dims or 0 in dims:  # rows are put together
+            return None
+        if kind == "Mean":
+            factors = (1.0 if factors is None else factors) / math.prod(sizes[dim] for dim in dims) * torch.ones(())
+        if factors is not None and factors.dim():
+            for dim in () if node._saved_keepdim else sorted(dims):
+                factors = factors.unsqueeze(dim)
+            factors = factors.expand(sizes)
+    elif kind in VIEWS and factors is not None and factors.dim():
+        if kind in TURNS:
+            return None
+        factors = factors.reshape(shape(parent))
+    elif kind == "Neg" or kind in VIEWS:
+        pass
+    elif shape(parent) != shape(node):  # it is made larger
+        return None
+    elif kind in ("Mul", "Div"):
+        other = _other(node)
+        if not is_plain(other):
+            return None
+        if other.numel() == 1:
+            constants += (Constant(_number(other), divides=kind == "Div"),)
+        else:
+            factors = _times(factors, other.detach().reciprocal() if kind == "Div" else other.detach())
+    elif kind == "Where":
+        first = node.next_functions[0][0] is not None
+        factors = _times(factors, node._saved_condition if first else ~node._saved_condition)
+    elif kind == "MaskedFill":
+        factors = _times(factors, ~node._saved_mask)
+    else:
+        return None
+    level = Level(shape(parent), factors)
+    levels = (*way.levels, level) if factors is not way.levels[-1].factors or kind in ("Sum", "Mean") else way.levels
+    return way._replace(leaf=parent, constants=constants, levels=levels)
+
+
+def _times(factors: Tensor | None, own: Tensor) -> Tensor:
+    """What elements are multiplied by. Factors of both signs are no weights of terms (advantages, say), but a part of them."""
+    own = own.double()
+    of_both = (own.amin() < 0) & (own.amax() > 0)
+    weights = own.where(~of_both, (own != 0).double() if factors is None else torch.ones_like(own))
+    return weights if factors is None else factors * weights
+
+
+def _is_known(node: Any) -> bool:
+    """Whether it is a known loss, or a multiple of one."""
+    while MARK not in node.metadata and operation(node) in (*PASSES, "Mul", "Div") and len(parents(node)) == 1:
+        (node,) = parents(node)
+    return MARK in node.metadata
+
+
+def _other(node: Any) -> Any:
+    other = _saved(node, "_saved_other")
+    return _saved(node, "_saved_self") if other is None and operation(node) == "Mul" else other
+
+
+def _signed(dim: int) -> int:
+    return dim - 2**64 if dim >= 2**63 else dim
 
 
 def _saved(node: Any, name: str) -> Any:

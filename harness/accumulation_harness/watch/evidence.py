@@ -94,6 +94,11 @@ class Remark(Enum):
         "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged",
     )
     unreached = False, "some tensors got nothing from some of a window's micro-batches: not used there, or cut off"
+    own_terms = (
+        False,
+        "whether each term of the run's own loss hangs on its own row alone (no statistics of the micro-batch, no choice among "
+        "its rows) cannot be seen: say how many there are with `seen.terms(number)`",
+    )
     another_term = False, "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 
     def __init__(self, is_doubt: bool, sentence: str) -> None:
@@ -110,6 +115,8 @@ class MicroBatch:
     empty: bool = False  # no gradient was there as it began
     scale: float = 1.0  # of the loss
     slopes: Sequence[Slope] | None = None  # None: not looked at
+    own: Any = ()  # losses of the run's own, as their forms and then as slopes
+    said: bool = False  # the loop has said how many terms they have
     bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
@@ -154,6 +161,13 @@ class Window:
     buffers_moved: bool = False  # since the step before
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
+
+    def take_own(self) -> None:
+        """Losses of the run's own are weighed where those that were looked for are not all known."""
+        known = all(m.slopes and all(slope.kind is not None for slope in m.slopes) for m in self.micro_batches)
+        if not known and all(m.own for m in self.micro_batches):
+            for m in self.micro_batches:
+                m.slopes = m.own
 
 
 @dataclass(frozen=True, kw_only=True)

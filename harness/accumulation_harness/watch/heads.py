@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence, See, Seeing, is_the_runs
-from accumulation_harness.observe.graph import mark, marked, ways
+from accumulation_harness.observe.graph import Way, are_apart, mark, marked, operation, shape, ways
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import is_plain, is_transformed
 from accumulation_harness.watch.slopes import Bend, Forms, Loss, Slope, Taken, bent, constantly, labelled, measured, received
+from accumulation_harness.watch.terms import Said, of_its_own, spread
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
 MOST_UNUSED = 256  # losses of a window that no backward has differentiated yet
@@ -36,6 +37,8 @@ BY_ELEMENT = {  # loss functions of PyTorch that have a term for every element
 }
 BY_ROW = {"multi_margin_loss": Loss.margin}  # and for every row
 BENT = "accumulation_harness bend"  # of the node of a tensor that the run has hooked
+OUTPUT = "accumulation_harness output"  # of the watched model
+TRIALS = 4  # backwards in which it is seen whether a loss of the run's own has terms of rows of their own
 KEPT_OUT = ("hidden_states", "attentions", "past_key_values", "last_hidden_state")
 
 
@@ -65,25 +68,63 @@ class Heads:
         self._others = False
         self._bends: dict[int, Bend] = {}  # by hooks of the run's own, in the backward under way
         self._unused: dict[int, Tensor] = {}  # values of those that no backward has differentiated yet
+        self.said: Said | None = None  # of the next loss
+        self._own: list[Forms] = []  # losses of the run's own
+        self._handles: list[Any] = []  # of the hooks that look at them
+        self._apart: dict[Hashable, list[bool | None]] = {}  # whether their terms hang on rows of their own
 
     def before(self, root: Any) -> None:
         """A backward begins at this root."""
-        found, others = ways(root)
-        self._constants, self._others = {way.number: way.constants for way in found}, others
+        self._losses, self._outputs = [], []  # differentiated for something else (a penalty, a kernel's own backward)
+        found = ways(root)
+        self._constants = {way.number: way.constants for way in found if way.number is not None}
         for number in self._constants:
             self._unused.pop(number, None)
+        own = [way for way in found if way.number is None]
+        apart = [self._are_apart(way) for way in own]
+        known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
+        self._others = not known
+        for way in own if known else ():
+            self._listen(way, self._rows, self.said)
+
+    def _are_apart(self, way: Way) -> bool | None:
+        """Whether a value that a loss adds up is a sum of terms that hang on rows of their own; None: not known."""
+        if way.summed is None or any(len(node._input_metadata) > 1 for node in (way.summed, way.leaf)):
+            return None
+        seen = self._apart.setdefault((operation(way.leaf), operation(way.summed), len(shape(way.leaf))), [])
+        if self.detail and len(seen) < TRIALS:
+            self.fence.paused = True
+            try:
+                seen.append(are_apart(way.leaf, OUTPUT))
+            finally:
+                self.fence.paused = False
+        return False if False in seen else None if None in seen or not seen else True
+
+    def _listen(self, way: Way, rows: int, said: Said | None) -> None:
+        """Look at the gradient that a value of the run's own receives."""
+
+        def look(given: Sequence[Tensor | None]) -> None:
+            if is_plain(given[0]):
+                self._own.append(of_its_own(given[0], way, rows, said))
+
+        self._handles.append((way.summed or way.leaf).register_prehook(self.fence.hook(look)))
 
     def taken(self) -> Taken:
         """The backward has ended."""
         heads = self._losses or self._outputs
         at_heads = {form.bend for forms in heads for form in forms}
         bends = [bend._replace(factor=None) if number in at_heads else bend for number, bend in self._bends.items()]
-        found = [[self._of_samples(form) for form in forms] for forms in heads]
-        others = self._others and bool(self._losses) and bool(self._constants)
+        found: list[Forms] = [[self._of_samples(form) for form in forms] for forms in heads]
+        others, own = self._others and bool(self._losses) and bool(self._constants), self._own
+        if own and self._losses:
+            found, own = [*found, *own], []
         fed, unseen = self._fed, self._passed_over and not found
         self._outputs, self._losses, self._fed, self._passed_over = [], [], False, False
-        self._constants, self._others, self._rows, self._bends = {}, False, 0, {}
-        return Taken(None if unseen else found, fed, self.forgotten(), others, bends)
+        self._constants, self._others, self._rows, self._bends, self._own = {}, False, 0, {}, []
+        for handle in self._handles:
+            handle.remove()
+        self._handles, said, self.said = [], self.said is not None, None
+        return Taken(None if unseen else found, fed, self.forgotten(), others, bends, own, said)
 
     def _of_samples(self, form: Slope) -> Slope:
         """Outputs may have a row for every position."""
@@ -110,7 +151,9 @@ class Heads:
         self._rows += given[0].shape[0] if given else 0
         self._fed = self._fed or any(map(_is_made, (*args, *kwargs.values())))
         for z in list(_logits(output))[:MOST]:
-            self._look_at(z)
+            if _is_followed(z) and not z.is_leaf:
+                mark(z, 0, OUTPUT)
+                self._look_at(z)
 
     def inside(self) -> None:
         """A layer's forward begins: trainers put the arithmetic of autocast inside the model's own forward."""
@@ -224,15 +267,14 @@ class Heads:
             if u is not None:
                 self._unused.pop(number, None)
                 constants, bend = self._constants.get(number), marked(logits, BENT)
-                found = numbers(u, value, reduction)
-                self._losses.append([found._replace(rows=rows, classes=classes, constants=constants, bend=bend)])
+                found = numbers(u, value, reduction)._replace(rows=rows, classes=classes, constants=constants, bend=bend)
+                masked = spread(found, u.detach(), self._rows) if reduction == "none" and constants is not None else ()
+                self._losses.append([found, *masked])
 
         node.register_prehook(self.fence.hook(look))  # behind the hooks that the run has on the loss
 
     def _look_at(self, z: Tensor) -> None:
         """Look at the slope of the loss at logits, if no loss function has told what it is."""
-        if not _is_followed(z) or z.is_leaf:
-            return
         if z.numel() > LARGE and not self.detail:
             self._passed_over = True
             return

@@ -25,6 +25,7 @@ MOST_WEIGHED = 64  # windows whose weights are kept, of each loss: the first and
 PARTS = "backwards differ in kind by their place in the window: parts of one loss, and no micro-batches of it"
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
+SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
@@ -175,19 +176,24 @@ class Judge:
     def weighed(self) -> tuple[bool, list[Finding], list[str]]:
         """What all windows say of every loss: whether all are right, what is wrong, and why nothing is known of some."""
         right = {replayed.window for replayed in self.replays if replayed.right}
-        rights, findings, reasons = [], [], []
-        for (track, _), seen in self.weights.items():
-            known = [one for one in seen if one.window in right and track == 0]
-            said = told(seen, self.usual, known)
-            rights.append(said.right)
+        of_all = {
+            (track, key): told(seen, self.usual, [one for one in seen if one.window in right and track == 0])
+            for (track, key), seen in self.weights.items()
+        }
+        findings, reasons = [], []
+        for (track, (kind, *_)), said in of_all.items():
             if said.causes and not self.exchangeable(track):
                 reasons.append(PARTS)
             elif said.causes:
+                others = [of for (own, (of, *_)), other in of_all.items() if own == track and other.right]
+                beside = bool(others) and Loss.own in (kind, *others)
                 first, count = said.windows[0], len(said.windows)
                 shown: dict[str, Any] = {"window": first.window, "evidence": first.evidence, "count": count}
-                findings += [Finding(cause=one, message=said.words, rung=Rung.ledger, **shown) for one in said.causes]
+                causes = dict.fromkeys(Cause.auxiliary_loss_scale if beside and one in SCALES else one for one in said.causes)
+                findings += [Finding(cause=one, message=said.words, rung=Rung.ledger, **shown) for one in causes]
             elif said.words:
                 reasons.append(said.words)
+        rights = [said.right for said in of_all.values()]
         return bool(rights) and all(rights), findings, reasons
 
     def exchangeable(self, track: int) -> bool:

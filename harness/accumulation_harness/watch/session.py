@@ -33,6 +33,7 @@ from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import SUFFIXES, Report
+from accumulation_harness.watch.terms import Said
 from accumulation_harness.watch.together import Together, agreed, declared
 from accumulation_harness.watch.track import Sketched, Track
 
@@ -189,6 +190,18 @@ class Watch(Loop[Track]):
         if self.replay is not None and not self.fence.paused:
             self.batches.handed.append(batch)
         return batch
+
+    @entry(lambda *_, **__: None)
+    def terms(self, number: float | Tensor, *, summed: bool = False) -> None:
+        """Say that the loss that is differentiated next has terms that hang on rows of their own, and how many.
+
+        Args:
+            number: What the loss of this micro-batch alone is divided by: its labels, its sequences, the sum of its mask. One
+                large batch is divided by the sum of these numbers.
+            summed: Of a loss whose terms PyTorch's graph does not show (a fused one): whether it is their sum, and no mean.
+        """
+        if not self.fence.paused:
+            self.heads.said = Said(float(number), summed)
 
     @entry(lambda seen, *_: Report.ended(seen.fence.reason))
     def report(self, path: str | Path | None = None) -> Report:

@@ -40,6 +40,7 @@ class Loss(StrEnum):
     poisson = "Poisson likelihood"
     soft_margin = "soft margin"
     margin = "margin loss"
+    own = "a loss of the run's own, whose terms the graph shows"
 
 
 class Bend(NamedTuple):
@@ -68,6 +69,7 @@ class Slope(NamedTuple):
     classes: int = 1  # of the logits
     constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward; None: not seen
     calls: int = 1  # of the loss function
+    picked: bool = False  # what its terms are is read from weights that are zero elsewhere
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
 
     def joined(self, other: Slope) -> Slope:
@@ -105,8 +107,10 @@ class Taken(NamedTuple):
     slopes: Sequence[Forms] | None  # None where none was looked at
     fed: bool  # whether inputs were made of parameters
     forwards: int
-    others: bool  # terms beside the loss functions that were called
+    others: bool  # terms beside those that are known
     bends: Sequence[Bend]  # their factors where no head has them
+    own: Sequence[Forms] = ()  # of losses of the run's own, where the graph shows all that the loss adds up
+    said: bool = False  # whether the loop has said how many terms they have
 
 
 def bent(before: Tensor, after: Tensor) -> Bend:
@@ -261,10 +265,10 @@ def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
 def chosen(forms: Forms) -> Slope:
     """Which loss it was: of the forms that the dtype explains the plain one, else the one with the smallest residual."""
     first = forms[0]
-    if first.dtype is None:
-        ragged = not first.residual <= FITS[torch.float32]
-        return first._replace(kind=None if ragged else first.kind, ragged=ragged)
-    wide = FITS.get(first.dtype, 1e-3)
+    wide = FITS.get(first.dtype or torch.float32, 1e-3)
+    if math.isnan(first.freedom):  # the graph shows what its terms are
+        fitting = [form for form in forms if form.residual <= wide]
+        return fitting[0] if fitting else first._replace(kind=None, ragged=True)
     fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
     if fitting:
         return min(fitting, key=lambda form: (form.kind is not Loss.cross_entropy, form.residual))

@@ -320,16 +320,19 @@ class Track(Followed):
         self._size = len(window.micro_batches)
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
-        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes, m.bends) for m in window.micro_batches]
+        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes, m.own, m.bends) for m in window.micro_batches]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
         parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
-        for m, (*sketches, scale, loss, heads, bends) in zip(window.micro_batches, parts, strict=True):
+        for m, (*sketches, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else number(scale)
             m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
             m.loss = number(loss) / m.scale
-            m.slopes = None if heads is None else [chosen([form.on_host(m.scale) for form in forms]) for forms in heads]
+            m.slopes, m.own = (
+                None if of is None else [chosen([form.on_host(m.scale) for form in forms]) for forms in of] for of in (heads, own)
+            )
             m.bends = [Bend(*map(number, bend)) for bend in bends]
             window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
+        window.take_own()
         window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
         names = ("unclipped", "at_step", "clipped")
         unclipped, at_step, window.clipped = (_sketch(found.get(name), looked) for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from accumulation_harness.compare.readings import Weighed, alike, near
@@ -28,6 +29,8 @@ def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark 
         for key, slope in _losses(m.slopes or ()):
             by_key.setdefault(key, []).append((m, slope))
     why = _incomplete(window, slopes)
+    if any(m.slopes and all(slope.kind is None for slope in m.slopes) for m in window.micro_batches):
+        return {}, why  # the terms of the window are not all known
     unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
     apart = bool(summed.findings) or window.hooked or why is Remark.another_term or (unseen and len(by_key) > 1)
     return {key: _weighed(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()}, why
@@ -63,7 +66,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
         terms=tuple(slope.terms for slope in slopes),
         num=len(window.micro_batches),
         rows=tuple(slope.rows for slope in slopes),
-        positions=tuple(slope.positions for slope in slopes),
+        positions=() if any(math.isnan(slope.positions) for slope in slopes) else tuple(slope.positions for slope in slopes),
         width=1 if key[0] in BY_VECTOR else key[1],
         calls=max(slope.calls for slope in slopes),
         constants=slopes[0].constants,
@@ -87,8 +90,11 @@ def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
         return Remark.another_term
     for m in window.micro_batches:
         own = [slope for slope in m.slopes or () if slope.terms]
+        if any(math.isnan(slope.value) for slope in own):  # the graph has shown all that was differentiated
+            continue
         known = sum(slope.weight * slope.value for slope in own) / m.scale
         wide = max([COMPLETE, *(4 * slope.residual for slope in own)])
         if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
-    return None
+    unsaid = any(slope.picked for slope in slopes) and not all(m.said for m in window.micro_batches)
+    return Remark.own_terms if unsaid else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accumulation_harness.audit.evidence import Matrix, Term
 from accumulation_harness.audit.observe.sample import by_position, sample_of
-from accumulation_harness.observe.graph import ADDS, MOST, PASSES, below, operation, parents
+from accumulation_harness.observe.graph import ADDS, MOST, PASSES, Way, below, operation, parents
 
 LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
@@ -168,9 +168,9 @@ def _coefficient(root: Any, term: Any) -> float:
         node, factor = waiting.pop()
         if node is term:
             return factor
-        for parent, constants in below(node, ()):
-            some = constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
-            waiting.append((parent, factor * math.prod(float(c.factor) ** (-1 if c.divides else 1) for c in some)))
+        for way in below(Way(node, None, ())):
+            some = way.constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
+            waiting.append((way.leaf, factor * math.prod(float(c.factor) ** (-1 if c.divides else 1) for c in some)))
     return math.nan
 
 

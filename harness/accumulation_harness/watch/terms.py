@@ -1,0 +1,63 @@
+"""Loss terms that no loss function has told: the elements of a tensor that the graph of a loss shows to be added up.
+
+A loss L = c * sum_i m_i t_i is linear in its terms t: c is the gradient that the summed tensor receives, and the factors m are
+in the graph. A mask's factors say which elements are terms, of weight c each; where unequal rows are averaged first, the terms
+are the rows, and the factors of each row add up to the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.compare.readings import Constant
+from accumulation_harness.observe.graph import Way
+from accumulation_harness.watch.slopes import Loss, Slope
+
+
+def spread(base: Slope, weights: Tensor, rows: int) -> Iterator[Slope]:
+    """What may be the terms where elements weigh so much: those that weigh anything, or the `rows` that do; `base` otherwise."""
+    elements = weights.reshape(-1).double()
+    yield _alike(base, elements)
+    if 0 < rows < elements.numel() and elements.numel() % rows == 0:
+        yield _alike(base, elements.reshape(rows, -1).sum(-1))
+
+
+def _alike(base: Slope, weights: Tensor) -> Slope:
+    there = weights != 0
+    terms = there.sum(dtype=torch.float64)
+    weight = weights.sum() / terms
+    residual = ((weights - weight) * there).norm() / weights.norm()
+    part: Any = (terms / weights.numel()).reshape(1)
+    share = Constant(part)  # where a mean is taken over all elements, those of no weight included
+    constants = None if base.constants is None else (*base.constants, share)
+    found = {"weight": weight.abs(), "residual": residual, "terms": terms, "constants": constants}
+    return base._replace(value=None, picked=True, **found)
+
+
+class Said(NamedTuple):
+    """What the loop says of the next loss."""
+
+    terms: float
+    summed: bool  # and not averaged over them
+
+
+def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list[Slope]:
+    """The forms of a loss of the run's own; `received`: the gradient of what is summed, the same for all its elements."""
+    with torch.no_grad():
+        u = received.detach().reshape(-1).double()
+        size = way.levels[-1].size if way.levels else torch.Size()
+        of_all: dict[str, Any] = {"dtype": received.dtype, "constants": way.constants, "rows": size[0] if size else rows}
+        base = Slope(Loss.own, *(None,) * 5, **of_all, classes=size[-1] if said is None and len(size) > 2 else 1)
+        unequal = (u.amax() - u.amin()) / u.abs().amax()  # something else hangs on it as well
+        levels = [u.mean() * torch.ones(of, device=u.device) * (1.0 if f is None else f) for of, f in reversed(way.levels)]
+        if said is None:
+            return [form._replace(residual=form.residual + unequal) for form in spread(base, levels[0], rows)]
+        number = torch.tensor(said.terms, dtype=torch.float64, device=u.device)
+        forms = [_alike(base, weights.reshape(-1)) for weights in levels]
+        counted = [form._replace(residual=form.residual.where(form.terms == number, torch.inf)) for form in forms]
+        whole = base._replace(weight=u.abs().sum() / (1.0 if said.summed else number), residual=torch.zeros(()), terms=number)
+        return [*counted, *(form._replace(terms=number) for form in forms), whole]

@@ -1,0 +1,181 @@
+"""Losses of the run's own: the graph shows what their terms weigh, and the loop says that these hang on their own rows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from accumulation_harness.watch import watch
+
+N, ROWS, LONGEST, WORDS, WIDEST = 4, 6, 10, 7, 16
+
+
+class Policy(nn.Module):
+    """Scores of the words, and a value, at every position."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.scores, self.value = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS), nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = self.words(x).tanh()
+        return self.scores(hidden), self.value(hidden).squeeze(-1)
+
+
+class Rollout:
+    """Rows of unequal lengths, with an advantage each."""
+
+    def __init__(self, scores, value, words, mask, advantage):
+        self.scores, self.value, self.words, self.mask, self.advantage = scores, value, words, mask, advantage[:, None]
+
+    @property
+    def logs(self):
+        return self.scores.log_softmax(-1).gather(-1, self.words[..., None]).squeeze(-1)
+
+    @property
+    def clipped(self):
+        """[rows, positions] of the policy gradient."""
+        ratio = (self.logs - self.logs.detach() - 0.3 * torch.randn(self.mask.shape)).exp()
+        return -torch.min(ratio * self.advantage, ratio.clamp(0.8, 1.2) * self.advantage)
+
+
+def grpo(of, n, total):
+    return ((of.clipped * of.mask).sum(-1) / of.mask.sum(-1)).mean() / n
+
+
+def with_a_divergence(of, n, total):
+    apart = -1 - of.logs
+    return (((of.clipped + 0.04 * (apart.exp() - apart - 1)) * of.mask).sum(-1) / of.mask.sum(-1)).mean() / n
+
+
+def of_own_tokens(of, n, total):
+    return (of.clipped * of.mask).sum() / of.mask.sum() / n
+
+
+def dapo(of, n, total):
+    return (of.clipped * of.mask).sum() / total
+
+
+def of_longest(of, n, total):
+    return (of.clipped * of.mask).sum() / (len(of.mask) * WIDEST) / n
+
+
+def ppo(of, n, total):
+    probabilities = of.scores.softmax(-1)
+    entropy = -(probabilities * probabilities.log()).sum(-1)
+    parts = of.clipped, 0.5 * (of.value - of.advantage).square(), -0.01 * entropy
+    return sum((part * of.mask).sum() for part in parts) / total
+
+
+def dpo(of, n, total):
+    chosen, rejected = (of.logs * of.mask).sum(-1).chunk(2)
+    return -functional.logsigmoid(0.1 * (chosen - rejected)).mean() / n
+
+
+def reinforce(of, n, total):
+    return -(of.logs * of.advantage * of.mask).sum() / total
+
+
+def masked(of, n, total):
+    each = functional.cross_entropy(of.scores.flatten(0, 1), of.words.flatten(), reduction="none")
+    return (each * of.mask.flatten()).sum() / total
+
+
+class Fused(torch.autograd.Function):
+    """What a kernel of somebody else's is to the graph."""
+
+    @staticmethod
+    def forward(ctx, scores, words, mask):
+        with torch.enable_grad():
+            leaf = scores.detach().requires_grad_()
+            loss = (functional.cross_entropy(leaf.flatten(0, 1), words.flatten(), reduction="none") * mask.flatten()).sum()
+            (ctx.gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, received):
+        return ctx.gradient * received, None, None
+
+
+def fused(of, n, total):
+    return Fused.apply(of.scores, of.words, of.mask) / total
+
+
+def in_batch_negatives(of, n, total):
+    hidden = of.scores.mean(1)
+    scores = hidden @ hidden.T
+    return (scores.logsumexp(-1) - scores.diag()).mean() / n
+
+
+def of_tokens(mask):
+    return mask.sum()
+
+
+LOSSES = {  # loss -> what it is divided by in one micro-batch, the causes of the loss as it is
+    grpo: (len, ()),
+    with_a_divergence: (len, ()),
+    of_own_tokens: (of_tokens, ("mean_of_means",)),
+    dapo: (of_tokens, ()),
+    of_longest: (lambda mask: len(mask) * WIDEST, ()),
+    ppo: (of_tokens, ()),
+    dpo: (lambda mask: len(mask) / 2, ()),
+    reinforce: (of_tokens, ()),
+    masked: (of_tokens, ()),
+    fused: (of_tokens, ()),
+}
+UNSEEN = (of_longest,)  # without a word of the loop: the graph does not show that its divisor is a count
+
+
+def undivided(loss):
+    return lambda of, n, total: loss(of, 1, total / n)
+
+
+def divided_twice(loss):
+    return lambda of, n, total: loss(of, n, total) / n
+
+
+def watched(loss, divisor=None, *, summed=False):
+    """The report of six windows of a loss; `divisor` of a mask: what the loop says."""
+    torch.manual_seed(0)
+    model = Policy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tell=None) as seen:
+        for _ in range(6):
+            lengths = torch.randint(3, LONGEST + 1, (N, ROWS, 1))
+            masks = (torch.arange(LONGEST) < lengths).float()
+            for mask in masks:
+                words = torch.randint(0, WORDS, (2, ROWS, LONGEST))
+                rollout = Rollout(*model(words[0]), words[1], mask, torch.randn(ROWS))
+                found = loss(rollout, N, masks.sum())
+                if divisor is not None:
+                    seen.terms(divisor(mask), summed=summed)
+                found.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.report()
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_of_the_runs_own_is_weighed(loss):
+    (divisor, causes), summed = LOSSES[loss], loss is fused
+    report = watched(loss, divisor, summed=summed)
+    assert (report.verdict, report.causes) == ("different" if causes else "equivalent", causes)
+    assert watched(undivided(loss), divisor, summed=summed).causes == ("loss_not_divided", *causes)
+    assert watched(divided_twice(loss), divisor, summed=summed).causes == ("loss_divided_twice", *causes)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss is not fused], ids=lambda loss: loss.__name__)
+def test_a_wrong_weight_is_named_without_a_word_of_the_loop_and_a_right_one_is_not_certified(loss):
+    _, causes = LOSSES[loss]
+    expected = () if loss in UNSEEN else causes
+    report = watched(loss)
+    assert (report.verdict, report.causes) == ("different" if expected else "inconclusive", expected)
+    assert watched(undivided(loss)).causes == (() if loss in UNSEEN else ("loss_not_divided", *causes))
+
+
+def test_rows_that_hang_on_each_other_are_not_certified_whatever_the_loop_says():
+    assert watched(in_batch_negatives, len).verdict == "inconclusive"
+
+
+def test_a_wrong_number_of_terms_is_not_certified():
+    assert watched(dapo, lambda mask: mask.numel()).verdict != "equivalent"
