@@ -102,8 +102,8 @@ def picture(advisory: Advisory, records: Records) -> str:
 
 HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by, N = 4", "settings")
 SORT = """<script>
-document.querySelectorAll("th").forEach((head, column) => head.onclick = () => {
-  const body = head.closest("table").tBodies[0], key = row => row.cells[column].textContent;
+document.querySelectorAll("th").forEach(head => head.onclick = () => {
+  const body = head.closest("table").tBodies[0], key = row => row.cells[head.cellIndex].textContent;
   const sign = head.dataset.up = head.dataset.up === "1" ? -1 : 1;
   [...body.rows].sort((a, b) => sign * key(a).localeCompare(key(b), undefined, {numeric: true})).forEach(row => body.append(row));
 });
