@@ -207,6 +207,9 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     install()
+    if cannot := [work for work in WORK if struck(work, {})[0]]:
+        print(f"cannot start: without a fault these fail: {', '.join(cannot)}", file=sys.stderr)
+        sys.exit(3)
     faults, calls, found = campaign(options.faults, options.seed)
     print(f"{faults} faults over {calls} calls: {dict(found) or 'nothing lost, repeated, silent or hung'}")
     sys.exit(bool(found))

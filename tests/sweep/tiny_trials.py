@@ -4,6 +4,7 @@
 """
 
 import os
+import random
 import signal
 import sys
 import time
@@ -26,6 +27,9 @@ def tiny_trial(config):
         print(f"output of trial {config.seed}", flush=True)
         behave(kind, folder, writer)
         writer.finish({"arms": [], "environment": {}, "seconds": {}})
+    if kind == "rows":
+        with open(folder / "finished", "a") as finished:
+            finished.write(f"{config.seed}\n")
     if kind == "die_late":
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -34,6 +38,11 @@ def behave(kind, folder, writer):
     match kind:
         case "ok":
             writer.add({"loss": 1.0})
+        case "rows":  # forty, that only its name decides
+            generator = random.Random(writer.folder.name)
+            for step in range(40):
+                writer.add({"step": step, "loss": generator.random()})
+                time.sleep(0.001)
         case "meet":  # ends only when another trial runs at the same time
             wait_until(lambda: len((folder / "journal").read_text().splitlines()) >= 2)
         case "wait":  # until the test says so

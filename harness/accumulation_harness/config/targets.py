@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib
 import importlib.util
@@ -10,14 +11,16 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accumulation_harness.config import ConfigError
 
 EXPECTED = "FILE.py:NAME or package.module:NAME"
+_modules: dict[str, dict[str, Any]] = {}  # by the folder of a target: those that it has imported from there
+_python_import = builtins.__import__
 SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
 MOST_SECONDS = 300  # for a task to say what its data are
 SHOWN = 8  # names of a file that are told
@@ -123,10 +126,47 @@ def module_file(name: str, *ends: str) -> Path | None:
 
 
 def _from_file(file: Path) -> Any:
-    name = f"custom_{file.stem}"
-    if (known := sys.modules.get(name)) is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    return import_file(file, name)
+    folder = str(file.parent)
+    name = f"custom_{file.stem}_{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:6]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if folder not in _modules:
+        _modules[folder] = {}
+        if len(_modules) == 2:
+            builtins.__import__ = _import  # type: ignore[assignment]
+    with _namespace(folder):
+        return import_file(file, name)
+
+
+@contextmanager
+def _namespace(folder: str) -> Iterator[None]:
+    """Inside, modules of other targets' folders are not there, and those of this one are, whatever their names."""
+    others = [one for one in _modules if one != folder]
+    for one in _modules:
+        _modules[one] |= _below(one)
+    aside = {name: sys.modules.pop(name) for one in others for name in _below(one)}
+    path, sys.path[:] = [*sys.path], [folder, *(one for one in sys.path if one != folder and one not in others)]
+    sys.modules.update(_modules[folder])
+    try:
+        yield
+    finally:
+        _modules[folder] |= _below(folder)
+        sys.modules.update(aside)
+        sys.path[:] = path if folder in path else [folder, *path]
+
+
+def _below(folder: str) -> dict[str, Any]:
+    """The modules that were imported from a folder, as they are known now."""
+    known = [(name, str(getattr(one, "__file__", ""))) for name, one in [*sys.modules.items()]]
+    return {name: sys.modules[name] for name, file in known if file.startswith(folder + os.sep)}
+
+
+def _import(name: str, importer: Mapping[str, Any] | None = None, *rest: Any, **more: Any) -> Any:
+    """`__import__` where targets of several folders are there: what is imported late is looked for beside who imports it."""
+    file = str((importer or {}).get("__file__", ""))
+    folder = next((one for one in _modules if file.startswith(one + os.sep)), None)
+    with _namespace(folder) if folder else nullcontext():
+        return _python_import(name, importer, *rest, **more)
 
 
 def import_file(file: Path, name: str) -> Any:

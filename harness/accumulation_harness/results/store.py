@@ -277,7 +277,7 @@ class Store:
         """Which of the files that it has read is another now; who only looks at a trial of another machine cannot say."""
         here = os.getcwd()
         folder = str(trial.record.get("folder", here))
-        if looks and not os.path.isdir(folder):
+        if looks and not os.access(folder, os.X_OK):
             return ""
         return opened.changed(trial.record.get("files", {}), folder if looks else here, self.root)
 

@@ -1,0 +1,114 @@
+"""A sweep whose processes are killed again and again, and resumed to its end, is bit by bit the one that nobody disturbed.
+
+`python -m tests.soak [--trials 300] [--kills 100] [--seed 0]`: trials take no time (`tests/sweep/tiny_trials.py`), SIGKILL,
+SIGTERM and SIGINT go to a child, the forkserver, the command or all of them. Exit code 1 names what was lost, altered, repeated
+or left running; exit code 3 says why the campaign could not start.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from accumulation_harness.results.store import State, Store
+
+PROGRAM = Path(__file__).parent / "sweep" / "tiny_trials.py"
+MOST_SECONDS = 10  # between the end of the command and that of all it has started
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+
+
+def start(folder, trials):
+    environment = {"TINY_KINDS": ",".join(["rows"] * trials), "TINY_DIR": str(folder)}
+    paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness")
+    seeds = ",".join(map(str, range(trials)))
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), "-m", f"seed={seeds}", "workers=2", f"results={folder}/results"],
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=folder,
+    )
+
+
+def content(folder):
+    """Every finished trial, byte by byte."""
+    trials = [one.folder for one in Store(folder / "results").status() if one.state == State.finished]
+    return {trial.name: {path.name: path.read_bytes() for path in trial.iterdir()} for trial in trials}
+
+
+def strike(command, generator):
+    """A signal to one of the command's processes, or to all."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        below = psutil.Process(command.pid).children(recursive=True)
+        chosen = generator.choice([[command.pid], [one.pid for one in below[:1]], [one.pid for one in below[-1:]],
+                                   [command.pid, *(one.pid for one in below)]])  # fmt: skip
+        number = generator.choice(SIGNALS)
+        for process in chosen:
+            os.kill(process, number)
+
+
+def of_sweep(folder):
+    """Processes of the sweep that are left."""
+    found = psutil.process_iter(["environ", "status"])
+    own = [one for one in found if (one.info["environ"] or {}).get("TINY_DIR") == str(folder)]
+    return [one.pid for one in own if one.info["status"] != psutil.STATUS_ZOMBIE]
+
+
+def soak(folder, trials, kills, generator):
+    """How many signals were sent, how often the sweep was started, and what of it ran on."""
+    sent = starts = 0
+    left = []
+    while starts == 0 or len(content(folder)) < trials:
+        command, starts = start(folder, trials), starts + 1
+        if starts > kills + 20:
+            return sent, starts, ["it does not come to its end"]
+        while command.poll() is None:
+            time.sleep(generator.uniform(0, 0.6))
+            done = (folder / "journal").read_text().count("\n") if (folder / "journal").exists() else 0
+            if sent < kills and done * kills >= sent * trials:  # spread over the sweep
+                strike(command, generator)
+                sent += 1
+        deadline = time.monotonic() + MOST_SECONDS
+        while (alive := of_sweep(folder)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left += [f"process {process} runs on after start {starts}" for process in alive]
+    return sent, starts, left
+
+
+def campaign(trials, kills, seed):
+    """Counts, and what was wrong in words; None where nothing could be started."""
+    with tempfile.TemporaryDirectory() as scratch:
+        calm, struck = Path(scratch, "calm"), Path(scratch, "struck")
+        for folder in (calm, struck):
+            folder.mkdir()
+        if start(calm, trials).wait() != 0 or len(expected := content(calm)) != trials:
+            return None
+        sent, starts, wrong = soak(struck, trials, kills, random.Random(seed))
+        found = content(struck)
+        wrong += [f"{name} is lost" for name in expected if name not in found]
+        wrong += [f"{name} is another" for name in expected if name in found and found[name] != expected[name]]
+        finished = (struck / "finished").read_text().splitlines()
+        wrong += [f"{name} was finished {finished.count(name)} times" for name in {*finished} if finished.count(name) > 1]
+        return f"{trials} trials, {sent} signals, {starts} starts", wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name, number in (("trials", 300), ("kills", 100), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    options = parser.parse_args()
+    if (answer := campaign(options.trials, options.kills, options.seed)) is None:
+        print("cannot start: the sweep does not come to its end undisturbed", file=sys.stderr)
+        sys.exit(3)
+    counts, wrong = answer
+    print(f"{counts}: {'; '.join(wrong) or 'bit by bit the undisturbed sweep'}")
+    sys.exit(bool(wrong))
