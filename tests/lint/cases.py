@@ -92,6 +92,8 @@ def filled(text, parts):
     return "\n".join(lines)
 
 
+PREPARED = "lr_scheduler = made()\nmodel, optimizer, lr_scheduler = accelerator.prepare(model, optimizer, lr_scheduler)\n"
+CLIPPED = "if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(model.parameters(), 1.0)"
 STEP = """
 def train_step(self, batch):
     loss_dict["loss"] = loss_dict["loss"] / float(self.grad_accum_steps)
@@ -153,6 +155,15 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "schedule inside": (flat(after="scheduler.step()"), "schedule_per_micro_batch"),
     "average inside": (nested(inside="ema.update(model)"), "ema_per_micro_batch"),
     "average inside, accelerate": (accelerate(after="ema_model.step(model.parameters())"), "ema_per_micro_batch"),
+    "a schedule that is not prepared": (
+        PREPARED.replace(", lr_scheduler", "") + accelerate(),
+        "schedule_per_micro_batch",
+    ),
+    "decay inside": (flat(after="for p in model.parameters():\n    p.data.mul_(1 - lr * decay)"), "weight_decay_per_micro_batch"),
+    "clipped every n-th, stepped each time": (
+        flat(loss="loss_of(x)", after=CLIPPED, boundary="True"),
+        "step_every_micro_batch",
+    ),
     "scale updated inside": (nested(inside="scaler.update()"), "scaler_updated_in_window"),
     "step inside": (nested(inside="optimizer.step()"), "step_every_micro_batch"),
     "step without a boundary": (flat(boundary="args.step"), "step_every_micro_batch"),
@@ -167,6 +178,35 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "head": (head("loss_fct(logits, labels)"), "loss_not_divided"),
     "head, inherited loss": (head("self.loss_function(logits, labels, self.config)"), "loss_not_divided"),
 }
+TWO = """
+class Trainer:
+    def __init__(self):
+        self.first, self.second = torch.optim.AdamW(g), torch.optim.AdamW(d)
+    def forward_backward(self, of_first):
+        loss = self.loss_of_first() if of_first else self.loss_of_second()
+        loss.backward()
+        clip_grad_norm_(self.net.parameters(), 1.0)
+    def train(self):
+        while True:
+            if self.step % self.ratio == 0:
+                self.first.zero_grad()
+                self.forward_backward(True)
+                self.first.step()
+            self.second.zero_grad()
+            self.forward_backward(False)
+            self.second.step()
+            self.step += 1
+"""
+TOLD_WHEN = """
+class Scaled:
+    def __init__(self, accumulation_steps):
+        self.share = 1 / accumulation_steps
+    def backward_step(self, stepping, loss):
+        (loss * self.share).backward()
+        if stepping:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
 STEPS = "optimizer.step()\nscheduler.step()\noptimizer.zero_grad()"
 LAST = "accumulation_steps = min(accumulation_steps, len(loader) - i)"
 RIGHT: dict[str, str] = {
@@ -183,6 +223,7 @@ RIGHT: dict[str, str] = {
     "short window counted": flat(before=LAST, boundary=BOTH_ENDS),
     "multiplied back": accelerate(loss="loss_of(batch) * gradient_accumulation_steps / num_items_in_batch"),
     "penalty divided": flat(loss="(criterion(model(x), y) + F.mse_loss(a, b)) / accumulation_steps"),
+    "counted by what is kept": "kept = []\n" + flat(after="kept.append(loss)", boundary="len(kept) % accumulation_steps == 0"),
     "nested": nested(after=UNSCALE),
     "cleared at the start": nested(start="optimizer.zero_grad()"),
     "cleared at the start, flat": flat(before="if i % accumulation_steps == 0:\n    optimizer.zero_grad()"),
@@ -202,6 +243,11 @@ RIGHT: dict[str, str] = {
         loss="criterion(model(x), y)", backward="loss.backward()\noptimizer.step()", boundary="i % n == 0"
     ),
     "whole window left out": flat(boundary="torch.isfinite(loss)", loss="criterion(model(x), y)"),
+    "two optimizers of a class, one every n": TWO,
+    "its caller says when": TOLD_WHEN,
+    "a schedule that is prepared": "def made():\n    return get_scheduler()\n" + PREPARED + accelerate(),
+    "accumulation over one": "accelerator = Accelerator(gradient_accumulation_steps=1)\n"
+    + accelerate().replace("with accelerator.accumulate(model):", "if True:"),
     "several losses": "for loss in losses:\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()",
     "plain": "for x, y in loader:\n" + indent("optimizer.zero_grad()\ncriterion(model(x), y).backward()\n" + STEPS, "    "),
     "minibatches of a rollout": "for x in rollout.split(32):\n" + indent("policy(x).mean().backward()\n" + STEPS, "    "),

@@ -494,6 +494,8 @@ class Run:
         elif name == "step" and (words.SCHEDULE.search(label) or words.SCHEDULE.search(words.end(known))):
             if not args and not given:
                 self.happen("schedule", node, known)
+        elif name == "append" and isinstance(owner, tuple):
+            self.give(of, (*owner, *args), names, is_literal=False)
         elif name == "zero_grad":
             self.happen("clear", node, known)
         elif name in ("update", "unscale_") and is_scaler:
