@@ -48,6 +48,7 @@ class MyTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 """
 HEAD = """
+@auto_docstring
 class Classifier(PreTrainedModel):
     {flag}
     def forward(self, input_ids, labels: {kind} = None, {rest}):
@@ -244,6 +245,10 @@ RIGHT: dict[str, str] = {
     ),
     "whole window left out": flat(boundary="torch.isfinite(loss)", loss="criterion(model(x), y)"),
     "two optimizers of a class, one every n": TWO,
+    "a rehearsal before the training": "for x, y in worst:\n"
+    + indent("optimizer.zero_grad()\nloss_of(x).backward()\nclip_grad_norm_(p, 1.0)\noptimizer.step()\n", "    ")
+    + "for epoch in range(epochs):\n    for x, y in loader:\n"
+    + indent("loss_of(x).backward()\noptimizer.step()\noptimizer.zero_grad()\n", " " * 8),
     "its caller says when": TOLD_WHEN,
     "a schedule that is prepared": "def made():\n    return get_scheduler()\n" + PREPARED + accelerate(),
     "accumulation over one": "accelerator = Accelerator(gradient_accumulation_steps=1)\n"

@@ -73,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.write and not given.fix:
         parser.error("--write: expected --fix before it")
+    if given.fix and given.format == "sarif":
+        parser.error("--fix: expected --format text or github, got sarif")
     code = CLEAN
     told: list[dict[str, Any]] = []
     for path in (file for one in given.paths for file in files(one)):

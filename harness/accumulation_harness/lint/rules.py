@@ -258,14 +258,15 @@ def _stepped_inside(full: list[Window]) -> Iterator[Told]:
 
 
 def _is_told_every_nth(full: list[Window]) -> bool:
-    """Whether of micro-batches that step, one by one, gradients are clipped or cleared at each N-th alone."""
+    """Whether of micro-batches that a call steps, one by one, gradients are clipped or cleared at each N-th alone."""
+    mine = [window for window in full if window.step.node is full[0].step.node]
     times = Counter(
         event.node
-        for window in full
+        for window in mine
         for event in (*window.events, *window.after)
         if event.kind == "clip" or (event.kind == "clear" and event.name in window.optimizers)
     )
-    return any(many > 1 and abs(len(full) - N * many) < N for many in times.values())
+    return any(many > 1 and abs(len(mine) - N * many) < N for many in times.values())
 
 
 def _terms(window: Window) -> list[Term]:

@@ -580,7 +580,7 @@ class Run:
             self.forward_synchronised = self.synchronised and not self.no_sync
         if (loss := self.of_torch(node, name, args)) is not None:
             return loss
-        which = f"@{node.lineno}" if "optim." in label else ""  # two of a class are two optimizers
+        which = f"@{node.lineno}_{node.col_offset}" if "optim." in label else ""  # two of a class are two optimizers
         made = Thing(f"{label}{which}()", label if label in self.source.classes else "")
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)

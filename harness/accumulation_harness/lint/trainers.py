@@ -6,6 +6,7 @@ A head is a model's forward that takes `**kwargs` and labels.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from accumulation_harness.judge.cause import Cause
@@ -16,6 +17,8 @@ from accumulation_harness.lint.source import Source
 BASES = {"Trainer", "Seq2SeqTrainer", "HfTrainer", "HFTrainer", "SFTTrainer"}
 FLAGS = {"model_accepts_loss_kwargs", "loss_is_scaled_for_ga"}  # of a trainer
 FLAG = "accepts_loss_kwargs"  # of a head
+NEWER = re.compile(r"Unpack\[|auto_docstring|can_return_tuple|loss_function|logits_to_keep|ALL_ATTENTION_FUNCTIONS")
+"""What is in the heads of transformers since a Trainer leaves the division to them (4.46); older ones are notes."""
 COUNT = "num_items_in_batch"
 NUMBER = "gradient_accumulation_steps"
 SHORT = f"the last window of an epoch may hold fewer micro-batches: the Trainer has their number in `self.current_{NUMBER}`"
@@ -101,7 +104,7 @@ def _of_head(source: Source, method: ast.FunctionDef) -> Iterator[Hit]:
     losses = [call for call in words.inside(method, ast.Call) if _is_loss(source, call) and "labels" in _names_in(call)]
     if losses and not any(_is_given(call, rest) for call in losses):
         sentence = f"`{method.name}` takes **{rest} and its loss is a mean without `{COUNT}`: a Trainer does not divide it either"
-        yield Hit.at(losses[0], Cause.loss_not_divided, sentence)
+        yield Hit.at(losses[0], Cause.loss_not_divided, sentence, sure=NEWER.search(source.text) is not None)
 
 
 def _names_in(node: ast.AST) -> set[str]:
