@@ -62,7 +62,7 @@ def write(results: Path, out: Path) -> Path:
         claims = claims.iloc[:0]
     notes = told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands")
     stale = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.stale]
-    notes += told(stale, "Of code or data that are no longer there; the command that made it runs it again")
+    notes += told(stale, "Made with other code or data than there are now; the command that made it runs it again")
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)
     made = list(site.pages(loaded, articles, claims, notes))

@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(in_one_line(line))
     counts = Counter(str(status.state) for status in statuses)
     states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    print(f"{len(statuses)} trials ({states}): " + (f"{len(found)} findings" if found else "all is as it should be"))
+    findings = f"{len(found)} finding{'s' * (len(found) > 1)}" if found else "all is as it should be"
+    print(f"{len(statuses)} trial{'s' * (len(statuses) > 1)} ({states}): {findings}")
     return 1 if found else 0
 
 
