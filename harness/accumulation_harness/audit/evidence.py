@@ -419,6 +419,7 @@ class Intervention:
     hold_as: Held | None = None  # in this run, where it is known
     starts: int | None = None  # window whose first two micro-batches are looked at as they begin
     shake: frozenset[str] = frozenset()  # paths of tensors that the second window, or that micro-batch, finds otherwise than left
+    leaves: int | None = None  # window whose first micro-batch meets other weights: what the later ones give tells what it leaves
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

@@ -12,7 +12,7 @@ from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
-from accumulation_harness.audit.compare.probes import rows, separated, terms
+from accumulation_harness.audit.compare.probes import leaves_something, rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
@@ -141,6 +141,8 @@ class ExtraRuns:
         if (judged.open or judged.of_means) and not judged.layers:
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
+            judged = self._leaving(judged)
+        if judged.open and not judged.averages_differ:
             judged = self._frozen(judged)
         if not judged.settled:
             judged = self._placed(self._without_layers(judged))
@@ -265,6 +267,14 @@ class ExtraRuns:
         only = [next((step.only for step in item.steps if step.step == window), ()) for item in judged.compared]
         by_term = [terms((mine, theirs), place, window, own) if of_terms else None for place, own in enumerate(only)]
         return judged.learning(lambda place, _: known | {"by_term": by_term[place]})
+
+    def _leaving(self, judged: Judged) -> Judged:
+        """With whether a window's first micro-batch leaves something to the later ones."""
+        window = judged.furthest.step
+        kept = replace(_following(self.family.reference), keep=frozenset({window}))
+        usual, other = self._at_n(kept), self._at_n(replace(kept, leaves=window))
+        leaves = other.error is None and usual.ranks == 1 and leaves_something(usual, other, window, judged.furthest.gate)
+        return judged.learning(lambda *_: {"leaves": leaves})
 
     def _placed(self, judged: Judged) -> Judged:
         """With the module in which a difference begins that no weights of the micro-batches explain."""

@@ -19,6 +19,7 @@ SPECIAL = {  # attribute of an intervention -> what a run with it does
     "rounded_once": "operations in double precision",
     "follow": "on the weights of N=1",
     "shake": "other values in buffers",
+    "leaves": "other weights in a first micro-batch",
     "freeze_weights": "weights put back after every step",
 }
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen

@@ -29,7 +29,6 @@ class RowFacts:
     """The same rows in candidate and reference, at equal parameters."""
 
     outputs: float = math.inf  # largest relative distance of the model's output for a row
-    outputs_of_first: float = math.inf  # of those in the window's first micro-batch
     residual: float  # largest relative distance of a row's slope from a multiple of the reference's
     factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
     tokens: bool = False  # whether residual and factors are of the positions of a row, since rows are no multiples
@@ -95,6 +94,7 @@ class Probe:
     held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run
     is_bank: bool = False  # whether some of that is replaced in part, and the rest of it stays
     agrees_when_held: bool = False  # the difference is gone then
+    leaves: bool = False  # a micro-batch gives something else where the window's first one met other weights
     draws_count: bool = True  # whether other random numbers give another gradient at N=1, as far as that is known
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
 
@@ -112,12 +112,8 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
     ]
     if not used:
         return None
-    outputs = [(a.micro_batch, finite(distance(a.output, b.output))) for a, b in used]
-    return replace(
-        _slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]),
-        outputs=max(apart for _, apart in outputs),
-        outputs_of_first=max((apart for micro_batch, apart in outputs if micro_batch == 0), default=math.inf),
-    )
+    outputs = [finite(distance(a.output, b.output)) for a, b in used]
+    return replace(_slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]), outputs=max(outputs))
 
 
 def _slopes(pairs: Sequence[Pair]) -> RowFacts:
@@ -157,6 +153,14 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
     steps = effective(mine.tracks[0])
     held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
     return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
+
+
+def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
+    """Whether a later micro-batch of step `index` gives something else where the first one met other weights: of one forward each."""
+    given = [[b.contribution for b in effective(run.tracks[0])[index].backwards if b.forwards] for run in (usual, other)]
+    pairs = zip(given[0][1:], given[1][1:], strict=False)
+    same_forwards = all(b.forwards for b in effective(usual.tracks[0])[index].backwards)
+    return same_forwards and any(a is not None and b is not None and distance(b, a) > gate for a, b in pairs)
 
 
 def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] = ()) -> TermFacts | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Intervention, Step, Track, Vector
 from accumulation_harness.audit.observe.live import LiveTrack
 from accumulation_harness.audit.observe.pooling import places
 from accumulation_harness.audit.observe.sample import BLOCK
 from accumulation_harness.audit.observe.tensors import dense, put, roundoff, size, write
+
+LENT = 0.1  # relative; by which other weights are others
 
 
 def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
@@ -53,6 +55,28 @@ def _follow(live: LiveTrack, track: Track, step: int) -> None:
         wanted = wanted if held is None else wanted[theirs.elements(held)]
     if wanted.size == size:
         put(live.parameters, wanted)
+
+
+def lend(lives: Sequence[LiveTrack], model: nn.Module | None) -> Callable[[], None]:
+    """Other weights; what puts their own back, and counts on where the model has counted."""
+    own = [(live, [dense(p).clone() for p in live.parameters]) for live in lives]
+    parts = [] if model is None else [*model.modules()]
+    counts = [{name: value for name, value in vars(part).items() if type(value) in (int, float)} for part in parts]
+
+    def restore() -> None:
+        for part, before in zip(parts, counts, strict=True):
+            for name, value in vars(part).items():
+                if type(value) in (int, float) and before.get(name) != value:
+                    vars(part)[name] = value + 1
+        for live, weights in own:
+            for p, value in zip(live.parameters, weights, strict=True):
+                write(p, value)
+            live.last_parameters = live.weights()
+
+    for live in lives:
+        _perturb(live.parameters, Intervention(perturb=1.0, arithmetic=LENT), 0)
+        live.last_parameters = live.weights()
+    return restore
 
 
 def _perturb(parameters: Sequence[Tensor], what: Intervention, seed: int) -> None:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Term
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
-from accumulation_harness.audit.observe.interventions import intervene
+from accumulation_harness.audit.observe.interventions import intervene, lend
 from accumulation_harness.audit.observe.live import LiveTrack, Unclipped
 from accumulation_harness.audit.observe.loss_graph import (
     coupled_copies,
@@ -54,6 +54,7 @@ class Observed(Loop[LiveTrack]):
         self.found: set[int] = set()  # of these, those that were there before the function was called
         self.loss_scale = 1.0  # of a GradScaler
         self.backward_depth = 0  # differentiations under way; those inside another one are none of the loop's
+        self.give_back = _nothing  # the weights of a window whose first micro-batch meets others
         self.prepared: set[int] = set()  # optimizers whose starting weights the intervention has put
 
     @property
@@ -106,13 +107,15 @@ class Observed(Loop[LiveTrack]):
             self.prepared.clear()
         self.add(optimizer)
 
-    def begin_window(self) -> None:
-        """Something of a window comes: what is held in numbers is looked at once."""
+    def begin_window(self, model: nn.Module | None = None) -> None:
+        """Something of a window comes, a forward of this model: what is held in numbers is looked at once."""
         if self.window_over:
             self.window_over = False
             known = self.known
             found = self.states.look(known)
             self.forwards.paths |= {id(p): found[id(p)] for p in known["weight"] if id(p) in found}
+            if self.intervention.leaves == self.at[0] and not self.at[1]:
+                self.give_back = lend(self.lives, model)
 
     @property
     def known(self) -> dict[Role, list[object]]:
@@ -211,6 +214,8 @@ class Observed(Loop[LiveTrack]):
         for i in reached:
             lives[i].reached_with(reached, terms[i])
         self.states.reached()
+        self.give_back()
+        self.give_back = _nothing
         self._end_of_backward()
 
     def _unowned(self) -> list[Tensor]:
@@ -289,6 +294,10 @@ class Observed(Loop[LiveTrack]):
     def skipped(self, one: LiveTrack) -> None:
         """A step that took nothing."""
         one.skip()
+
+
+def _nothing() -> None:
+    """Is to be done."""
 
 
 def _is_sum(loss: Any) -> bool:

@@ -146,7 +146,7 @@ class Recorder:
             observed.states.begin(window, micro_batch, [*forwards.outermost.values()])
             if torch.is_grad_enabled():
                 self._prepare(module)
-                observed.begin_window()
+                observed.begin_window(module)
                 observed.note("forward")
                 forwards.micro_batch, forwards.probing = micro_batch, observed.intervention.probe == window
         forwards.enter(module, args)

@@ -37,6 +37,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.sum_rescaled_in_window,
 )
 INSIDE = (Where.forward, Where.recomputation, Where.backward)  # a module: no term of the loss is wrong
+LEFT = "later micro-batches give something else where the first one was another: something is kept from one to the next"
 ALIKE = 0.5  # cosine above which two gradients point alike
 BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
@@ -75,7 +76,7 @@ def _without_a_name(facts: StepFacts) -> str:
         )
     rows = facts.probe.by_row
     if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
-        return "the model gives the same rows other outputs, those of the window's first micro-batch as well"
+        return "the model gives the same rows other outputs, and none that the micro-batch before has to do with"
     if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
         return (
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
@@ -234,6 +235,12 @@ def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
         yield at(facts, cause, "gradient", message, held=held)
 
 
+def _left_behind(facts: StepFacts) -> Iterator[Finding]:
+    """By the loss, or by forwards of which no rows are known."""
+    if facts.probe.leaves and _undisturbed(facts):
+        yield at(facts, Cause.stateful_forward, "gradient", LEFT)
+
+
 def _cached_weights(facts: StepFacts) -> Iterator[Finding]:
     rows = facts.probe.by_row
     as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
@@ -297,8 +304,8 @@ def _other_outputs(facts: StepFacts) -> Iterator[Finding]:
         cause, why = Cause.batch_statistics, "each depends on the other rows of its micro-batch"
     elif buffers:
         why = f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
-    elif rows.outputs_of_first <= same_row(facts):
-        why = "not those of the window's first micro-batch: a forward leaves something behind that the next one uses"
+    elif facts.probe.leaves:
+        why = LEFT
     else:
         return
     message = f"the model gives the same rows other outputs: {why}"
@@ -353,4 +360,5 @@ RULES = (
     _other_outputs,
     _other_factors,
     _some_tensors,
+    _left_behind,
 )
