@@ -156,11 +156,12 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
 
 
 def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
-    """Whether a later micro-batch of step `index` gives something else where the first one met other weights: of one forward each."""
-    given = [[b.contribution for b in effective(run.tracks[0])[index].backwards if b.forwards] for run in (usual, other)]
-    pairs = zip(given[0][1:], given[1][1:], strict=False)
-    same_forwards = all(b.forwards for b in effective(usual.tracks[0])[index].backwards)
-    return same_forwards and any(a is not None and b is not None and distance(b, a) > gate for a, b in pairs)
+    """Whether later micro-batches of a step, of one forward each at least, give something else where the first met other weights."""
+    windows = [step.backwards for run in (usual, other) for step in effective(run.tracks[0])[index : index + 1]]
+    pairs = zip(windows[0][1:], windows[-1][1:], strict=False) if len(windows) == 2 else ()
+    given = [(a.contribution, b.contribution) for a, b in pairs if a.forwards]
+    of_one_forward = len(given) == len(windows[0]) - 1 if windows else False
+    return of_one_forward and any(a is not None and b is not None and distance(b, a) > gate for a, b in given)
 
 
 def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] = ()) -> TermFacts | None:
