@@ -156,7 +156,7 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
 
 
 def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
-    """Whether later micro-batches of a step, of one forward each at least, give something else where the first met other weights."""
+    """Whether later micro-batches of a step, each with a forward, give something else where the first met other weights."""
     windows = [step.backwards for run in (usual, other) for step in effective(run.tracks[0])[index : index + 1]]
     pairs = zip(windows[0][1:], windows[-1][1:], strict=False) if len(windows) == 2 else ()
     given = [(a.contribution, b.contribution) for a, b in pairs if a.forwards]
