@@ -12,7 +12,7 @@ from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
-from accumulation_harness.audit.compare.probes import leaves_something, rows, separated, terms
+from accumulation_harness.audit.compare.probes import leaves_something, of_all, rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
@@ -260,6 +260,7 @@ class ExtraRuns:
         known = {
             "made": True,
             "coupled": separated(mine, theirs, window),
+            "of_all": of_all(theirs, window),
             "elementwise": theirs.elementwise,
             "mixed": theirs.mixes_rows,
             "by_row": rows(mine, theirs) if alone else None,

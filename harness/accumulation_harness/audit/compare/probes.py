@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,6 +89,7 @@ class Probe:
     by_term: TermFacts | None = None  # only where the loss is a sum
     mixed: bool = False  # in the reference, the model's output for one row depends on other rows
     coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
+    of_all: bool = False  # at N=1, it depends on those of most rows: a function of their mean does
     elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
     place: Place | None = None  # where the difference begins, module by module
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
@@ -153,6 +155,13 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
     steps = effective(mine.tracks[0])
     held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
     return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
+
+
+def of_all(reference: Run, index: int) -> bool:
+    """Whether the loss of every row that was looked at depends on the outputs of most others of the reference's step `index`."""
+    partners = Counter(row for row, _ in reference.coupled)
+    rows = sum(step.num_rows for step in effective(reference.tracks[0])[index : index + 1]) if reference.tracks else 0
+    return bool(partners) and 2 * min(partners.values()) >= rows - 1
 
 
 def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:

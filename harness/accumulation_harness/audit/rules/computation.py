@@ -275,7 +275,8 @@ def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
 
 
 def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
-    if not ((_outside(facts) or facts.line > facts.gate) and facts.probe.coupled and _undisturbed(facts)):
+    apart = _outside(facts) or (facts.probe.of_all and facts.line > facts.gate)
+    if not (apart and facts.probe.coupled and _undisturbed(facts)):
         return
     if facts.probe.mixed:
         message = "what modules make of one row depends on the other rows of its micro-batch"

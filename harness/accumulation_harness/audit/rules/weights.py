@@ -91,7 +91,7 @@ def own_means(facts: StepFacts) -> list[Finding]:
 
     Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
     """
-    if facts.probe.coupled:
+    if facts.probe.coupled and facts.probe.of_all:
         return []
     if found := _own_means(facts):
         return found
