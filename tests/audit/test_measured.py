@@ -1,0 +1,68 @@
+"""Quantities of which a loop is named: other numbers of the optimizer's, what is kept, what the code divides by, what rows couple."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from accumulation_harness.audit import audit
+
+X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) * 7 % 3
+
+
+class Remembering(nn.Sequential):
+    """It adds to the outputs the mean of those before."""
+
+    last = 0.0
+
+    def forward(self, x):
+        out = super().forward(x)
+        out, self.last = out + self.last, out.detach().mean(0)
+        return out
+
+
+def loop(fault):
+    def train(batch_size, n):
+        torch.manual_seed(0)
+        model = (Remembering if fault == "memory" else nn.Sequential)(nn.Linear(6, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        kept = [torch.zeros_like(p) for p in model.parameters()]
+        seen = step = 0
+        for window in torch.arange(64).split(batch_size * n):
+            seen += len(window)
+            divisor = 1.3 * seen if fault == "divisor" and n > 1 else len(window)
+            for ids in window.split(batch_size):
+                loss = F.cross_entropy(model(X[ids]), Y[ids], reduction="sum") / divisor
+                (loss.log() * len(ids) / len(window) if fault == "mean" else loss).backward()
+                if fault == "decay":
+                    step += 1
+                if fault == "momentum":
+                    for own, p in zip(kept, model.parameters(), strict=True):
+                        own.mul_(0.9).add_(p.grad)
+            step += fault != "decay"
+            if fault in ("momentum", "kept"):
+                for own, p in zip(kept, model.parameters(), strict=True):
+                    p.grad = own.clone() if fault == "momentum" else own.mul_(0.9).add_(p.grad).clone()
+            optimizer.param_groups[0]["weight_decay"] = 0.1 + 0.05 * step
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("fault", "causes"),
+    [
+        ("", set()),
+        ("kept", set()),  # a momentum of the loop's own, once a window
+        ("momentum", {"optimizer_state_per_micro_batch"}),
+        ("decay", {"schedule_per_micro_batch"}),
+        ("divisor", {"counter_wrong"}),
+        ("mean", {"non_separable_loss"}),
+        ("memory", {"stateful_forward"}),
+    ],
+)
+def test_what_is_measured_is_named(fault, causes):
+    report = audit(loop(fault), batch_size=8, accumulation_steps=(4,))
+    assert {str(f.cause) for f in report.findings} == causes
+    assert report.equivalent is not bool(causes)
