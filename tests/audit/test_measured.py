@@ -1,4 +1,4 @@
-"""Quantities of which a loop is named: other numbers of the optimizer's, what is kept, what the code divides by, what rows couple."""
+"""Of what is measured, a loop is named: numbers of the optimizer, what is kept, what the code divides by, what rows couple."""
 
 import pytest
 import torch
