@@ -179,3 +179,14 @@ def test_rows_that_hang_on_each_other_are_not_certified_whatever_the_loop_says()
 
 def test_a_wrong_number_of_terms_is_not_certified():
     assert watched(dapo, lambda mask: mask.numel()).verdict != "equivalent"
+
+
+def test_a_loss_in_16_bits_is_right_to_its_rounding_and_wrong_beyond():
+    def narrow(of, n, total):
+        return (of.clipped.bfloat16() * of.mask).bfloat16().mean() / n
+
+    def number(mask):
+        return mask.numel()
+
+    assert watched(narrow, number).verdict == "equivalent"
+    assert watched(undivided(narrow), number).causes == ("loss_not_divided",)

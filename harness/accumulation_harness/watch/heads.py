@@ -80,7 +80,7 @@ class Heads:
         self._constants = {way.number: way.constants for way in found if way.number is not None}
         for number in self._constants:
             self._unused.pop(number, None)
-        own = [way for way in found if way.number is None]
+        own = [way for way in found if way.number is None and 0 not in shape(way.leaf)]
         apart = [self._are_apart(way) for way in own]
         known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
         self._others = not known
@@ -281,7 +281,7 @@ class Heads:
         logits, rows, z_node = z.detach(), z.shape[0] if z.dim() else 1, z.grad_fn
 
         def look(g: Tensor) -> None:
-            if not self._losses:
+            if not self._losses and (self.said is None or self._others):
                 of: dict[str, Any] = {"rows": rows, "classes": logits.shape[-1] if logits.dim() > 1 else 1}
                 of |= {"dtype": _narrower(g.dtype, logits.dtype), "bend": marked(z_node, BENT)}
                 self._outputs.append([form._replace(**of) for form in measured(logits, g.detach())])

@@ -53,11 +53,14 @@ def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list
         of_all: dict[str, Any] = {"dtype": received.dtype, "constants": way.constants, "rows": size[0] if size else rows}
         base = Slope(Loss.own, *(None,) * 5, **of_all, classes=size[-1] if said is None and len(size) > 2 else 1)
         unequal = (u.amax() - u.amin()) / u.abs().amax()  # something else hangs on it as well
+        off = unequal + torch.finfo(received.dtype).eps / 4  # of what a tolerance is four times
         levels = [u.mean() * torch.ones(of, device=u.device) * (1.0 if f is None else f) for of, f in reversed(way.levels)]
         if said is None:
-            return [form._replace(residual=form.residual + unequal) for form in spread(base, levels[0], rows)]
+            return [form._replace(residual=form.residual + off) for form in spread(base, levels[0], rows)]
         number = torch.tensor(said.terms, dtype=torch.float64, device=u.device)
-        forms = [_alike(base, weights.reshape(-1)) for weights in levels]
+        forms = [
+            form._replace(residual=form.residual + off) for form in (_alike(base, weights.reshape(-1)) for weights in levels)
+        ]
         counted = [form._replace(residual=form.residual.where(form.terms == number, torch.inf)) for form in forms]
-        whole = base._replace(weight=u.abs().sum() / (1.0 if said.summed else number), residual=torch.zeros(()), terms=number)
+        whole = base._replace(weight=u.abs().sum() / (1.0 if said.summed else number), residual=off, terms=number)
         return [*counted, *(form._replace(terms=number) for form in forms), whole]
