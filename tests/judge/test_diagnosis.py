@@ -12,9 +12,8 @@ from accumulation_harness.judge.signature import Attribution, Movement, Samples,
 
 FOURFOLD = Attribution(distance=3.0, scale=4.0, cosine=1.0, weights=(4.0,) * 4, residual=1e-16, condition=3.0)
 WINDOW = WrongWindow(
-    step=0, samples=64, micro_batches=4, clip_norm=None, whole=FOURFOLD, groups={"matrices": FOURFOLD, "vectors": FOURFOLD},
-    tensors={"weight": FOURFOLD, "bias": FOURFOLD},
-)  # fmt: skip
+    step=0, whole=FOURFOLD, groups={"matrices": FOURFOLD, "vectors": FOURFOLD}, tensors={"weight": 3.0, "bias": 3.0}
+)
 
 
 WRONG = Signature(probes=5, worst_window=WINDOW, wrong_windows=({(Cause.loss_not_divided,): 1e-16},) * 5)

@@ -69,7 +69,7 @@ def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(toy_setting, make_nu
     assert found.algebra.gradient_error == pytest.approx(0.25, rel=1e-12)
     worst = found.signature.worst_window
     assert worst is not None and worst.whole.scale == pytest.approx(1.25, rel=1e-12)
-    assert worst.whole.weights == pytest.approx([1.25] * worst.micro_batches, rel=1e-10)
+    assert worst.whole.weights == pytest.approx([1.25] * len(worst.whole.weights), rel=1e-10)
     assert found.signature.wrong == found.signature.probes and not algebra_failures(algebra(setting).algebra)
 
 

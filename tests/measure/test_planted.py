@@ -161,6 +161,12 @@ def test_weights_in_the_format_under_test_alone_are_no_rounding():
     assert "count 5, 5, 5, 5, 5 times" in row["reasons"]
 
 
+def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degraded():
+    config = dataclasses.replace(CONFIG, referee_every=1)
+    row = judge_loop(config, loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
+    assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
+
+
 def cast(arm, window):
     """Scores in float32, as language models take their losses, and a sum of one's own in float32."""
     main = [torch.zeros_like(p, dtype=torch.float32) for p in arm.model.parameters()]

@@ -216,7 +216,7 @@ def describe(window: WrongWindow) -> str:
 
 def _where(window: WrongWindow) -> str:
     """The tensors that differ, or the parameter group where it is all of one, when others do not."""
-    wrong = {name for name, one in window.tensors.items() if not one.distance <= ALGEBRA_GATE}
+    wrong = {name for name, distance in window.tensors.items() if not distance <= ALGEBRA_GATE}
     groups = [name for name, one in window.groups.items() if not one.distance <= ALGEBRA_GATE]
     if not 0 < len(wrong) < len(window.tensors):
         return ""

@@ -10,6 +10,9 @@ CLEAR_FACTOR, CLEAR_LEAST, CLEAR_MOST = 1e4, 1e-6, 1e-3
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 COMPARABLE = 1e3  # L0, how much further than the controls a trajectory may part by rounding, and L3 by more than it
 SMALL = 1e-3  # L0, of the largest tensor of a kind: what is smaller is compared relative to this, as rounding is the largest's
+# L1, windows that have to reject an arm: a false alarm in one of 1,000 is one in 10^9 of three.
+CONFIRMED = 3
+CLEARLY = 100.0  # along the training, of a gradient's error, times the largest of the full batch's
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
 # L1, float32: a gradient is stored to 2^-24 of its size, and adding micro-batches rounds it again: the ranks of smaller errors

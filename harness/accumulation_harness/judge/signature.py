@@ -33,12 +33,9 @@ class WrongWindow:
     """A probed window whose consumed gradient was not the referee's."""
 
     step: int
-    samples: int
-    micro_batches: int
-    clip_norm: float | None
     whole: Attribution
-    groups: Mapping[str, Attribution]  # by the optimizer's parameter groups
-    tensors: Mapping[str, Attribution]
+    groups: Mapping[str, Attribution] = field(default_factory=dict)  # by the optimizer's parameter groups
+    tensors: Mapping[str, float] = field(default_factory=dict)  # the distance of each
 
     @property
     def distance(self) -> float:

@@ -18,6 +18,7 @@ from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, unde
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
     COMPARABLE,
+    CONFIRMED,
     RANK_LEVEL,
     ROUNDING_GATE,
     SCALE_FACTOR,
@@ -132,13 +133,15 @@ class Rounding:
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """L3: reported, never a gate."""
+    """L3: reported, never a gate; and gradients along the training beside float64's at the arm's own weights."""
 
     ratio: float  # largest d_t over the largest null at t, before the null's first jump
     step: int = 0  # t of that
     jump_step: int | None  # first step with null > 100 times the null of the first step
     final_distance: float
     steps: int = 0  # windows of the training
+    rough: Mapping[int, float] = field(default_factory=dict)  # window -> an error that is CLEARLY above all of the full batch's
+    usual_error: float = math.nan  # the largest of those
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +260,7 @@ def _judged(evidence: Evidence) -> Verdict:
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     aside = remarks(evidence)
-    rough = rounding_failures(evidence.precision, evidence.rounding)
+    rough = (*rounding_failures(evidence.precision, evidence.rounding), *later_failures(evidence))
     by_weights = weighted_otherwise(evidence.rounding)
     if rough and by_weights:
         return Verdict(verdict=Outcome.different, causes=tuple(by_weights), reasons=(*by_weights.values(), *rough, *aside))
@@ -372,6 +375,15 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     if precision == Precision.float32 and own.rank_p <= RANK_LEVEL and error > STORED:
         failures.append(f"error ranks above the permuted full batches (p = {own.rank_p:.3f})")
     return tuple(failures)
+
+
+def later_failures(evidence: Evidence) -> tuple[str, ...]:
+    """What fails of gradients after the first windows, in words; in one window a ReLU may have flipped."""
+    rough = evidence.trajectory.rough
+    if evidence.precision == Precision.float64 or len(rough) < CONFIRMED:
+        return ()
+    off = f"gradients are off by up to {max(rough.values()):.1e}, the full batch's by {evidence.trajectory.usual_error:.1e}"
+    return (f"in {evidence.precision} from window {min(rough)} on {off}",)
 
 
 def weighted_otherwise(own: Rounding) -> Found:

@@ -133,15 +133,7 @@ class Probe:
         return Signature(
             gradient_error=math.inf,
             wrong_windows=({causes: 0.0 for causes, one in known.items() if not bool(torch.isfinite(one).all())},),
-            worst_window=WrongWindow(
-                step=seen.step,
-                samples=len(seen.window),
-                micro_batches=len(seen.sizes),
-                clip_norm=seen.arm.clip_norm,
-                whole=whole,
-                groups={},
-                tensors={},
-            ),
+            worst_window=WrongWindow(step=seen.step, whole=whole),
         )
 
     def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
@@ -309,12 +301,11 @@ class Probe:
 
         return WrongWindow(
             step=taken.step,
-            samples=len(taken.window),
-            micro_batches=len(taken.sizes),
-            clip_norm=arm.clip_norm,
             whole=attributed(slice(None)),
             groups={name: attributed(*places) for name, places in by_group(arm.model, arm.optimizer).items()},
-            tensors={name: attributed(place) for name, place in by_tensor(arm.model).items()},
+            tensors={
+                name: relative_distance(taken.consumed[place], exact[place]) for name, place in by_tensor(arm.model).items()
+            },
         )
 
     def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float]:

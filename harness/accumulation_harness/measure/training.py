@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
+from accumulation_harness.judge.gates import CLEARLY, STORED
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
 from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
@@ -34,6 +35,7 @@ class Distances:
 
     losses: dict[str, list[float]]
     parameters: dict[str, list[float]]
+    errors: dict[str, dict[int, float]]  # of the gradients by step, where they were measured
     null_labels: tuple[str, ...]
 
     def finite(self, label: str, overflows: Collection[int]) -> bool:
@@ -49,7 +51,11 @@ class Distances:
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
         ratios = [(d / null, t) for t, (d, null) in enumerate(zip(own[:jump], band[:jump], strict=True)) if null > 0]
         ratio, step = max(ratios, default=(math.nan, 0))
-        return Trajectory(ratio=ratio, step=step, jump_step=jump, final_distance=own[-1], steps=len(own))
+        usual = max(STORED, *self.errors[REFERENCE].values())
+        rough = {t: error for t, error in self.errors[label].items() if error > CLEARLY * usual}
+        return Trajectory(
+            ratio=ratio, step=step, jump_step=jump, final_distance=own[-1], steps=len(own), rough=rough, usual_error=usual
+        )
 
 
 def train(
@@ -68,7 +74,7 @@ def train(
     noise = noise_scale.watch(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
-    distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
+    distances = Distances(*({label: [] for label in names} for _ in range(2)), {label: {} for label in names}, tuple(nulls))
     for t, ids in enumerate(stream):
         exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
         records = lock.step(ids, gradients="compared", exact=exact)
@@ -77,6 +83,8 @@ def train(
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
+            if record.gradient_error is not None and math.isfinite(record.gradient_error):
+                distances.errors[label][t] = record.gradient_error
             own: Row = {name: value for name, value in vars(record).items() if label in recipes or name in OF_NULLS}
             rows.append(StepRow(**{"step": t, **names[label].columns, **own, **squares.get(label, {})}).known)
         on_step(t, rows)

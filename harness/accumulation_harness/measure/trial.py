@@ -21,6 +21,7 @@ from accumulation_harness.config import ConfigError, Data, Device, Execution, La
 from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
+from accumulation_harness.judge.gates import CONFIRMED
 from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
@@ -38,7 +39,6 @@ from accumulation_harness.results.measurements import Measurement, Measurements
 from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.build import smallest_micro_batch
 
-WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
 ROOT, STANDARD = Path(__file__).parents[1], Path(traceback.__file__).parent.name  # folders of our own code, and of Python's
 LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
 
@@ -247,7 +247,7 @@ class Levels:
         self.is_ours = self.chosen == standard_candidates(config)
         ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
         others = setting.exact.moves_state or any(one.arm not in ours for one in self.chosen)
-        self.stream = list(setting.windows(max(WINDOWS, config.steps)))
+        self.stream = list(setting.windows(max(CONFIRMED, config.steps)))
         self.probed = algebra.windows_of(setting, at_least=config.steps if others else 0)
         check_terms(setting, [*self.stream, *self.probed])
 
@@ -296,7 +296,7 @@ class Levels:
         self.clock.phase = "the first window in shuffled orders"
         first = self.shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
-        others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
+        others = [partial(self._rounding_of, ids) for ids in self.stream[1:CONFIRMED]]
         rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
         self.clock.lap("rounding")
         self.clock.phase = "a window with a loss that is not finite"
