@@ -38,10 +38,10 @@ class Distances:
     errors: dict[str, dict[int, float]]  # of the gradients by step, where they were measured
     null_labels: tuple[str, ...]
 
-    def finite(self, label: str, overflows: Collection[int]) -> bool:
-        """Whether the weights stayed finite, and the losses but those of windows that overflowed."""
+    def finite(self, arm: Arm, label: str, overflows: Collection[int]) -> bool:
+        """Whether the arm's weights stayed finite, and the losses but those of windows that overflowed."""
         losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
-        return all(map(math.isfinite, (*losses, *self.parameters[label])))
+        return all(map(math.isfinite, losses)) and all(bool(torch.isfinite(p).all()) for p in arm.model.parameters())
 
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
@@ -51,7 +51,7 @@ class Distances:
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
         ratios = [(d / null, t) for t, (d, null) in enumerate(zip(own[:jump], band[:jump], strict=True)) if null > 0]
         ratio, step = max(ratios, default=(math.nan, 0))
-        usual = max(STORED, *self.errors[REFERENCE].values())
+        usual = max([STORED, *self.errors[REFERENCE].values()])
         rough = {t: error for t, error in self.errors[label].items() if error > CLEARLY * usual}
         return Trajectory(
             ratio=ratio, step=step, jump_step=jump, final_distance=own[-1], steps=len(own), rough=rough, usual_error=usual
@@ -74,7 +74,9 @@ def train(
     noise = noise_scale.watch(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
-    distances = Distances(*({label: [] for label in names} for _ in range(2)), {label: {} for label in names}, tuple(nulls))
+    distances = Distances(
+        {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls)
+    )
     for t, ids in enumerate(stream):
         exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
         records = lock.step(ids, gradients="compared", exact=exact)

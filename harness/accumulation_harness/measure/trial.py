@@ -323,7 +323,7 @@ class Levels:
             trajectory=distances.trajectory(label),
             counters={**exact.counters, **lock.differing_counters(label)},
             signature=exact.signature,
-            finite=all(distances.finite(key, overflows[key]) for key in (REFERENCE, label)),
+            finite=all(distances.finite(lock.arms[key], key, overflows[key]) for key in (REFERENCE, label)),
             overflows=overflows[label],
             full_overflows=overflows[REFERENCE],
         )
