@@ -10,13 +10,8 @@ from typing import Any
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-
-try:
-    from sentence_transformers.sentence_transformer import losses
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-except ImportError:  # before 6.0
-    from sentence_transformers import losses
-    from sentence_transformers.models import Pooling, Transformer
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from scoreboard import pairs, plain_run
 from scoreboard.transformers_trainer import _bert
@@ -45,23 +40,14 @@ def _model() -> SentenceTransformer:
     return model
 
 
-def _train(
-    loss: Any, batch_size: int, accumulation_steps: int, rows: int, *, scores: list[float] | None = None, **settings: Any
-) -> None:
+def _train(loss: Any, batch_size: int, accumulation_steps: int, rows: int, **settings: Any) -> None:
     model = _model()
     answers = pairs.preferences(rows).select_columns(["prompt", "chosen"])
-    if scores:
-        answers = answers.add_column("score", scores)
     with tempfile.TemporaryDirectory() as folder:
         arguments = SentenceTransformerTrainingArguments(**plain_run.settings(folder, batch_size, accumulation_steps))
         started = Ordered(model=model, args=arguments, train_dataset=answers, loss=loss(model, **settings))
         started.remove_callback(transformers.PrinterCallback)
         started.train()
-
-
-def cosine(batch_size: int, accumulation_steps: int) -> None:
-    """`CosineSimilarityLoss`, a mean over the micro-batch's pairs; divisible."""
-    _train(losses.CosineSimilarityLoss, batch_size, accumulation_steps, 32, scores=[row / 32 for row in range(32)])
 
 
 def ranking(batch_size: int, accumulation_steps: int) -> None:
