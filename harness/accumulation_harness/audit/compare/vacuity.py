@@ -29,7 +29,7 @@ def nothing_compared(candidate: Run, reference: Run, one: Run, compared: Sequenc
     if candidate.accumulation_steps > one.accumulation_steps and not _accumulates(candidate, one):
         return (
             f"it makes {_per_step(candidate)} per optimizer step, and at N=1 {_per_step(one)}: the function does not use its "
-            "arguments, or accumulates at N=1 as well"
+            "arguments, or takes its samples in the same parts at N=1 (one by one, say)"
         )
     return _too_coarse(reference, compared)
 
