@@ -237,7 +237,7 @@ def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
 
 def _left_behind(facts: StepFacts) -> Iterator[Finding]:
     """By the loss, or by forwards of which no rows are known."""
-    if facts.probe.leaves and _undisturbed(facts):
+    if facts.probe.leaves and _outside(facts) and _undisturbed(facts):
         yield at(facts, Cause.stateful_forward, "gradient", LEFT)
 
 
