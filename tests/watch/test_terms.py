@@ -165,12 +165,11 @@ def test_a_loss_of_the_runs_own_is_weighed(loss):
 
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss is not fused], ids=lambda loss: loss.__name__)
-def test_a_wrong_weight_is_named_without_a_word_of_the_loop_and_a_right_one_is_not_certified(loss):
-    _, causes = LOSSES[loss]
-    expected = () if loss in UNSEEN else causes
-    report = watched(loss)
-    assert (report.verdict, report.causes) == ("different" if expected else "inconclusive", expected)
-    assert watched(undivided(loss)).causes == (() if loss in UNSEEN else ("loss_not_divided", *causes))
+def test_without_a_word_of_the_loop_nothing_is_certified_or_named_and_what_it_looks_like_is_told(loss):
+    assert watched(loss).verdict == "inconclusive"
+    report = watched(undivided(loss))
+    assert report.verdict == "inconclusive"
+    assert loss in UNSEEN or any("loss_not_divided" in reason for reason in report.reasons)
 
 
 def test_rows_that_hang_on_each_other_are_not_certified_whatever_the_loop_says():

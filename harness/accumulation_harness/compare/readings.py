@@ -117,6 +117,7 @@ class Weighed:
     scaled: bool = False  # the whole gradient was multiplied by a factor of another meaning: the form alone can be judged
     resumed: bool = False  # a window that a run has begun with after its start
     tolerance: float = 1e-3
+    unsaid: bool = False  # what the terms are is not known for sure: other ones may weigh what they should
     _known: dict[int, frozenset[Reading]] = field(default_factory=dict, repr=False, compare=False)  # by N
 
     @cached_property
@@ -236,8 +237,8 @@ class Weighed:
                 kept.append((factor, True))
             elif of_n and not by_n:  # which no division takes out, or which is a count of terms as well
                 kept.append((factor, not divided or _counts(usual, counts)))
-            elif factor and not of_n and not _counts(1 / factor, counts):
-                kept.append((factor, divides))
+            elif factor and not of_n and not (divides and _counts(1 / factor, counts)):
+                kept.append((factor, divides or _counts(1 / factor, counts)))
         for size in range(min(len(kept), MOST_CONSTANTS) + 1):
             for chosen in combinations(kept[:MOST_CONSTANTS], size):
                 yield math.prod(factor for factor, _ in chosen), any(unsure for _, unsure in chosen)

@@ -27,7 +27,7 @@ class Level(NamedTuple):
     """A tensor of which a multiple of each element is added up."""
 
     size: torch.Size
-    factors: Tensor | None = None  # beside the constants; None: 1
+    factors: Tensor | None = None  # of each element, without those of its own below it that are no scalars; None: 1
 
 
 class Way(NamedTuple):
@@ -103,6 +103,8 @@ def are_apart(leaf: Any, name: str) -> bool | None:
             new = set(parents(node)) - seen
             seen |= new
             waiting += new
+    if not reached:
+        return None
     number = shape(leaf).numel()
     half = number // shape(leaf)[0] * (shape(leaf)[0] // 2) or number // 2
     first = (torch.arange(number, device=leaf._input_metadata[0].device) < half).reshape(shape(leaf))
@@ -126,7 +128,8 @@ def below(way: Way) -> Iterator[Way]:
     """What a node adds up or multiplies by a constant; nothing where it does something else."""
     kind, further = operation(way.leaf), parents(way.leaf)
     if kind in ADDS:
-        if way.summed is None or (way.levels[-1].factors is None and (kind in JOINS or any(map(_is_known, further)))):
+        plain = way.summed is None or way.levels[-1].factors is None or not way.levels[-1].factors.dim()
+        if plain and (way.summed is None or kind in JOINS or any(map(_is_known, further))):
             yield from (_begun(way._replace(leaf=p), summed=way.summed is not None) for p in further)
         return
     if len(further) == 1:  # not both operands are trained
@@ -158,7 +161,7 @@ def _begun(way: Way, *, summed: bool) -> Way:
 
 def _among_terms(way: Way, kind: str, parent: Any) -> Way | None:
     """Elements of a sum are made of those of `parent`; None: in another way than by constants, of each its own, and sums."""
-    node, factors, constants = way.leaf, way.levels[-1].factors, way.constants
+    node, factors = way.leaf, way.levels[-1].factors
     if kind in ("Mean", "Sum"):
         sizes, dims = shape(parent), [dim % len(shape(parent)) for dim in map(_signed, getattr(node, "_saved_dim", ()))]
         if not dims or 0 in dims:  # rows are put together
@@ -181,27 +184,30 @@ def _among_terms(way: Way, kind: str, parent: Any) -> Way | None:
         other = _other(node)
         if not is_plain(other):
             return None
+        own = other.detach().double().reciprocal() if kind == "Div" else other.detach().double()
         if other.numel() == 1:
-            constants += (Constant(_number(other), divides=kind == "Div"),)
-        else:
-            factors = _times(factors, other.detach().reciprocal() if kind == "Div" else other.detach())
+            constant = Constant(_number(other), divides=kind == "Div")
+            scaled = [own.reshape(()) * (1.0 if level.factors is None else level.factors) for level in way.levels]
+            levels = tuple(level._replace(factors=new) for level, new in zip(way.levels, scaled, strict=True))
+            return way._replace(leaf=parent, constants=(*way.constants, constant), levels=levels)
+        factors = _times(factors, own)
     elif kind == "Where":
         first = node.next_functions[0][0] is not None
-        factors = _times(factors, node._saved_condition if first else ~node._saved_condition)
+        factors = _times(factors, (node._saved_condition if first else ~node._saved_condition).double())
     elif kind == "MaskedFill":
-        factors = _times(factors, ~node._saved_mask)
+        factors = _times(factors, (~node._saved_mask).double())
     else:
         return None
     level = Level(shape(parent), factors)
     levels = (*way.levels, level) if factors is not way.levels[-1].factors or kind in ("Sum", "Mean") else way.levels
-    return way._replace(leaf=parent, constants=constants, levels=levels)
+    return way._replace(leaf=parent, levels=levels)
 
 
 def _times(factors: Tensor | None, own: Tensor) -> Tensor:
     """What elements are multiplied by. Factors of both signs are no weights of terms (advantages, say), but a part of them."""
-    own = own.double()
     of_both = (own.amin() < 0) & (own.amax() > 0)
-    weights = own.where(~of_both, (own != 0).double() if factors is None else torch.ones_like(own))
+    first = factors is None or not factors.dim()
+    weights = own.where(~of_both, (own != 0).double() if first else torch.ones_like(own))
     return weights if factors is None else factors * weights
 
 

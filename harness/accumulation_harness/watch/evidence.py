@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.enums import StrEnum
-from accumulation_harness.watch.slopes import Bend, Slope
+from accumulation_harness.watch.slopes import Bend
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]
 
@@ -114,7 +114,7 @@ class MicroBatch:
     after: Sketch | None = None  # and as it ended
     empty: bool = False  # no gradient was there as it began
     scale: float = 1.0  # of the loss
-    slopes: Sequence[Slope] | None = None  # None: not looked at
+    slopes: Any = None  # losses, as their forms and then as slopes; None: not looked at
     own: Any = ()  # losses of the run's own, as their forms and then as slopes
     said: bool = False  # the loop has said how many terms they have
     bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them

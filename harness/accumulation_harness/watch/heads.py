@@ -85,7 +85,7 @@ class Heads:
         known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
         self._others = not known
         for way in own if known else ():
-            self._listen(way, self._rows, self.said)
+            self._listen(way, self._rows_of_one, self.said)
 
     def _are_apart(self, way: Way) -> bool | None:
         """Whether a value that a loss adds up is a sum of terms that hang on rows of their own; None: not known."""
@@ -99,6 +99,11 @@ class Heads:
             finally:
                 self.fence.paused = False
         return False if False in seen else None if None in seen or not seen else True
+
+    @property
+    def _rows_of_one(self) -> int:
+        """Of a forward since the last backward."""
+        return self._rows // max(1, self._forwards)
 
     def _listen(self, way: Way, rows: int, said: Said | None) -> None:
         """Look at the gradient that a value of the run's own receives."""
@@ -268,7 +273,10 @@ class Heads:
                 self._unused.pop(number, None)
                 constants, bend = self._constants.get(number), marked(logits, BENT)
                 found = numbers(u, value, reduction)._replace(rows=rows, classes=classes, constants=constants, bend=bend)
-                masked = spread(found, u.detach(), self._rows) if reduction == "none" and constants is not None else ()
+                seen, said = reduction == "none" and constants is not None, self.said
+                masked = spread(found, u.detach(), self._rows_of_one) if seen else ()
+                if said is not None:
+                    masked = map(said.counted, masked)
                 self._losses.append([found, *masked])
 
         node.register_prehook(self.fence.hook(look))  # behind the hooks that the run has on the loss

@@ -69,6 +69,7 @@ class Slope(NamedTuple):
     classes: int = 1  # of the logits
     constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward; None: not seen
     calls: int = 1  # of the loss function
+    form: int = 0  # which of those that the graph shows
     picked: bool = False  # what its terms are is read from weights that are zero elsewhere
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
 
@@ -82,6 +83,8 @@ class Slope(NamedTuple):
         found: dict[str, Any] = {name: number(getattr(self, name)) for name in NUMBERS}
         bend = 1.0 if self.bend is None else number(self.bend.factor)
         constants = None if self.constants is None else tuple(_constants(self.constants, scale))
+        if self.kind is Loss.own and constants is not None:  # whose sign is its own
+            constants = tuple(constant._replace(factor=abs(constant.factor)) for constant in constants)
         return self._replace(**found, diagonal=number(self.diagonal) == 1, bend=bend, constants=constants)
 
 
@@ -262,13 +265,35 @@ def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
         return slope._replace(diagonal=_diagonal(y, classes), labels=labels)
 
 
-def chosen(forms: Forms) -> Slope:
-    """Which loss it was: of the forms that the dtype explains the plain one, else the one with the smallest residual."""
+def chosen(window: Sequence[Sequence[Forms] | None]) -> list[list[Slope] | None]:
+    """Which losses the micro-batches of a window have.
+
+    Of the forms that the graph shows, the first that fits in all micro-batches: elements that happen to weigh alike in one of
+    them are no terms where they do not in another.
+    """
+    heads = [of_one for of_one in window if of_one is not None]
+    alike = len({tuple(map(len, of_one)) for of_one in heads}) == 1
+    places = zip(*heads, strict=True) if alike else ()
+    fitting = [[k for k in range(len(forms[0])) if all(_fits(each[k]) for each in forms)] for forms in places]
+    return [
+        None if of_one is None else [_chosen(forms, fitting[k] if alike else [0]) for k, forms in enumerate(of_one)]
+        for of_one in window
+    ]
+
+
+def _fits(form: Slope) -> bool:
+    return form.residual <= FITS.get(form.dtype or torch.float32, 1e-3) or not form.terms
+
+
+def _chosen(forms: Forms, of_all: Sequence[int]) -> Slope:
+    """Of the forms that the dtype explains the plain one, else that with the smallest residual; of the graph's, one `of_all`."""
     first = forms[0]
+    if math.isnan(first.freedom):
+        form = 0 if len(forms) == 1 else next(iter(of_all), -1)
+        if form < 0 or not _fits(forms[form]):
+            return first._replace(kind=None, ragged=True, picked=len(forms) > 1)
+        return forms[form]._replace(form=form)
     wide = FITS.get(first.dtype or torch.float32, 1e-3)
-    if math.isnan(first.freedom):  # the graph shows what its terms are
-        fitting = [form for form in forms if form.residual <= wide]
-        return fitting[0] if fitting else first._replace(kind=None, ragged=True)
     fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
     if fitting:
         return min(fitting, key=lambda form: (form.kind is not Loss.cross_entropy, form.residual))

@@ -19,8 +19,11 @@ from accumulation_harness.watch.slopes import Loss, Slope
 
 
 def spread(base: Slope, weights: Tensor, rows: int) -> Iterator[Slope]:
-    """What may be the terms where elements weigh so much: those that weigh anything, or the `rows` that do; `base` otherwise."""
-    elements = weights.reshape(-1).double()
+    """What may be the terms where elements weigh so much: those that weigh anything, or the rows that do; `base` otherwise.
+
+    `rows`: how many there are where elements of all are in one row.
+    """
+    elements, rows = weights.reshape(-1).double(), len(weights) if weights.dim() > 1 else rows
     yield _alike(base, elements)
     if 0 < rows < elements.numel() and elements.numel() % rows == 0:
         yield _alike(base, elements.reshape(rows, -1).sum(-1))
@@ -44,6 +47,14 @@ class Said(NamedTuple):
     terms: float
     summed: bool  # and not averaged over them
 
+    def number(self, beside: Tensor) -> Tensor:
+        """On the device of a tensor."""
+        return torch.tensor(self.terms, dtype=torch.float64, device=beside.device)
+
+    def counted(self, form: Slope) -> Slope:
+        """A form that fits only with so many terms."""
+        return form._replace(residual=form.residual.where(form.terms == self.number(form.terms), torch.inf))
+
 
 def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list[Slope]:
     """The forms of a loss of the run's own; `received`: the gradient of what is summed, the same for all its elements."""
@@ -54,13 +65,13 @@ def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list
         base = Slope(Loss.own, *(None,) * 5, **of_all, classes=size[-1] if said is None and len(size) > 2 else 1)
         unequal = (u.amax() - u.amin()) / u.abs().amax()  # something else hangs on it as well
         off = unequal + torch.finfo(received.dtype).eps / 4  # of what a tolerance is four times
-        levels = [u.mean() * torch.ones(of, device=u.device) * (1.0 if f is None else f) for of, f in reversed(way.levels)]
+        levels = [u.mean() * torch.ones(of, device=u.device) * (1.0 if f is None else f) for of, f in way.levels]
         if said is None:
-            return [form._replace(residual=form.residual + off) for form in spread(base, levels[0], rows)]
-        number = torch.tensor(said.terms, dtype=torch.float64, device=u.device)
+            return [form._replace(residual=form.residual + off) for form in spread(base, levels[-1], rows)]
+        number = said.number(u)
         forms = [
             form._replace(residual=form.residual + off) for form in (_alike(base, weights.reshape(-1)) for weights in levels)
         ]
-        counted = [form._replace(residual=form.residual.where(form.terms == number, torch.inf)) for form in forms]
+        counted = [said.counted(form) for form in forms]
         whole = base._replace(weight=u.abs().sum() / (1.0 if said.summed else number), residual=off, terms=number)
         return [*counted, *(form._replace(terms=number) for form in forms), whole]

@@ -328,10 +328,13 @@ class Track(Followed):
             m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
             m.loss = number(loss) / m.scale
             m.slopes, m.own = (
-                None if of is None else [chosen([form.on_host(m.scale) for form in forms]) for forms in of] for of in (heads, own)
+                None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (heads, own)
             )
             m.bends = [Bend(*map(number, bend)) for bend in bends]
             window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
+        for name in ("slopes", "own"):
+            for m, slopes in zip(window.micro_batches, chosen([getattr(m, name) for m in window.micro_batches]), strict=True):
+                setattr(m, name, slopes)
         window.take_own()
         window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
         names = ("unclipped", "at_step", "clipped")

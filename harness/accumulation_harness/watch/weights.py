@@ -13,7 +13,7 @@ from accumulation_harness.watch.slopes import Loss, Slope
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
 BY_VECTOR = (Loss.cross_entropy, Loss.margin)  # with one term for all entries of a vector
-Key = tuple[Loss, int, int]  # a loss of the run: its kind, its classes, its place among those alike
+Key = tuple[Loss, int, int, int]  # a loss of the run: its kind, its classes, its form, its place among those alike
 
 
 def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark | None]:
@@ -29,11 +29,16 @@ def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark 
         for key, slope in _losses(m.slopes or ()):
             by_key.setdefault(key, []).append((m, slope))
     why = _incomplete(window, slopes)
-    if any(m.slopes and all(slope.kind is None for slope in m.slopes) for m in window.micro_batches):
+    if any(_is_unknown(m.slopes) for m in window.micro_batches if m.slopes):
         return {}, why  # the terms of the window are not all known
     unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
     apart = bool(summed.findings) or window.hooked or why is Remark.another_term or (unseen and len(by_key) > 1)
     return {key: _weighed(key, pairs, window, summed, apart=apart) for key, pairs in by_key.items()}, why
+
+
+def _is_unknown(slopes: Sequence[Slope]) -> bool:
+    """Whether none of a micro-batch's losses is known, or one that the graph shows has terms in no way that is known."""
+    return all(slope.kind is None for slope in slopes) or any(slope.kind is None and slope.picked for slope in slopes)
 
 
 def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
@@ -43,8 +48,10 @@ def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
         if slope.kind is None or not slope.terms:
             continue
         place = 0
-        while (key := (slope.kind, slope.classes, place)) in found and not alike((found[key].weight, slope.weight), TOLERANCE):
+        key = (slope.kind, slope.classes, slope.form, place)
+        while key in found and not alike((found[key].weight, slope.weight), TOLERANCE):
             place += 1
+            key = (slope.kind, slope.classes, slope.form, place)
         known = found.get(key)
         found[key] = slope if known is None else known.joined(slope)
     yield from found.items()
@@ -75,6 +82,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
         multiplied=not near(summed.factor, 1, TOLERANCE),
         norm=window.norm,
         scaled=apart,
+        unsaid=any(slope.picked and not m.said for m, slope in pairs),
         resumed=window.resumed,
         tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
     )
