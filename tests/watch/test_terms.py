@@ -1,5 +1,7 @@
 """Losses of the run's own: the graph shows what their terms weigh, and the loop says that these hang on their own rows."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -189,3 +191,58 @@ def test_a_loss_in_16_bits_is_right_to_its_rounding_and_wrong_beyond():
 
     assert watched(narrow, number).verdict == "equivalent"
     assert watched(undivided(narrow), number).causes == ("loss_not_divided",)
+
+
+ELEMENTS = (
+    lambda z, t: (z - t).square(),
+    lambda z, t: -functional.logsigmoid(z * t),
+    lambda z, t: torch.min(z.exp() * t, z.exp().clamp(0.8, 1.2) * t),
+    lambda z, t: functional.mse_loss(z, t, reduction="none"),
+    lambda z, t: functional.binary_cross_entropy_with_logits(z, t.sigmoid(), reduction="none"),
+)
+REDUCTIONS = {  # (elements [rows, positions, features], mask [rows, positions], of the window) -> loss; its number of terms
+    "mean": (lambda e, mask, total: e.mean() / N, lambda e, mask: e.numel()),
+    "rows": (lambda e, mask, total: e.sum() / len(e) / N, lambda e, mask: len(e)),
+    "tokens": (lambda e, mask, total: (e.mean(-1) * mask).sum() / total, lambda e, mask: mask.sum()),
+    "elements": (
+        lambda e, mask, total: (e * mask[..., None]).sum() / (total * e.shape[-1]),
+        lambda e, mask: mask.sum() * e.shape[-1],
+    ),
+    "means of rows": (lambda e, mask, total: ((e.sum(-1) * mask).sum(-1) / mask.sum(-1)).mean() / N, lambda e, mask: len(e)),
+}
+
+
+def drawn(seed, *, said):
+    """The report of a right run of one to three drawn losses; masks are full in every other window."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    rows, positions, features = draw.choice((1, 3, 4)), draw.choice((3, 7)), draw.choice((1, 3, 6))
+    model = nn.Linear(5, features)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    losses = [
+        (draw.choice(ELEMENTS), *REDUCTIONS[draw.choice([*REDUCTIONS])], draw.choice((1, 0.5, 0.25, -0.5, 0.1, 4.0)))
+        for _ in range(1 if said else draw.randint(1, 3))
+    ]
+    with watch(model, optimizer, tell=None) as seen:
+        for window in range(4):
+            masks = (torch.rand(N, rows, positions) > 0.3 * (window % 2)).float()
+            masks[..., 0] = 1
+            for mask in masks:
+                found, targets = model(torch.randn(rows, positions, 5)), torch.randn(rows, positions, features)
+                for element, _, number, _ in losses[:1] if said else ():
+                    seen.terms(number(element(found, targets), mask))
+                sum(
+                    factor * reduce(element(found, targets), mask, masks.sum()) for element, reduce, _, factor in losses
+                ).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.report()
+
+
+@pytest.mark.parametrize("said", (False, True))
+@pytest.mark.parametrize("first", (0, pytest.param(20, marks=pytest.mark.slow)))
+def test_no_right_loss_is_called_wrong(first, said):
+    reports = [drawn(seed, said=said) for seed in range(first, 20 if not first else 300)]
+    assert [str(report) for report in reports if report.verdict == "different"] == []
+    assert not any("the watch ended" in str(report) for report in reports)
+    assert not said or sum(report.verdict == "equivalent" for report in reports) > len(reports) / 3
