@@ -141,13 +141,15 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
 def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
     """The number that the code holds, and that is as many times the reference's as the gradients are too small, in every window.
 
-    Of numbers that are many, or known to few digits, chance finds one.
+    Of numbers that are many, or known to few digits, chance finds one. Those that the function is called with are always N times
+    the reference's or a part of them, and say nothing.
     """
+    asked = (run.accumulation_steps, 1 / run.accumulation_steps)
     mine, theirs, fitting = run.mine.run.held, run.reference.run.held, dict[str, tuple[float, float]]()
     for facts in steps:
         known = min(UNEQUAL, CERTAIN * max(facts.line, facts.roundoff))
         pairs = [pair for window in (facts.step, facts.step + 1) for pair in numbers(mine, theirs, window).items()]
-        fits = {p: (a, b) for p, (a, b) in pairs if a and b and abs(b / a / facts.raw.scale - 1) <= known}
+        fits = {p: (a, b) for p, (a, b) in pairs if a and b and abs(b / a / facts.raw.scale - 1) <= known and b / a not in asked}
         fitting = {p: fitting.get(p, fits[p]) for p in fits if p in fitting or facts is steps[0]}
         if not fitting or (len(steps) == 1 and len(pairs) * known > BY_CHANCE):
             return ""
