@@ -19,7 +19,7 @@ from accumulation_harness.system import terminal
 
 ADVISORIES = Path(__file__).with_name("advisories.json")
 VISIBLE = 1e-4  # a distance that rounding does not explain, in any audit
-Advisory = dict[str, Any]  # the fields: docs/museum.md
+Advisory = dict[str, Any]  # the fields: docs/affected.md
 
 
 class Match(NamedTuple):
@@ -72,15 +72,13 @@ def concerns(advisory: Advisory, pin: Pin) -> bool:
 
 def told(match: Match) -> Iterator[str]:
     """Lines for people."""
-    advisory = match.advisory
+    advisory, fixed = match.advisory, match.advisory.get("fixed_in")
     yield f"  {advisory['id']}: {advisory['title']}"
     lines = {
         "if": advisory["settings"],
         "error": size(advisory),
         "shows": advisory.get("shows", ""),
-        "do": f"{advisory['remedy']}"
-        if not advisory.get("fixed_in")
-        else f"{advisory['fixed_in']} has it right; {advisory['remedy']}",
+        "do": f"{fixed} has it right; {advisory['remedy']}" if fixed else advisory["remedy"],
         "see": " ".join(advisory.get("threads", ())),
     }
     for name, line in lines.items():

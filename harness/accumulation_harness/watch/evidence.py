@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.enums import StrEnum
-from accumulation_harness.watch.slopes import Bend
+from accumulation_harness.watch.slopes import Bend, chosen
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]
 
@@ -115,7 +115,7 @@ class MicroBatch:
     empty: bool = False  # no gradient was there as it began
     scale: float = 1.0  # of the loss
     slopes: Any = None  # losses, as their forms and then as slopes; None: not looked at
-    own: Any = ()  # losses of the run's own, as their forms and then as slopes
+    own: Any = ()  # forms of losses of the run's own
     said: bool = False  # the loop has said how many terms they have
     bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them
     loss: float = float("nan")
@@ -162,12 +162,12 @@ class Window:
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
 
-    def take_own(self) -> None:
-        """Losses of the run's own are weighed where those that were looked for are not all known."""
-        known = all(m.slopes and all(slope.kind is not None for slope in m.slopes) for m in self.micro_batches)
-        if not known and all(m.own for m in self.micro_batches):
-            for m in self.micro_batches:
-                m.slopes = m.own
+    def choose(self) -> None:
+        """Which losses the micro-batches have; those of the run's own where those that were looked for are not all known."""
+        looked, own = (chosen([getattr(m, name) for m in self.micro_batches]) for name in ("slopes", "own"))
+        known = all(slopes and all(slope.kind is not None for slope in slopes) for slopes in looked)
+        for m, slopes in zip(self.micro_batches, own if all(own) and not known else looked, strict=True):
+            m.slopes = slopes
 
 
 @dataclass(frozen=True, kw_only=True)

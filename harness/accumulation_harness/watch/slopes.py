@@ -274,26 +274,31 @@ def chosen(window: Sequence[Sequence[Forms] | None]) -> list[list[Slope] | None]
     heads = [of_one for of_one in window if of_one is not None]
     alike = len({tuple(map(len, of_one)) for of_one in heads}) == 1
     places = zip(*heads, strict=True) if alike else ()
-    fitting = [[k for k in range(len(forms[0])) if all(_fits(each[k]) for each in forms)] for forms in places]
+    of_all = [next((k for k in range(len(forms[0])) if all(_fits(each[k]) for each in forms)), -1) for forms in places]
     return [
-        None if of_one is None else [_chosen(forms, fitting[k] if alike else [0]) for k, forms in enumerate(of_one)]
+        None if of_one is None else [_chosen(forms, of_all[k] if alike else 0) for k, forms in enumerate(of_one)]
         for of_one in window
     ]
 
 
+def _width(form: Slope) -> float:
+    """The residual that its format explains."""
+    return FITS.get(form.dtype or torch.float32, 1e-3)
+
+
 def _fits(form: Slope) -> bool:
-    return form.residual <= FITS.get(form.dtype or torch.float32, 1e-3) or not form.terms
+    return form.residual <= _width(form) or not form.terms
 
 
-def _chosen(forms: Forms, of_all: Sequence[int]) -> Slope:
-    """Of the forms that the dtype explains the plain one, else that with the smallest residual; of the graph's, one `of_all`."""
+def _chosen(forms: Forms, of_all: int) -> Slope:
+    """Of the forms that the dtype explains the plain one, else that with the smallest residual; of the graph's, that `of_all`."""
     first = forms[0]
     if math.isnan(first.freedom):
-        form = 0 if len(forms) == 1 else next(iter(of_all), -1)
+        form = of_all if len(forms) > 1 else 0
         if form < 0 or not _fits(forms[form]):
             return first._replace(kind=None, ragged=True, picked=len(forms) > 1)
         return forms[form]._replace(form=form)
-    wide = FITS.get(first.dtype or torch.float32, 1e-3)
+    wide = _width(first)
     fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
     if fitting:
         return min(fitting, key=lambda form: (form.kind is not Loss.cross_entropy, form.residual))

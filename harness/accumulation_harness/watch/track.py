@@ -22,7 +22,7 @@ from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.gradients import ALIKE, GATE
 from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
-from accumulation_harness.watch.slopes import Bend, Taken, chosen, number
+from accumulation_harness.watch.slopes import Bend, Taken, number
 from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
@@ -332,10 +332,7 @@ class Track(Followed):
             )
             m.bends = [Bend(*map(number, bend)) for bend in bends]
             window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
-        for name in ("slopes", "own"):
-            for m, slopes in zip(window.micro_batches, chosen([getattr(m, name) for m in window.micro_batches]), strict=True):
-                setattr(m, name, slopes)
-        window.take_own()
+        window.choose()
         window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
         names = ("unclipped", "at_step", "clipped")
         unclipped, at_step, window.clipped = (_sketch(found.get(name), looked) for name in names)

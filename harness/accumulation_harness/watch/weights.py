@@ -47,11 +47,9 @@ def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
     for slope in slopes:
         if slope.kind is None or not slope.terms:
             continue
-        place = 0
-        key = (slope.kind, slope.classes, slope.form, place)
-        while key in found and not alike((found[key].weight, slope.weight), TOLERANCE):
+        of_kind, place = (slope.kind, slope.classes, slope.form), 0
+        while (key := (*of_kind, place)) in found and not alike((found[key].weight, slope.weight), TOLERANCE):
             place += 1
-            key = (slope.kind, slope.classes, slope.form, place)
         known = found.get(key)
         found[key] = slope if known is None else known.joined(slope)
     yield from found.items()
