@@ -22,6 +22,7 @@ from typing import Any
 
 from accumulation_harness.audit.command import parsed, refused, subject_of
 from accumulation_harness.system.processes import module_command, run_command
+from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
 LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
@@ -31,6 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed(given)  # refused at once
+    if options.merge is None and options.explain:
+        from accumulation_harness.audit.explain import explained
+
+        try:
+            print(explained(options), end="")
+        except (ValueError, SyntaxError) as refusal:  # a file that is not there, or is no Python
+            print(one_line(refusal), file=sys.stderr)
+            return BAD_INPUT
+        return 0
     try:
         code, said, error = answer(given)
     except Ended as end:

@@ -88,6 +88,9 @@ def _auditing() -> argparse.ArgumentParser:
     ):
         made.add_argument(option, action="append", default=[], metavar=form, help=what)
     made.add_argument(
+        "--explain", action="store_true", help="say what the runs do differently, as far as the text tells, and run nothing"
+    )
+    made.add_argument(
         "--in-place", action="store_true", help="run in this folder, where files are overwritten, not in a scratch one"
     )
     made.add_argument(
@@ -144,6 +147,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
             made.error("the following arguments are required: TARGET")
         given.train, *rest = rest
     given.rest = tuple(rest)
+    if given.merge is None and given.explain and given.format != "text":
+        made.error("expected no --format with --explain, which says it in text")
     if given.evidence is not None:
         options = ("processes", "format", "save", "report", "allow")
         if off := [f"--{name}" for name in options if getattr(given, name) != made.get_default(name)]:

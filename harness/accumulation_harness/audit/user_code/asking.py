@@ -60,15 +60,13 @@ def _told(ways: Iterator[Way]) -> dict[str, Way]:
     return told | ({"{total_batch}": totals[0]} if totals and len(told) < 2 else {})
 
 
-def _names(source: Path, rest: Sequence[str]) -> Iterator[Way]:
-    """Names in a script, in what it imports from its folder and in files that these or its command line name; what sets each."""
-    files, seen = [source], set[Path]()
+def texts_of(source: Path, rest: Sequence[str]) -> dict[Path, str]:
+    """A script, what it imports from its folder, and files with settings that these or its command line name."""
+    files, texts = [source], dict[Path, str]()
     files[:0] = [file for word in rest for file in _settings(Path.cwd() / word)]
-    texts = {}
     for file in files:
-        if file in seen or not file.is_file():
+        if file in texts or not file.is_file():
             continue
-        seen.add(file)
         text = texts[file] = source_of(file)
         if file.suffix in (".py", NOTEBOOK):
             files += [
@@ -76,6 +74,12 @@ def _names(source: Path, rest: Sequence[str]) -> Iterator[Way]:
             ]
             named = re.findall(r"""["']([\w./-]*\w[\w./-]*)["']""", text)
             files += [found for name in named for folder in (source.parent, Path.cwd()) for found in _settings(folder / name)]
+    return texts
+
+
+def _names(source: Path, rest: Sequence[str]) -> Iterator[Way]:
+    """Names in all of these, and what sets each."""
+    texts = texts_of(source, rest)
     for text in texts.values():
         yield from ((flag.lstrip("-").replace("-", "_"), "--set", f"{flag} ") for flag in FLAG.findall(text))
         yield from ((name, "--set-env", f"{name}=") for name in VARIABLE.findall(text))

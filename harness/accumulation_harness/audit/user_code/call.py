@@ -20,7 +20,7 @@ from accumulation_harness.audit.request import SIZES, takes_sizes
 from accumulation_harness.audit.user_code.asking import asking
 from accumulation_harness.audit.user_code.process import of_its_own
 from accumulation_harness.audit.user_code.scratch import Scratch, told
-from accumulation_harness.audit.user_code.settings import Settings, edited, filled, source_of
+from accumulation_harness.audit.user_code.settings import Settings, edited, filled, numbers_of, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target, module_of
 from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
 from accumulation_harness.config.targets import import_file
@@ -89,7 +89,7 @@ class UserCode:
 
     def __call__(self, batch_size: int, accumulation_steps: int, **options: Any) -> Any:
         """What the code gives back; a script that leaves with exit code 0 has ended well."""
-        numbers = _numbers(batch_size, accumulation_steps)
+        numbers = numbers_of(batch_size, accumulation_steps)
         self.calls += 1
         with self._started(self.settings.arguments(numbers), numbers):
             try:
@@ -190,7 +190,7 @@ class UserCode:
 
     def prepared(self, batch_size: int, accumulation_steps: int) -> AbstractContextManager[None]:
         """Inside, the scratch folder of one run is there for its ranks."""
-        return nullcontext() if self.scratch is None else self._renewed(self.scratch, _numbers(batch_size, accumulation_steps))
+        return nullcontext() if self.scratch is None else self._renewed(self.scratch, numbers_of(batch_size, accumulation_steps))
 
     @contextmanager
     def _renewed(self, scratch: Scratch, numbers: Mapping[str, int]) -> Iterator[None]:
@@ -265,11 +265,6 @@ class _Told:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def _numbers(batch_size: int, accumulation_steps: int) -> dict[str, int]:
-    total = batch_size * accumulation_steps
-    return {"batch_size": batch_size, "accumulation_steps": accumulation_steps, "total_batch": total}
 
 
 def _method(owner: type, name: str) -> Callable[..., Any]:

@@ -78,6 +78,12 @@ def _split(text: str, separator: str, form: str) -> tuple[str, str]:
     return first, second
 
 
+def numbers_of(batch_size: int, accumulation_steps: int) -> dict[str, int]:
+    """What the placeholders stand for in a run."""
+    total = batch_size * accumulation_steps
+    return {"batch_size": batch_size, "accumulation_steps": accumulation_steps, "total_batch": total}
+
+
 def filled(text: str, numbers: Mapping[str, int]) -> str:
     """Other braces stay: those of JSON, of Hydra's interpolations.
 
