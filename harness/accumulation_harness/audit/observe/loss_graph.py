@@ -170,8 +170,13 @@ def _coefficient(root: Any, term: Any) -> float:
             return factor
         for way in below(Way(node, None, ())):
             some = way.constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
-            waiting.append((way.leaf, factor * math.prod(float(c.factor) ** (-1 if c.divides else 1) for c in some)))
+            waiting.append((way.leaf, factor * math.prod(_times(float(c.factor), divides=c.divides) for c in some)))
     return math.nan
+
+
+def _times(number: float, *, divides: bool) -> float:
+    """By what it multiplies: a loss of no terms at all may be divided by 0 of them."""
+    return number if not divides else 1 / number if number else math.inf
 
 
 def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator[list[Tensor | None]]:
