@@ -8,7 +8,6 @@ nothing is installed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,11 +19,11 @@ if sys.version_info < (3, 10):  # noqa: UP036 (a hook takes the `python3` that i
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from accumulation_harness.judge import sarif
 from accumulation_harness.lint import rules, trainers
 from accumulation_harness.lint.fix import mended, patch, write
 from accumulation_harness.lint.hit import Hit
 from accumulation_harness.lint.source import Source
-from accumulation_harness.system.address import page_of
 
 CLEAN, HITS, UNREAD = 0, 1, 2
 RULES = (rules.hits, trainers.hits)
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while given.format != "sarif" and told:
             print(line(**told.pop(0), text=FORMATS[given.format]))
     if given.format == "sarif":
-        print(json.dumps(sarif(told), indent=1))
+        print(sarif.text("accumulation-lint", [result(**one) for one in told]))
     return code
 
 
@@ -111,34 +110,14 @@ def line(path: Path, place: str, hit: Hit, text: str) -> str:
     return text.format(path=path, place=place, told=hit.told(), **known)
 
 
-def sarif(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return hits in the format in which code scanning takes them, 2.1.0."""
-    rules = [{"id": cause, "helpUri": page_of(cause)} for cause in sorted({one["hit"].cause for one in told})]
-    results = [
-        {
-            "ruleId": one["hit"].cause,
-            "level": "error" if one["hit"].sure else "note",
-            "message": {"text": one["hit"].told()},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": one["path"].as_posix()},
-                        "region": {
-                            "startLine": one["hit"].line,
-                            "startColumn": one["hit"].column,
-                            "endLine": one["hit"].last_line,
-                        },
-                    }
-                }
-            ],
-        }
-        for one in told
-    ]
-    driver = {"name": "accumulation-lint", "rules": rules}
+def result(path: Path, place: str, hit: Hit) -> dict[str, Any]:
+    """Return a hit as code scanning takes it."""
+    region = {"startLine": hit.line, "startColumn": hit.column, "endLine": hit.last_line}
     return {
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "ruleId": hit.cause,
+        "level": "error" if hit.sure else "note",
+        "message": {"text": hit.told()},
+        "locations": [sarif.place(path.absolute(), Path.cwd(), **region)],
     }
 
 
