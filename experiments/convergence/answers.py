@@ -56,6 +56,7 @@ from accumulation_harness.experiments.convergence import wastefulness
 from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, NAMES, SETTING, Pair, arm_name
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
 from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST
+from accumulation_harness.judge.paired import Comparison
 
 COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
 LINES = {"accumulated": "--", "permuted": ":"}
@@ -181,11 +182,11 @@ def endings(material: Material) -> Section:
     )
     text = (
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
-        f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
-        "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
-        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau "
-        f"where it moves by less than {FLAT:.0%} within the last fifth; the probe loss, of samples that are trained on, may "
-        "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
+        "order. Same: TOST within half of what the standard deviation of the full batch's test loss between seeds is at least, "
+        f"at {LEVEL:g}; lower or higher: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose "
+        f"rate, or the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its "
+        f"plateau where it moves by less than {FLAT:.0%} within the last fifth; the probe loss, of samples that are trained on, "
+        "may fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
         f"{LONGEST}"
     )
     caption = f"Means over the judging seeds; nats per loss term. {DETECTABLE}"
@@ -199,9 +200,10 @@ def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: Dat
         return ("-",) * 5
     full = judged[judged["arm"].eq("full") & (judged[[*SETTING]] == own[[*SETTING]].iloc[0]).all(axis=1)]
     is_tuned = own["interior"].all() and full["interior"].all()
-    verdict = one.verdict if len(one.differences) >= FEWEST_SEEDS and is_tuned else "undecided"
-    detectable, *numbers = map(number, (statistics.detectable(one.differences), one.margin, one.spread))
-    return interval(one.differences), detectable, numbers[0], verdict, numbers[1]
+    pairs = one.pairs
+    verdict = pairs.verdict if len(pairs.differences) >= FEWEST_SEEDS and is_tuned else Comparison.undecided
+    detectable, margin, spread = map(number, (pairs.detectable, pairs.margin, one.spread))
+    return interval(pairs.differences), detectable, margin, str(verdict), spread
 
 
 def waste(material: Material) -> Section:
@@ -384,9 +386,10 @@ EXPERIMENT = Experiment(
     "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
     "target, its curve is no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation at that b.",
     rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
-    "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
-    f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. Accumulating is "
-    f"wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by {MARGIN:g} nats.",
+    "split. Same means TOST within half of what the standard deviation of the full batch between seeds is at least; lower or "
+    f"higher, a Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. "
+    "Accumulating is wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by "
+    f"{MARGIN:g} nats.",
     claims=(smoother_and_better, generalisation),
     advice=is_accumulating_wasteful,
     sections=(over_costs, endings, waste, rates),

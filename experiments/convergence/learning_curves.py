@@ -29,6 +29,7 @@ from accumulation_harness.experiments.shared.measuring import (
     Setting,
     accumulated,
     evaluated,
+    evaluations,
     full_batch,
     standard_candidates,
     take_step,
@@ -171,13 +172,15 @@ def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> Optimize
 
 def evaluation(arm: Arm, whole: Batch) -> float:
     """Mean loss per loss term, with the model as it is evaluated."""
-    loss, terms = 0.0, 0
+    chunks = (whole.rows(slice(start, start + HELD_OUT_BATCH)) for start in range(0, len(whole), HELD_OUT_BATCH))
+    return evaluations(arm, chunks)["loss"]
+
+
+def at_the_end(arm: Arm) -> dict[str, float]:
+    """Loss and accuracy on the held-out samples, and what the task measures of a trained model."""
+    found = evaluations(arm, arm.workload.held_out_batches(HELD_OUT_BATCH))
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
-        for start in range(0, len(whole), HELD_OUT_BATCH):
-            batch = whole.rows(slice(start, start + HELD_OUT_BATCH))
-            loss += float(arm.workload.losses(arm.workload.forward(arm.model, batch), batch).double().sum())
-            terms += int(arm.workload.num_terms(batch).sum())
-    return loss / terms
+        return found | arm.workload.metrics(arm.model)
 
 
 def arm_at(setting: Setting, num: int) -> Arm:
@@ -190,7 +193,7 @@ def arm_at(setting: Setting, num: int) -> Arm:
 
 def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row:
     config, arm = setting.config, course.arm
-    test_loss = evaluation(arm, arm.workload.held_out)
+    ended = at_the_end(arm)
     row = {
         **course.name.columns,
         "step_samples": max(arm.recipe.split(config.effective_batch))
@@ -198,11 +201,11 @@ def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row
         else config.effective_batch,
         "rate": course.optimizer.lr,
         "samples": samples,
-        "test_loss": test_loss,
-        "gap": test_loss - course.curve["curve_probe_loss"][-1],
+        **{f"test_{name}": value for name, value in ended.items()},
+        "gap": ended["loss"] - course.curve["curve_probe_loss"][-1],
         **course.curve,
     }
     if has_batch_norm(arm.model):
         calibrate(arm, chosen.training[-CALIBRATION:])
-        row["recalibrated_test_loss"] = evaluation(arm, arm.workload.held_out)
+        row["recalibrated_test_loss"] = at_the_end(arm)["loss"]
     return row

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,8 @@ from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import Interval, Results, statistics
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.shared.tuning import LEVEL, best_rates, longest
+from accumulation_harness.experiments.shared.tuning import best_rates, longest
+from accumulation_harness.judge.paired import Paired, corrected, half_spread
 
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
 FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau
@@ -39,15 +39,6 @@ class Reach(NamedTuple):
 
     value: float
     reached: bool
-
-
-class Comparison(StrEnum):
-    """What paired differences say of an arm beside the full batch."""
-
-    same = "same"  # by TOST within the margin
-    better = "better"
-    worse = "worse"
-    undecided = "undecided"
 
 
 def trainings(results: Results) -> DataFrame:
@@ -152,44 +143,26 @@ class Beside:
     """An arm's test loss less the full batch's, paired by seed: nats per loss term."""
 
     key: tuple[object, ...]  # setting and arm
-    differences: tuple[float, ...]
-    margin: float  # half the standard deviation of the full batch's test loss between seeds
-    difference_p: float  # paired t test, Holm-corrected over the arms of a table
-    same_p: float  # TOST within the margin
+    pairs: Paired
     spread: float  # standard deviation of the differences over that of the null's; NaN where the null has none
-
-    @property
-    def verdict(self) -> Comparison:
-        """`same` only by TOST, `better` and `worse` only by the corrected test, else `undecided`."""
-        if self.same_p < LEVEL:
-            return Comparison.same
-        if self.difference_p < LEVEL:
-            return Comparison.better if np.mean(self.differences) < 0 else Comparison.worse
-        return Comparison.undecided
 
 
 def beside_full(rows: DataFrame, measure: str = "test_loss") -> list[Beside]:
-    """Every arm beside the full batch of its setting, on judging seeds, from `judged`."""
+    """Every arm beside the full batch of its setting, on judging seeds, from `judged`; Holm-corrected over all."""
     found = []
     for key, own in rows.groupby(list(SETTING)):
         full = own.query("arm == 'full'").set_index("seed")[measure].astype(float)
         null = _differences(own.query("arm == 'permuted'"), full, measure)
         band = np.std(null, ddof=1) if len(null) > 1 else 0.0
-        margin = 0.5 * full.std(ddof=1) if len(full) > 1 else math.nan
         for arm, arms in own.query("arm != 'full'").groupby(list(ARM)):
-            differences = _differences(arms, full, measure)
-            varied = len(differences) > 1 and np.ptp(differences) > 0
+            differences = tuple(_differences(arms, full, measure))
             found.append(Beside(
                 key=(*key, *arm),
-                differences=tuple(differences),
-                margin=margin,
-                difference_p=statistics.t_test(differences) if varied else math.nan,
-                same_p=statistics.equivalence_p(differences, margin),
+                pairs=Paired(differences=differences, margin_at=half_spread([*full])),
                 spread=float(np.std(differences, ddof=1) / band) if len(differences) > 1 and band > 0 else math.nan,
             ))  # fmt: skip
-    tested = [one for one in found if not math.isnan(one.difference_p)]
-    corrected = iter(statistics.holm([one.difference_p for one in tested]))
-    return [replace(one, difference_p=next(corrected)) if one in tested else one for one in found]
+    pairs = corrected([one.pairs for one in found])
+    return [replace(one, pairs=own) for one, own in zip(found, pairs, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

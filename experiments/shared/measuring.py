@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accumulation_harness.config.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, Watch, arm_state
-from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row, outcome
+from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row, evaluations, outcome
 from accumulation_harness.measure.trial import (
     Candidate,
     accumulated,

@@ -14,6 +14,7 @@ COMMANDS = {
     "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
     "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: what watched training runs say, or have said"),
+    "converge": ("accumulation_harness.converge", "whether it trains as the large batch does, over seeds: loss or any metric"),
     "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
     "verify": ("accumulation_harness.sweep.verify", "whether a store is what it should be"),

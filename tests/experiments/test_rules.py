@@ -41,7 +41,7 @@ def by_answer(name):
 def of_convergence(results):
     rows = trainings.trainings(results)
     judged = trainings.judged(rows)
-    beside = [f"{' '.join(map(str, one.key))}: {one.verdict}" for one in trainings.beside_full(judged)]
+    beside = [f"{' '.join(map(str, one.key))}: {one.pairs.verdict}" for one in trainings.beside_full(judged)]
     wasteful = Counter(wastefulness.verdicts(wastefulness.instead_of_accumulating(rows, judged)))
     return f"{wasteful['yes']} wasteful, {wasteful['no']} not, {wasteful['undecided']} undecided, {', '.join(beside)}"
 

@@ -25,7 +25,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from accumulation_harness.config import ConfigError, HarnessConfig, TrialConfig
+from accumulation_harness.config import ConfigError, HarnessConfig
 from accumulation_harness.config.settings import expected, meant, settings
 from accumulation_harness.config.validation import validate
 from accumulation_harness.system.terminal import suggesting
@@ -98,12 +98,12 @@ def _kinds(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def compose_trial(overrides: Sequence[str]) -> TrialConfig:
+def compose_trial(overrides: Sequence[str]) -> HarnessConfig:
     """The trial that these settings describe, as the command line composes it; BadInput about what cannot be run."""
     register_schema()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return to_config(hydra.compose("config", list(overrides))).trial
+            return to_config(hydra.compose("config", list(overrides)))
     except Exception as error:
         if not is_bad_input(error):
             raise

@@ -93,12 +93,12 @@ def _sums(scores: NDArray[np.float64], sizes: Sequence[int]) -> NDArray[np.float
     return sums
 
 
-def detectable(differences: Sequence[float]) -> float:
-    """The smallest mean difference that a paired t test at 5 % on as many pairs of that spread finds with a power of 80 %."""
+def detectable(differences: Sequence[float], level: float = 0.05) -> float:
+    """The smallest mean difference that a paired t test on as many pairs of that spread finds with a power of 80 %."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return float("nan")
-    two_sided, wanted = special.stdtrit(len(values) - 1, [0.975, 0.8])
+    two_sided, wanted = special.stdtrit(len(values) - 1, [1 - level / 2, 0.8])
     return float((two_sided + wanted) * values.std(ddof=1) / np.sqrt(len(values)))
 
 

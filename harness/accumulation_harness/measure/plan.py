@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if asks else 2
     try:
         settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
-        config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked
+        config = compose_trial([*settings, "accumulation_steps=[1]"]).trial  # N is what is asked
         for line in by_trying(config) if AUTO in given else answered(explain, config, parse_bytes(budgets[0])):
             print(line)
     except (BadInput, ConfigError) as error:

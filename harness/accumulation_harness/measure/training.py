@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
 from accumulation_harness.results.judged_arm import Ending
 from accumulation_harness.results.step_row import StepRow
+from accumulation_harness.workloads import Batch
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
@@ -126,16 +127,22 @@ def move_one_ulp(model: nn.Module) -> None:
 def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
+    found = evaluations(arm, arm.workload.held_out_batches(HELD_OUT_BATCH))
+    return Ending(
+        final_loss=losses[-1],
+        tail_loss=sum(tail) / len(tail),
+        held_out_loss=found["loss"],
+        held_out_accuracy=found["accuracy"],
+    )
+
+
+def evaluations(arm: Arm, batches: Iterable[Batch]) -> dict[str, float]:
+    """`loss` and `accuracy` per loss term, of the model as it is evaluated; NaN where nobody says what is correct."""
     loss, correct, terms = 0.0, 0.0, 0.0
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
-        for batch in arm.workload.held_out_batches(HELD_OUT_BATCH):
+        for batch in batches:
             outputs = arm.workload.forward(arm.model, batch)
             loss += float(arm.workload.losses(outputs, batch).double().sum())
             correct += float(arm.workload.correct(outputs, batch).sum())
             terms += arm.workload.num_terms(batch).sum().item()
-    return Ending(
-        final_loss=losses[-1],
-        tail_loss=sum(tail) / len(tail),
-        held_out_loss=loss / terms,
-        held_out_accuracy=correct / terms,
-    )
+    return {"loss": loss / terms, "accuracy": correct / terms}

@@ -127,8 +127,13 @@ def run_one(config: HarnessConfig) -> None:
 # Parent ------------------------------------------------------------------------------------------------------------------------
 
 
-def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
+Conclude = Callable[[Sequence[Cell], Sequence[Failure]], None]
+
+
+def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None, conclude: Conclude | None = None) -> Outcome:
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
+
+    `conclude` prints what they say; unless given, their verdicts.
 
     Trials that choose a learning rate come first; those that judge train each arm at its chosen rate alone (`tuning`).
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
@@ -142,7 +147,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
         said = f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone."
         print(said, file=sys.stderr, flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
-    print_ending(cells, outcome.failures)
+    (conclude or print_ending)(cells, outcome.failures)
     return outcome
 
 

@@ -25,7 +25,6 @@ def main() -> int:
         print(answer)
         return 0
     before = os.environ.get("HYDRA_FULL_ERROR")
-    wants_traceback = before == "1"
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "accumulation-harness run"  # the name in usage messages
@@ -44,11 +43,11 @@ def main() -> int:
     finally:
         os.environ.pop("HYDRA_FULL_ERROR")
         os.environ |= {} if before is None else {"HYDRA_FULL_ERROR": before}
-    return _report(error, wants_traceback)
+    return report(error)
 
 
-def _report(error: BaseException, wants_traceback: bool) -> int:
-    """Print what stopped the command, and return the exit code."""
+def report(error: BaseException) -> int:
+    """Print what stopped the command, and return the exit code; HYDRA_FULL_ERROR=1 shows the traceback of bad input."""
     match error:
         case experiment.TrialsFailed():
             return BAD_INPUT if error.outcome.is_bad_input else 1  # `run_many` has reported every failure
@@ -58,7 +57,7 @@ def _report(error: BaseException, wants_traceback: bool) -> int:
         case KeyboardInterrupt():
             print("Stopped before the first trial.", file=sys.stderr)
             return 130
-        case _ if is_bad_input(error) and not wants_traceback:
+        case _ if is_bad_input(error) and os.environ.get("HYDRA_FULL_ERROR") != "1":
             print(one_line(explain(error)), file=sys.stderr)
             return BAD_INPUT
         case _:

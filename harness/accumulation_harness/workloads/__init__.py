@@ -99,6 +99,10 @@ class Workload(Protocol):
         """[n] number of loss terms whose most likely class is the target; NaN where nobody says what is correct."""
         ...
 
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """What else is measured of a trained model, by name."""
+        return {}
+
 
 def wide(outputs: Tensor) -> Tensor:
     """Outputs in the format of their losses: float32 or wider."""

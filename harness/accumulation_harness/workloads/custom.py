@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Task(Protocol):
-    """What a target gives; `collate`, `forward`, `terms`, `correct` and `fingerprint` may be left out."""
+    """What a target gives; `collate`, `forward`, `terms`, `correct`, `metrics` and `fingerprint` may be left out."""
 
     def model(self, norm: str) -> nn.Module:
         """A fresh float32 model on the CPU, drawn from torch's global generator; `norm` is "as_is" unless swept."""
@@ -154,6 +154,13 @@ class CustomWorkload(Workload):
         with self.told("correct(outputs, batch) that gives a number for each row"):
             told = self._task.correct(outputs, batch.inputs)
         return self._rows("correct", told, batch)
+
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """`metrics(model)` of the task, whatever it does with a trained model; none where it has no such method."""
+        if not hasattr(self._task, "metrics"):
+            return {}
+        with self._format(), self.told("metrics(model) that gives a number by name"):
+            return {str(name): float(value) for name, value in self._task.metrics(model).items()}
 
     def _format(self) -> AbstractContextManager[None]:
         return widened() if self.widens else nullcontext()

@@ -1,0 +1,62 @@
+"""`accumulation-harness converge seeds=5 [margin=0.01] [metric=accuracy] [any setting of a trial]`: does it train alike?"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from accumulation_harness.config import TUNING_SEEDS, ConfigError, HarnessConfig
+from accumulation_harness.config.compose import compose_trial
+from accumulation_harness.converge import table
+from accumulation_harness.sweep import experiment, run
+from accumulation_harness.sweep.child import Cell, Failure, forkserver_at_work
+from accumulation_harness.system.files import keep_others_out
+from accumulation_harness.system.processes import run_command
+
+STUDY = "learning_curves"
+USAGE = """\
+usage: accumulation-harness converge [seeds=5] [margin=from the control] [metric=loss] [any setting of a trial, as workload=text]
+Trains the large batch, its accumulation at each N, the large batch with its rows shuffled, and small batches on the same samples,
+for every seed; the same command resumes. Exit codes: 0 done, 1 a training failed, 2 bad input, 130 or 143 stopped by a signal."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, and print what the trainings say of each other; the exit code as `run` has it."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(USAGE)
+        return 0
+    keep_others_out()
+    try:
+        own = {name: [text.removeprefix(f"{name}=") for text in given if text.startswith(f"{name}=")] for name in table.OWN}
+        asked = table.Asked.of({name: values[-1] for name, values in own.items() if values})
+        config = compose_trial([text for text in given if text.partition("=")[0] not in own])
+        with forkserver_at_work(start=True):
+            experiment.run_many(trials(config, asked.seeds), conclude=partial(conclude, asked)).raise_failures()
+    except (Exception, KeyboardInterrupt) as error:
+        return run.report(error)
+    return 0
+
+
+def trials(config: HarnessConfig, seeds: int) -> list[HarnessConfig]:
+    """One for each seed from the configured one on."""
+    name = config.name or "converge"
+    if config.seed + seeds > TUNING_SEEDS:
+        raise ConfigError("seeds", seeds, f"at most {TUNING_SEEDS - config.seed} from seed={config.seed} on")
+    number = 2 + len(config.accumulation_steps) + 2 * sum(num > 1 for num in config.accumulation_steps)
+    told = f"{seeds} seeds of {number} trainings of {config.steps} steps of {config.effective_batch} samples"
+    print(f"{told}; how long they take is known once a seed has ended.", file=sys.stderr)
+    alike = dataclasses.replace(config, experiment=name, study=STUDY)
+    return [dataclasses.replace(alike, seed=config.seed + i) for i in range(seeds)]
+
+
+def conclude(asked: table.Asked, cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
+    """Print what the finished ones say."""
+    for line in table.lines([cell.folder for cell in cells if cell.is_finished()], asked):
+        print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,100 @@
+"""Two trainings beside each other, paired by seed: the same, different, or undecided, and how many seeds would decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from scipy import special
+
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.resampling import Interval
+
+LEVEL = 0.05
+MOST_SEEDS = 10_000  # beyond, nobody trains so many
+
+Margin = Callable[[int], float]  # by the number of seeds: the difference up to which two trainings count as the same
+
+
+class Comparison(StrEnum):
+    """What paired differences say."""
+
+    same = "same"  # by TOST within the margin
+    below = "lower"
+    above = "higher"
+    undecided = "undecided"
+
+
+def half_spread(values: Sequence[float]) -> Margin:
+    """Half of what the standard deviation between seeds is at least: s sqrt((n - 1) / q), q the 95 % quantile of chi^2(n - 1).
+
+    So where a difference of half a standard deviation is called the same, it is not because few seeds looked far apart.
+    """
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+    def margin(seeds: int) -> float:
+        return 0.5 * spread * math.sqrt((seeds - 1) / special.chdtri(seeds - 1, LEVEL)) if seeds > 1 else math.nan
+
+    return margin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Differences of one training to another by seed, and what counts as none."""
+
+    differences: tuple[float, ...]
+    margin_at: Margin
+    level: float = LEVEL  # of each of its tests
+    p: float = math.nan  # of no difference, corrected where several are compared; NaN: not tested
+    compared: int = 1  # tests of no difference that share the level
+
+    @property
+    def margin(self) -> float:
+        """At the seeds that there are."""
+        return self.margin_at(len(self.differences))
+
+    @property
+    def interval(self) -> Interval:
+        """Of the mean difference, at the level."""
+        return statistics.mean_interval(self.differences, level=1 - self.level)
+
+    @property
+    def same_p(self) -> float:
+        """TOST within the margin."""
+        return statistics.equivalence_p(self.differences, self.margin)
+
+    @property
+    def detectable(self) -> float:
+        """The smallest mean difference that as many seeds find in 80 of 100 cases, whatever the other tests say."""
+        return statistics.detectable(self.differences, self.level / self.compared)
+
+    @property
+    def verdict(self) -> Comparison:
+        """`same` only by TOST, `lower` and `higher` only by the corrected test, else `undecided`."""
+        if self.same_p < self.level:
+            return Comparison.same
+        if self.p < self.level:
+            return Comparison.below if self.interval.estimate < 0 else Comparison.above
+        return Comparison.undecided
+
+    @property
+    def deciding_seeds(self) -> int | None:
+        """So many find a difference as large as the margin in 80 of 100 cases; None where MOST_SEEDS do not.
+
+        detectable(n) = detectable sqrt(m / n) <= margin(n), with the quantiles of the m pairs that there are: what these few say
+        of the spread may be too small, and Student's t at m - 1 makes up for it (Stein 1945).
+        """
+        num, found = len(self.differences), self.detectable
+        fits = (n for n in range(num, MOST_SEEDS) if found * math.sqrt(num / n) <= self.margin_at(n))
+        return next(fits, None) if num > 1 else None
+
+
+def corrected(found: Sequence[Paired]) -> list[Paired]:
+    """With the p values of paired t tests, Holm-corrected over all that TOST does not call the same."""
+    each = [math.nan if one.same_p < one.level else statistics.t_test(one.differences) for one in found]
+    several = [p for p in each if not math.isnan(p)]
+    by_holm, compared = iter(statistics.holm(several)), max(1, len(several))
+    return [replace(one, p=p if math.isnan(p) else next(by_holm), compared=compared) for one, p in zip(found, each, strict=True)]
