@@ -12,18 +12,14 @@ SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_squa
 
 
 def two_size(rows: DataFrame, population: float = np.inf) -> DataFrame:
-    """The rows with their own unbiased estimates, `noise_trace` (S) and `gradient_square` (|G|^2).
+    """The rows with their own estimates, `noise_trace` (S) and `gradient_square` (|G|^2), by `statistics.two_batch_sizes`.
 
-    S = (m - g) / (1/b - 1/B) and |G|^2 = g - S / B with b = B / N, where m is `micro_batch_square` and g `window_square`
-    (McCandlish et al. 2018, appendix A.1). `population`: the number of samples D from which a window is drawn without
-    replacement, if it is; g - S / B then estimates |G|^2 - S / D, and S / D is added. Windows of one micro-batch, and skipped
-    ones, whose gradient was not finite, are left out.
+    Windows of one micro-batch, and skipped ones, whose gradient was not finite, are left out.
     """
-    usable = rows[np.isfinite(rows[SQUARES].astype(float)).all(axis=1)]
-    usable = usable.query("micro_batches > 1")
-    samples, num = usable["window_samples"].astype(float), usable["micro_batches"].astype(float)
-    trace = (usable["micro_batch_square"] - usable["window_square"]) * samples / (num - 1)
-    return usable.assign(noise_trace=trace, gradient_square=usable["window_square"] - trace / samples + trace / population)
+    usable = rows[np.isfinite(rows[SQUARES].astype(float)).all(axis=1)].query("micro_batches > 1")
+    columns = {name: usable[name].astype(float) for name in SQUARES}
+    trace, square = statistics.two_batch_sizes(**columns, population=population)
+    return usable.assign(noise_trace=trace, gradient_square=square)
 
 
 def noise_scale(estimates: DataFrame) -> Interval:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,3 +164,16 @@ def ratio_of_means(top: Sequence[float], bottom: Sequence[float]) -> Interval:
         return Interval(estimate, float("-inf"), float("inf"))
     half = float(np.sqrt(max(linear**2 - square * constant, 0.0)))
     return Interval(estimate, float((linear - half) / square), float((linear + half) / square))
+
+
+def two_batch_sizes(
+    micro_batch_square: Any, window_square: Any, micro_batches: Any, window_samples: Any, population: float = math.inf
+) -> tuple[Any, Any]:
+    """Unbiased S = tr Sigma and |G|^2, of numbers or columns: S = (m - g) / (1/b - 1/B), |G|^2 = g - S / B with b = B / N.
+
+    m is the mean squared norm of the micro-batches' gradients and g the window's (McCandlish et al. 2018, appendix A.1).
+    `population`: the number of samples D from which a window is drawn without replacement, if it is; g - S / B then estimates
+    |G|^2 - S / D, and S / D is added.
+    """
+    trace = (micro_batch_square - window_square) * window_samples / (micro_batches - 1)
+    return trace, window_square - trace / window_samples + trace / population
