@@ -93,8 +93,14 @@ class Paired:
 
 
 def corrected(found: Sequence[Paired]) -> list[Paired]:
-    """With the p values of paired t tests, Holm-corrected over all that TOST does not call the same."""
-    each = [math.nan if one.same_p < one.level else statistics.t_test(one.differences) for one in found]
-    several = [p for p in each if not math.isnan(p)]
-    by_holm, compared = iter(statistics.holm(several)), max(1, len(several))
-    return [replace(one, p=p if math.isnan(p) else next(by_holm), compared=compared) for one, p in zip(found, each, strict=True)]
+    """With the p values of paired t tests, Holm-corrected over all whose spread leaves a doubt.
+
+    What differs from seed to seed by far less than the margin (by rounding alone, say) is the same or clearly not: it takes no
+    part in the correction of the others. The spread says so, and not the mean, which would choose what it is tested for.
+    """
+    each = [statistics.t_test(one.differences) for one in found]
+    doubtful = [not 2 * one.detectable < one.margin and not math.isnan(p) for one, p in zip(found, each, strict=True)]
+    by_holm = iter(statistics.holm([p for p, is_so in zip(each, doubtful, strict=True) if is_so]))
+    corrected = [next(by_holm) if is_so else p * len(found) for p, is_so in zip(each, doubtful, strict=True)]
+    compared = max(1, sum(doubtful))
+    return [replace(one, p=p, compared=compared) for one, p in zip(found, corrected, strict=True)]
