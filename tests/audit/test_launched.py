@@ -96,7 +96,7 @@ def test_what_no_rank_has_looked_into_is_said(tmp_path, evidence):
     report = merge(tmp_path)
     assert causes_of(report) == {"unexplained"}
     (said,) = [line for line in report.hidden if line.startswith("not looked into: ")]
-    assert "rows and terms of the loss" in said and "operations in double precision" in said
+    assert "its loss taken apart" in said and "operations in double precision" in said
 
 
 def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start(evidence):
@@ -145,8 +145,8 @@ DEEDS: dict[Callable[[Path], object], str] = {
     lambda path: path.write_bytes(pickle.dumps(os.system)): "got a file of another kind",
     _smuggle: "got something else (pathlib.",
     _other_setting: "got another one: batch_size is 16 instead of 8",
-    lambda path: changed(path, rank=0): "got that of rank 0 of 2",
-    lambda path: path.rename(path.with_name(name_of(3, 4))): "got files of 2 and of 4 ranks",
+    lambda path: changed(path, rank=0): "expected the evidence of one audit, got files of 2 ranks",
+    lambda path: changed(path, world=4): "got files of 2 and of 4 ranks",
 }
 
 

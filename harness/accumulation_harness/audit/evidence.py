@@ -429,3 +429,25 @@ class Intervention:
 
 
 WATCH = Intervention()
+SPECIAL = {  # attribute of an intervention -> what a run with it does
+    "perturb": "weights moved by a rounding",
+    "rounded_once": "operations in double precision",
+    "follow": "on the weights of N=1",
+    "shake": "other values in buffers",
+    "leaves": "other weights in a first micro-batch",
+    "freeze_weights": "weights put back after every step",
+    "redraw": "other random numbers",
+    "starts": "what micro-batches begin with",
+    "note": "what windows begin with",
+    "hold": "what is kept put back for every micro-batch",
+    "probe": "its loss taken apart by rows and terms",
+    "terms": "its loss taken apart by terms",
+    "place": "module by module",
+    "inside": "operation by operation",
+    "disable": "without layers that couple samples",
+}
+
+
+def special(what: Intervention) -> tuple[str, ...]:
+    """What is special about a run, in words; nothing of one that is only watched."""
+    return tuple(words for name, words in SPECIAL.items() if getattr(what, name) != getattr(WATCH, name))

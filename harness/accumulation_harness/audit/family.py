@@ -10,18 +10,10 @@ from typing import Any, Protocol
 
 from accumulation_harness.audit.compare.floors import Floor
 from accumulation_harness.audit.convention import Names
-from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.evidence import WATCH, Intervention, Run, special
 from accumulation_harness.audit.observe.pooling import pooled
 from accumulation_harness.audit.observe.runs import Job
 
-SPECIAL = {  # attribute of an intervention -> what a run with it does
-    "perturb": "weights moved by a rounding",
-    "rounded_once": "operations in double precision",
-    "follow": "on the weights of N=1",
-    "shake": "other values in buffers",
-    "leaves": "other weights in a first micro-batch",
-    "freeze_weights": "weights put back after every step",
-}
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
 
 
@@ -90,11 +82,7 @@ def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
     """What is special about a run, in words; empty for one that is only watched."""
     said = [str(options["dtype"]).removeprefix("torch.")] if "dtype" in options else []
     said += ["rows in another order"] if options.get("order_seed") else []
-    said += [words for name, words in SPECIAL.items() if getattr(intervention, name)]
-    look = "operation by operation" if intervention.inside else "module by module"
-    said += [look] if intervention.place is not None else []
-    said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []
-    said += ["its loss taken apart"] if intervention.probe is not None or intervention.terms is not None else []
+    said += special(intervention)
     return f" ({', '.join(said)})" if said else ""
 
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.evidence import WATCH, Run, special
 from accumulation_harness.audit.observe.runs import Job, failed
 from accumulation_harness.system.files import write_atomically
 
 FORMAT = b"accumulation-audit evidence 1\n"
-NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.evidence")
 REFERENCE = "reference.evidence"  # runs of the independent function
 ADMITTED = {
     "accumulation_harness.audit.evidence": {"Backward", "Clip", "Held", "Row", "Run", "Step", "Track"},
@@ -31,7 +29,6 @@ ADMITTED = {
     **{f"numpy.{core}.multiarray": {"_reconstruct", "scalar"} for core in ("core", "_core")},
     "builtins": {"frozenset", "set"},
 }
-MOST_TOLD = 8  # ranks that are listed
 
 Key = tuple[object, ...]
 
@@ -112,19 +109,12 @@ def key(job: Job) -> Key:
     return (job.accumulation_steps, options, job.independent, changes, *_not_made(job))
 
 
+MADE: Mapping[str, Any] = {name: getattr(WATCH, name) for name in ("leads", "follow", "perturb", "arithmetic", "keep")}
+
+
 def _not_made(job: Job) -> tuple[str, ...]:
     """What a job asks for that no rank does: it depends on what other runs have shown."""
-    what = job.intervention
-    asked = {
-        "rows and terms of the loss, one by one (a probe)": what.probe is not None,
-        "terms of the loss that give no gradient": what.terms is not None,
-        "modules one by one": what.place is not None,
-        "runs without dropout or batch statistics": bool(what.disable),
-        "numbers that stand still while a window lasts, or are moved": bool(what.hold or what.shake),
-        "weights that stand still": what.freeze_weights,
-        "operations in double precision": what.rounded_once,
-    }
-    return tuple(name for name, is_asked in asked.items() if is_asked)
+    return special(replace(job.intervention, **MADE))
 
 
 class Recorded:
@@ -175,30 +165,19 @@ def _found(runs: Mapping[Key, Run], job: Job) -> Run:
 
 def _all_of(folder: Path) -> list[Evidence]:
     """By rank."""
-    named = [(path, NAME.fullmatch(path.name)) for path in sorted(folder.iterdir())] if folder.is_dir() else []
-    found = {int(name[1]): (path, int(name[2])) for path, name in named if name}
-    if not found:
+    evidence = sorted(map(Evidence.read, folder.glob("rank-*-of-*.evidence")), key=lambda each: each.rank)
+    if not evidence:
         raise ValueError(f"{folder}: expected a folder with the evidence of all ranks ({name_of(0, 4)} and so on), got none")
-    worlds = sorted({world for _, world in found.values()})
-    if len(worlds) > 1 or len(found) < sum(bool(name) for _, name in named):
-        told = " and of ".join(str(world) for world in worlds)
+    ranks, worlds = [each.rank for each in evidence], sorted({each.world for each in evidence})
+    if len(worlds) > 1 or len({*ranks}) < len(ranks):
+        told = " and of ".join(map(str, worlds))
         raise ValueError(f"{folder}: expected the evidence of one audit, got files of {told} ranks: remove the older ones")
-    (world,) = worlds
-    if missing := sorted(set(range(world)) - found.keys()):
-        which = f"rank{'s' if len(missing) > 1 else ''} {_listed(missing)}"
-        raise ValueError(f"{folder}: expected the evidence of {world} ranks, got none of {which}: ended before it was written")
-    evidence = [Evidence.read(found[rank][0]) for rank in range(world)]
-    for rank, each in enumerate(evidence):
-        if (each.rank, each.world) != (rank, world):
-            held = f"rank {each.rank} of {each.world}"
-            raise ValueError(f"{found[rank][0]}: expected evidence of the rank in its name, got that of {held}")
-        _check_alike(found[rank][0], each.setting, evidence[0].setting)
+    if missing := [str(rank) for rank in range(worlds[0]) if rank not in ranks]:
+        told = f"{worlds[0]} ranks, got none of rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        raise ValueError(f"{folder}: expected the evidence of {told}: ended before it was written")
+    for each in evidence:
+        _check_alike(folder / name_of(each.rank, each.world), each.setting, evidence[0].setting)
     return evidence
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - MOST_TOLD} more" if len(numbers) > MOST_TOLD else ""
-    return ", ".join(str(number) for number in numbers[:MOST_TOLD]) + more
 
 
 def _check_alike(path: Path, setting: Setting, wanted: Setting) -> None:
