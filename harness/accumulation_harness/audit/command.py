@@ -129,12 +129,6 @@ def _add_telling(made: argparse.ArgumentParser) -> None:
         "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
     )
     made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
-    made.add_argument(
-        "--packages",
-        default="torch",
-        metavar="P,P",
-        help="packages whose versions go into the issue, the audited first",
-    )
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -258,9 +252,7 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
 def _merged(given: argparse.Namespace) -> Report:
     from accumulation_harness.audit.launch import merge
 
-    report = merge(given.merge)
-    assert report.subject is not None
-    return replace(report, subject=replace(report.subject, packages=tuple(given.packages.split(","))))
+    return merge(given.merge)
 
 
 def _audited(given: argparse.Namespace) -> Report:
@@ -328,7 +320,6 @@ def subject_of(given: argparse.Namespace) -> Subject | None:
         batch_size=given.batch_size,
         accumulation_steps=given.accumulation_steps,
         processes=given.processes,
-        packages=tuple(given.packages.split(",")),
         settings=_settings(given),
         folder=Path.cwd(),
     )

@@ -76,7 +76,7 @@ def explained(given: argparse.Namespace) -> str:
     lines += [f"  ! {said}" for file, tree in trees.items() for said in _lengths(file, tree, micro, max(arms))]
     subject = subject_of(given)
     assert subject is not None
-    lines += ["  versions", "    " + ", ".join(f"{name} {version}" for name, version in subject.versions.items())]
+    lines += ["  versions", "    " + ", ".join(f"{name} {version}" for name, version in subject.versions(()).items())]
     return "\n".join(lines) + "\n"
 
 

@@ -118,9 +118,7 @@ def test_json_has_a_row_per_arm_and_step_and_says_what_each_micro_batch_counted_
     assert json.loads(told)["steps_left_out"] == len(rows) - len(json.loads(told)["steps"]) > 0
 
 
-SUBJECT = Subject(
-    train=Place.of("there is none.py:train"), batch_size=8, accumulation_steps=(2, 4), folder=Path.cwd(), packages=("torch",)
-)
+SUBJECT = Subject(train=Place.of("there is none.py:train"), batch_size=8, accumulation_steps=(2, 4), folder=Path.cwd())
 UNJUDGED = Report(
     batch_size=8,
     results=(),

@@ -120,6 +120,11 @@ class Conclusion:
         return kept
 
     @property
+    def callers(self) -> tuple[str, ...]:
+        """Packages whose code called the first backward, innermost first."""
+        return tuple(name for result in self.results[:1] for name in result.evidence.get("callers", ()))
+
+    @property
     def equivalent(self) -> bool:
         """Whether every arm ran and was judged, and nothing was found."""
         return bool(self.results) and not self.findings and not self.problems

@@ -54,7 +54,7 @@ def change(conclusion: Conclusion, cause: Cause) -> str:
 
 def advice(conclusion: Conclusion, cause: Cause) -> str:
     """`With PACKAGE: what to write.`, or nothing. A loop is one of torch alone where no other package calls its backward."""
-    callers = [SAME.get(name, name) for result in conclusion.results[:1] for name in result.evidence.get("callers", ())]
+    callers = [SAME.get(name, name) for name in conclusion.callers]
     named = [package for package in ADVICE if package in callers and (package != "torch" or callers[1:2] == [UNINSTALLED])]
     known = ADVICE[named[0]].get(cause) if named else None
     return f"With {named[0]}: {known}." if known else ""

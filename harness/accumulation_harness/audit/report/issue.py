@@ -31,7 +31,7 @@ def text(conclusion: Conclusion) -> str:
         f"# {_title(conclusion, subject)}",
         *_summary(conclusion, subject, reproduced),
         "## Versions",
-        listed(f"{name} {escaped(version)}" for name, version in subject.versions.items()),
+        listed(f"{name} {escaped(version)}" for name, version in subject.versions(conclusion.callers).items()),
         "## To reproduce",
         *_to_reproduce(conclusion, subject, reproduced),
         *(["## What was measured", table(conclusion.lines), LEGEND] if conclusion.results else []),

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.remedies import remedy
 
@@ -50,7 +50,6 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
             _add(case, "failure", causes, arm.findings[0].message, details)
         elif problems := conclusion.problems_of(arm.accumulation_steps):
             _inconclusive(case, problems)
-        SubElement(case, "system-out").text = _xml(_numbers(conclusion, arm))
         yield case
     ran = {arm.accumulation_steps for arm in conclusion.results}
     asked = set() if conclusion.subject is None else {*conclusion.subject.accumulation_steps} - {1} - ran
@@ -74,16 +73,6 @@ def _add(case: Element, kind: str, type_: str, message: str, details: str) -> El
 
 def _inconclusive(case: Element, problems: Sequence[str]) -> Element:
     return _add(case, "error", "inconclusive", problems[0], "\n".join(problems))
-
-
-def _numbers(conclusion: Conclusion, arm: ArmResult) -> str:
-    """The gradient that is farthest from that of one batch, by optimizer."""
-    lines = [(line.facts.run.track, line.farthest) for line in conclusion.lines if line.arm is arm]
-    return "\n".join(
-        f"{track}, optimizer step {step.step}: distance {step.raw.distance:.3g}, rounding explains {step.gate:.3g}"
-        for track, step in lines
-        if step is not None
-    )
 
 
 def _xml(words: str) -> str:

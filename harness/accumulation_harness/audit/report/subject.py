@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,6 @@ class Subject:
     processes: int = 1
     evidence: Path | None = None  # folder of what ranks have written that another program started
     replicas: int = 1  # of these ranks, those that take rows of their own
-    packages: tuple[str, ...] = ()  # the audited one first
     settings: tuple[str, ...] = ()  # words of the command that say how a script is told the two numbers
     folder: Path  # in which the command was called
 
@@ -120,11 +120,9 @@ class Subject:
         words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
         return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join([*tool, 'merge', str(self.evidence)])}"
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Of the named packages, those that the audited file imports, torch, Python, the platform and this tool."""
-        names = dict.fromkeys((*self.packages, *_imported(self.train), "torch"))
-        installed = {name: version(name) for name in names if name != TOOL}
+    def versions(self, callers: Collection[str]) -> dict[str, str]:
+        """Of the packages that called the backward, those that the audited file imports, Python, the platform and this tool."""
+        installed = {name: version(name) for name in _distributions({*callers, *_imported(self.train), "torch"}) if name != TOOL}
         return {
             **{name: version for name, version in installed.items() if version},
             "Python": platform.python_version(),
@@ -133,13 +131,18 @@ class Subject:
         }
 
 
-def _imported(place: Place) -> list[str]:
-    """Installed distributions whose packages the file imports by name."""
+def _imported(place: Place) -> set[str]:
+    """Packages that the file imports by name."""
     modules = set()
     for node in ast.walk(place.tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules.add(node.module.partition(".")[0])
-    distributions = importlib.metadata.packages_distributions()
-    return sorted({name for module in modules for name in distributions.get(module, ())})
+    return modules
+
+
+def _distributions(modules: Collection[str]) -> list[str]:
+    """As they were installed."""
+    known = importlib.metadata.packages_distributions()
+    return sorted({name for module in modules for name in known.get(module, ())})
