@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from collections import deque
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,6 @@ import torch
 
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe import forwards
-from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.config import (
     Device,
     HarnessConfig,
@@ -22,7 +20,6 @@ from accumulation_harness.observe.fence import Fence
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
-from accumulation_harness.system import accelerator
 
 ROOT = Path(__file__).parents[1]
 STYLES = {
@@ -105,27 +102,6 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path, places,
     assert {(tmp_path / f"seen-{seed}").read_text() for seed in (0, 1)} == seen
 
 
-def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch):
-    """The first run starts CUDA, whose generator then stands at the CPU's seed; the second has to start from there too."""
-    seeds: list[int] = []
-    started = [False]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started[0])
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    put_back: list[list[torch.Tensor]] = []
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)])
-    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
-
-    def train(batch_size, accumulation_steps):
-        started[0] = True
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(7)
-        watch(train, Job(batch_size=1, accumulation_steps=1))
-        assert seeds == [7]
-        watch(train, Job(batch_size=1, accumulation_steps=1))
-    assert seeds == [7] and len(put_back) == 1
-
-
 class OnCuda(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
@@ -136,21 +112,6 @@ def test_the_audit_allows_for_tf32_on_a_gpu(tensor, roundoff):
     before = seen.run.roundoff
     seen._note_arithmetic((tensor,))
     assert seen.run.roundoff == max(before, roundoff)
-
-
-def test_the_audit_asks_for_deterministic_kernels_where_there_is_a_gpu(monkeypatch):
-    """Without a word of its own: of an operation that has none torch would warn, in a loop where warnings may be errors."""
-    modes: list[int] = []
-
-    def train(batch_size, accumulation_steps):
-        modes.append(torch.get_deterministic_debug_mode())
-        warnings.warn("kthvalue does not have a deterministic implementation", stacklevel=1)
-
-    job = Job(batch_size=1, accumulation_steps=1)
-    for available in (True, False):
-        monkeypatch.setattr(accelerator, "is_available", lambda available=available: available)
-        assert (watch(train, job).error is None) == available
-    assert modes == [1, 0] and torch.get_deterministic_debug_mode() == 0
 
 
 def test_a_tall_matrix_is_factorised_by_rows(monkeypatch):

@@ -36,7 +36,9 @@ assert sys.modules["torch._dynamo"] is real
         "import torch._dynamo.config as found; assert found.__spec__.loader is not None and found.suppress_errors is False",
         pytest.param("from torch._dynamo.utils import counters", marks=pytest.mark.slow),
         pytest.param("from torch._dynamo import OptimizedModule", marks=pytest.mark.slow),
-        "x = torch.ones(1, 2); assert torch.equal(torch.compile(model, backend='eager')(x), model(x))",
+        pytest.param(
+            "x = torch.ones(1, 2); assert torch.equal(torch.compile(model, backend='eager')(x), model(x))", marks=pytest.mark.slow
+        ),
         pytest.param("compiled = torch.compile(step, backend='eager'); compiled(); compiled()", marks=pytest.mark.slow),
     ],
 )

@@ -120,7 +120,9 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD_INPUT)
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, one in enumerate(BAD_INPUT)]
+)
 def test_bad_input_is_one_clear_line(command, capfd, arguments):
     assert command(*arguments.split()) == (2, [])
     output, errors = capfd.readouterr()
@@ -166,7 +168,7 @@ EQUIVALENCE = {
 
 
 @pytest.mark.parametrize(
-    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, one in enumerate(EQUIVALENCE)]
+    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 6 > 0)) for k, one in enumerate(EQUIVALENCE)]
 )
 def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command, arguments):
     code, configs = command("+experiment=equivalence", *arguments.split())

@@ -40,7 +40,7 @@ def mutated(rng):
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_mutated_file_ends_in_a_traceback(number):
     rng, left = random.Random(57), number
     while left:

@@ -89,7 +89,7 @@ def test_every_setting_is_tried():
     assert OTHERS.keys() == {field.name for field in dataclasses.fields(TrialConfig)}
 
 
-@pytest.mark.parametrize("name", ["algebra", "rounding", "poison"])
+@pytest.mark.parametrize("name", ["rounding", *(pytest.param(name, marks=pytest.mark.slow) for name in ("algebra", "poison"))])
 def test_a_setting_changes_the_result_only_where_it_is_named(name):
     with deterministic(BASE.precision, torch.device("cpu")):
         base = of(name, BASE)

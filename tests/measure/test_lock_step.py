@@ -4,8 +4,6 @@ import dataclasses
 import math
 
 import pytest
-import torch
-from torch import Tensor
 
 from accumulation_harness.config import (
     Model,
@@ -16,56 +14,11 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )
 from accumulation_harness.judge.counters import Counter
-from accumulation_harness.measure.lock_step import REFERENCE, Gradients, LockStep, Setting
-from accumulation_harness.measure.memory import Live
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, step, unscale, update_scale
-from accumulation_harness.referee.gradients import flatten
-from accumulation_harness.referee.oracle import snapshot
 
-CPU = torch.device("cpu")
 CONFIG = TrialConfig(workload=WorkloadConfig(model=Model.mlp, width=32), effective_batch=8, accumulation_steps=(2,))
-
-
-def lock_of(setting, num_arms, **recipe):
-    labels = [REFERENCE, *(f"arm/{i}" for i in range(num_arms - 1))]
-    recipes = {
-        label: Recipe(accumulation_steps=1 + (label != REFERENCE), split=Even(8 if label == REFERENCE else 4), **recipe)  # type: ignore[arg-type]
-        for label in labels
-    }
-    return LockStep(setting.arms(recipes, steps=9), setting.config.seed)
-
-
-def test_comparing_keeps_as_much_however_many_arms():
-    """With SGD, so that arms carry no state of their own; gradients that are kept must differ."""
-    setting = Setting(CONFIG, CPU)
-    size = sum(p.numel() for p in setting.initial.parameters()) * 4
-    most: dict[Gradients, list[float]] = {"compared": [], "kept": []}
-    for gradients, found in most.items():
-        for num_arms in (3, 9):
-            lock = lock_of(setting, num_arms)
-            with Live(p for arm in lock.arms.values() for p in arm.model.parameters()) as live:
-                lock.step(next(setting.windows()), gradients=gradients)
-            found.append(live.most / size - num_arms)
-    assert most["compared"][1] < most["compared"][0] + 0.5 and most["kept"][1] > most["kept"][0] + 4
-
-
-def test_a_probe_is_asked_before_the_arm_moves():
-    adam = OptimizerConfig(name=OptimizerName.adam, lr=0.01)
-    setting = Setting(dataclasses.replace(CONFIG, optimizer=adam), CPU)
-    lock, referee = lock_of(setting, 3), setting.referee()
-    for ids in setting.windows(2):
-        at: dict[str, Tensor] = {}
-
-        def exact(label, ids=ids, at=at):
-            at[label] = flatten(lock.arms[label].model.parameters())
-            return referee.gradient(snapshot(lock.arms[label].model), setting.exact.batch(ids)) if label != "arm/1" else None
-
-        before = {label: flatten(arm.model.parameters()) for label, arm in lock.arms.items()}
-        records = lock.step(ids, gradients="compared", exact=exact)
-        assert all(torch.equal(at[label], before[label]) for label in before)
-        assert 0 < records["arm/0"].gradient_error < 1e-5  # float32 against float64
-        assert records["arm/1"].gradient_error != records["arm/1"].gradient_error
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])

@@ -8,20 +8,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from accumulation_harness.measure import memory
-from accumulation_harness.recipes.micro_batch import Even
-from tests.toy import Toy, make_arm
-
-
-def test_activations_grow_with_the_micro_batch_and_nothing_else_does():
-    sizes = [2, 4, 8, 12, 24]
-    window = Toy().batch(torch.arange(24))
-    taken = [memory.of_step(make_arm(Even(size)), window) for size in sizes]
-    static, slope = memory.fit(sizes, [one.total for one in taken])
-    assert {(one.parameters, one.gradients, one.state) for one in taken} == {(144, 144, 0)}
-    for size, one in zip(sizes, taken, strict=True):
-        assert one.total == pytest.approx(static + slope * size, rel=1e-9)
-    assert slope > 0 and static >= 288
-
 
 NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does not count
 AT_ONCE = 4 * (3 * NUMBERS - 10)  # bytes of `chain`

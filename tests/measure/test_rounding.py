@@ -1,22 +1,19 @@
 """L1 against numpy in float64: gradients with planted errors, what is made of them, and which of them the verdict rejects."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
-from torch import Tensor
 
 from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.judge.sequential import spent
-from accumulation_harness.judge.verdict import Outcome, judge, rounding_failures
+from accumulation_harness.judge.verdict import rounding_failures
 from accumulation_harness.measure import rounding
 from accumulation_harness.measure.lock_step import REFERENCE
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe
-from tests.judge.test_verdict import GOOD
 
 K = 30  # permutations, the fewest that a configuration may have
 IDS = torch.tensor([7, 0, 22, 13, 4, 9, 18, 2])
@@ -82,49 +79,6 @@ def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy):
     assert p_value(found.low * (1 - 1e-9), "greater") <= alpha < p_value(found.low * (1 + 1e-9), "greater")
     assert found.rank_p == (1 + np.sum(fulls[1:] >= arms[0])) / (k + 1) and 1 / (k + 1) < found.rank_p < 1
     assert (found.skipped, found.zeros, found.full_zeros) == (0, 0, 0)
-
-
-def verdict_of(found, precision=Precision.float32):
-    return judge(dataclasses.replace(GOOD, rounding=found, precision=precision)).verdict
-
-
-def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_numpy):
-    """Float32 rounding, of both arms, over the same orders of the same samples, at weights that do not move."""
-    setting = toy_setting(CONFIG)
-    seen: dict[str, list[Tensor]] = {REFERENCE: [], "arm": []}
-    weights: list[Tensor] = []
-
-    def look(label):
-        def stage(arm):
-            seen[label].append(torch.cat(arm.seen))
-            weights.append(torch.cat([p.detach().reshape(-1) for p in arm.model.parameters()]).clone())
-
-        return stage
-
-    recipes = {
-        label: dataclasses.replace(recipe, at_boundary=(look(label), *recipe.at_boundary))
-        for label, recipe in ((REFERENCE, FULL), ("arm", ARM))
-    }
-    found = rounding.measure(setting, recipes, IDS)["arm"]
-    orders = [tuple(ids.tolist()) for ids in seen["arm"]]
-    assert orders == [tuple(ids.tolist()) for ids in seen[REFERENCE]] and orders[0] == tuple(IDS.tolist())
-    assert len(orders) == len(set(orders)) == 1 + found.permutations
-    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
-    assert all(torch.equal(weights[0], one) for one in weights)
-    assert 1e-9 < found.full_error < 1e-6 and 0.2 < found.ratio < 5
-    assert found.rank_p >= 1 / (found.permutations + 1) and found.scale == pytest.approx(1, abs=1e-6)
-
-
-def test_steps_that_the_scaler_skips_are_counted(toy_setting, make_numpy):
-    """Of the arm all K permutations overflow, of the full batch one: what is left has no ratio."""
-    setting = toy_setting(dataclasses.replace(CONFIG, precision=Precision.float16))
-    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
-    full = with_errors(exact, [1e-3] * (K + 1))
-    full[3] = full[3] * np.inf
-    found = measured(setting, full, [exact, *[exact * np.inf] * K])
-    assert found.skipped == K + 1 and math.isnan(found.ratio) and math.isnan(found.arm_error)
-    assert found.full_error == pytest.approx(1e-3, rel=1e-4)
-    assert verdict_of(found, Precision.float16) == Outcome.inconclusive
 
 
 @pytest.mark.parametrize(

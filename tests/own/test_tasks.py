@@ -40,8 +40,8 @@ CONFIG = TrialConfig(
     effective_batch=9,
     accumulation_steps=(2, 4),
     split=Split.ragged,
-    steps=6,
-    algebra_steps=6,
+    steps=2,
+    algebra_steps=5,  # the last is short
     optimizer=OptimizerConfig(name=OptimizerName.adam, lr=1e-3),
 )
 

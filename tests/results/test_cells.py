@@ -43,11 +43,6 @@ def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right():
     assert "GroupNorm" in caveat.advice
 
 
-def test_a_fault_of_the_loop_is_not_called_a_property_of_the_model():
-    [caveat] = caveats(by_cell([wrong(cause="batch_statistics+loss_not_divided")]))
-    assert "not a fault of the loop" not in caveat.finding and "Divide each" in caveat.advice
-
-
 def test_a_control_that_differs_is_told_unless_layers_are_random():
     control = {"arm": "permuted", "accumulation_steps": 1, "verdict": "different"}
     assert control_failed(by_cell([row(**control, cause="unexplained")]))

@@ -111,13 +111,6 @@ def sync(folder, environment, server):
     subprocess.run(command, env=online(environment, server.url), cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-def test_an_offline_run_is_uploaded_exactly(tmp_path, environment, server):
-    assert run(tmp_path, environment, LOG_ALL) == ""
-    sync(tmp_path, environment, server)
-    same(server.history)
-    assert [path.name for path in (tmp_path / "trial-1").iterdir()] == ["wandb"]
-
-
 @pytest.mark.parametrize(("hand_over", "number", "everything"), [(0.0, len(ROWS), True), (60.0, 1, False)])
 def test_killed_offline_run_keeps_what_was_handed_over(tmp_path, environment, server, hand_over, number, everything):
     """Every row where each is handed over at once; else the last ones wait for a row that comes HAND_OVER_SECONDS later."""

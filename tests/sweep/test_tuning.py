@@ -95,17 +95,6 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(tmp_pat
     assert not judged.duplicated(["arm", "accumulation_steps", "seed"]).any()
 
 
-def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path):
-    every = configs(tmp_path, "learning_curves")
-    experiment.run_many(every, rated_trial)
-    before = convergence.judged(convergence.trainings(load.read(tmp_path)))
-    for config in every:
-        if config.seed in JUDGING:
-            rated_trial(config)
-    after = convergence.judged(convergence.trainings(load.read(tmp_path)))
-    assert len(after) == len(before) > 0
-
-
 def test_nothing_waits_where_nothing_chooses(tmp_path):
     def split(*seeds, study="learning_curves", rates=None):
         given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
@@ -133,12 +122,3 @@ def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path):
     Store(tmp_path).root.joinpath(lost.config.experiment, lost.trial, "trial.json").unlink()
     assert group.worth_judging() == group.judging
     assert len(group.judging) == len(RATES) * len(JUDGING)
-
-
-def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path, capsys):
-    tuned = configs(tmp_path, "learning_curves")
-    single = [dataclasses.replace(config, accumulation_steps=(8,)) for config in tuned if config.optimizer.lr == RATES[0]]
-    outcome = experiment.run_many([*tuned, *single], rated_trial)
-    assert "6 trials judge" in capsys.readouterr().err
-    num_tuning = len(TUNING) * len(RATES)
-    assert (outcome.done, outcome.skipped) == (num_tuning + 6 + len(single), 0)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from threading import Thread
 
-from accumulation_harness.config import ConfigError, to_dict
+from accumulation_harness.config import to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
 from accumulation_harness.results.store import Store
@@ -43,8 +43,6 @@ def behave(kind, folder, writer):
             for step in range(40):
                 writer.add({"step": step, "loss": generator.random()})
                 time.sleep(0.001)
-        case "meet":  # ends only when another trial runs at the same time
-            wait_until(lambda: len((folder / "journal").read_text().splitlines()) >= 2)
         case "wait":  # until the test says so
             wait_until((folder / "go").exists)
         case "raise":
@@ -52,8 +50,6 @@ def behave(kind, folder, writer):
         case "thread":  # that outlives the error, as those of data loaders do
             Thread(target=time.sleep, args=(60,)).start()
             raise RuntimeError("no such luck")
-        case "bad_input":
-            raise ConfigError("data.root", "/nowhere", "a folder")
         case "exit":
             sys.exit(0)
         case "leave":

@@ -52,16 +52,6 @@ def module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Of the device's memory; of a CPU what the system can give."""
-    if device.type != "cpu":
-        free: int = module(device).mem_get_info(device)[0]
-        return free
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
 def visible_devices() -> list[str]:
     """The entries of CUDA_VISIBLE_DEVICES, or the numbers of all devices: what a process is given to see one alone."""
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
