@@ -119,7 +119,7 @@ def decisive(found: list[Contrast]) -> list[Contrast]:
     f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
     f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
     f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more, in two settings or more. It measures "
-    "which order ends better, not which batch pays at a point: that is what `critical_batch` measures.",
+    "which order ends better, not which batch pays at a point.",
 )
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""

@@ -14,12 +14,8 @@ import pytest
 
 from accumulation_harness.analysis import ledger
 from accumulation_harness.analysis.question import registered
-from accumulation_harness.experiments.balance_loss import answers as balance_loss
 from accumulation_harness.experiments.convergence import trainings, wastefulness
-from accumulation_harness.experiments.critical_batch import answers as critical_batch
 from accumulation_harness.experiments.groupnorm.answers import predicted
-from accumulation_harness.experiments.muon import answers as muon
-from accumulation_harness.experiments.rescaling import answers as rescaling
 from tests.golden import kept_results
 
 # rule, changes ("rows: column = expression", or "rows" to leave them out; several with "; " between), what is then said
@@ -46,19 +42,10 @@ def of_convergence(results):
     return f"{wasteful['yes']} wasteful, {wasteful['no']} not, {wasteful['undecided']} undecided, {', '.join(beside)}"
 
 
-def of_critical_batch(results):
-    found = critical_batch.growths(critical_batch.critical_batches(results))
-    return " ".join([*sorted({one.verdict for one in found}), critical_batch.advice(found)])
-
-
 RULES = {f"{name} {claim.id}": by_claim(claim) for name, one in registered().items() for claim in one.claims} | {
-    "balance_loss": lambda results: balance_loss.finding(balance_loss.measured(results)),
     "convergence": of_convergence,
-    "critical_batch": of_critical_batch,
     **{name: by_answer(name) for name in ("equivalence", "fault_matrix", "sensitivity")},
     "groupnorm": lambda results: str(predicted(results)),
-    "muon": lambda results: muon.finding(muon.measured(results, "update")),
-    "rescaling": lambda results: rescaling.advice(rescaling.effects(results)),
 }
 
 

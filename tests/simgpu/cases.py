@@ -20,14 +20,11 @@ from torch.nn import functional
 from accumulation_harness.audit import audit
 from accumulation_harness.config import (
     Data,
-    DataConfig,
-    LastWindow,
     Model,
     Norm,
     OptimizerConfig,
     OptimizerName,
     Precision,
-    ScheduleConfig,
     Split,
     TrialConfig,
     WorkloadConfig,
@@ -44,7 +41,6 @@ DROPOUT = {"workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)}
 TOWERS = {"workload": WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4)}
 ADAM, ADAMW = OptimizerConfig(name=OptimizerName.adam, lr=1e-3), OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1)
 F16, F64, BATCH_NORM = {"precision": Precision.float16}, {"precision": Precision.float64}, {"norm": Norm.batch}
-WHOLE = {"data": DataConfig(last_window=LastWindow.drop)}
 BASE: dict[str, Any] = {
     **{"workload": MLP, "effective_batch": 16, "accumulation_steps": (4,)},
     **{"steps": 3, "algebra_steps": 2, "probe_every": 2, "referee_every": 2},
@@ -53,7 +49,7 @@ BASE: dict[str, Any] = {
 STUDIES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("convergence", "model_bytes", "memory_and_time", "batch_sizes", "gradient_noise", "accumulators")},
     **dict.fromkeys(("epoch_tail", "update_size", "clipping_threshold", "tensor_norms"), F64),
-    **{name: {"steps": 8} for name in ("learning_curves", "batch_order", "critical_batch")},
+    **{name: {"steps": 8} for name in ("learning_curves", "batch_order")},
     **dict.fromkeys(("remedies", "fine_tuning"), BATCH_NORM),
     **dict.fromkeys(("retrieval", "method_memory"), TOWERS),
     "negatives": F64 | TOWERS,
@@ -65,9 +61,6 @@ STUDIES: dict[str, dict[str, Any]] = {
     "second_moment": F64 | {"effective_batch": 512, "steps": 1, "optimizer": ADAM},
     "randomness": F64 | DROPOUT,
     "loss_scaling": F16,
-    "rescaling": WHOLE | {"steps": 16, "optimizer": ADAMW, "ema_decay": 0.9, "schedule": ScheduleConfig(warmup_steps=3)},
-    "muon": {"optimizer": OptimizerConfig(name=OptimizerName.custom, target="accumulation_harness.recipes.muon:MuonAndAdam")},
-    "balance_loss": WHOLE,
 }
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
 RIGHT = {"accumulated": "equivalent", "permuted": "equivalent"}

@@ -47,7 +47,7 @@ def test_an_order_alone_is_trained_as_beside_the_others(setting):
     found, every = ends(Setting(alone, torch.device("cpu"))), ends(setting)
     assert found == {"small_then_large": every["small_then_large"]}
     with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=.*batch_order"):
-        validate(dataclasses.replace(alone, study="critical_batch", trained_arm="large-4"))
+        validate(dataclasses.replace(alone, study="gradient_noise", trained_arm="large-4"))
 
 
 def test_to_switch_to_the_same_batch_changes_nothing(setting):

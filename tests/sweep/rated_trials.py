@@ -3,7 +3,7 @@
 import math
 import random
 
-from accumulation_harness.config import TUNING_SEEDS, to_dict
+from accumulation_harness.config import to_dict
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
@@ -13,7 +13,6 @@ CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_los
 ARMS = {
     "learning_curves": ("full", "accumulated", "permuted", "small_batch"),
     "batch_order": ("large", "small", "large_then_small", "small_then_large"),
-    "critical_batch": ("branch",),
     "retrieval": ("full", "small", "grad_cache"),
 }
 
@@ -42,9 +41,4 @@ def _rows(config, name):
         row |= {
             f"curve_{what}": [2.0, loss] for what in ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
         }
-    if config.study == "critical_batch" and config.seed >= TUNING_SEEDS:
-        return [{"arm": "trunk", "accumulation_steps": 4, "trunk_end": loss}]
-    if config.study == "critical_batch":
-        return [row | {"point": p, "batch": b, "branch_samples": 8, "start_loss": 2.0, "trunk_end": loss,
-                       "validation_loss": loss * (1 + b / 100)} for p in range(4) for b in (8, 32)]  # fmt: skip
     return [row]

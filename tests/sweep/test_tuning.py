@@ -12,7 +12,6 @@ from accumulation_harness.config.questions import studies
 from accumulation_harness.experiments.batch_order import answers as batch_order
 from accumulation_harness.experiments.contrastive import sections as contrastive
 from accumulation_harness.experiments.convergence import trainings as convergence
-from accumulation_harness.experiments.critical_batch import answers as critical_batch
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, tuning
 from tests.sweep.rated_trials import rated_trial
@@ -22,7 +21,6 @@ JUDGING, TUNING = (0, 1, 2), (100, 101)
 LOOKED_AT: dict[str, Callable[[load.Results], pd.DataFrame]] = {  # what the page makes of the trials
     "learning_curves": lambda results: convergence.judged(convergence.trainings(results)),
     "batch_order": batch_order.judged,
-    "critical_batch": critical_batch.critical_batches,
     "retrieval": lambda results: contrastive.decided(results.study("retrieval")),
 }
 
@@ -50,7 +48,7 @@ def test_the_page_sees_what_it_would_see_of_all_trials(study, tmp_path):
     for config in configs(tmp_path / "whole", study):
         rated_trial(config)
     seen, expected = (LOOKED_AT[study](load.read(tmp_path / name)) for name in ("tuned", "whole"))
-    order = [name for name in ("arm", "seed", "point") if name in expected]
+    order = ["arm", "seed"]
     expected = expected.drop(columns=["trial", "group"], errors="ignore").sort_values(order, ignore_index=True)
     assert len(expected), "a page without rows would agree with anything"
     pd.testing.assert_frame_equal(seen.sort_values(order, ignore_index=True)[list(expected)], expected)
