@@ -15,6 +15,7 @@ COMMANDS = {
     "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
     "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: what watched training runs say, or have said"),
     "converge": ("accumulation_harness.converge", "whether it trains as the large batch does, over seeds: loss or any metric"),
+    "advise": ("accumulation_harness.advise", "which micro-batch, how many, which learning rate, and what it costs"),
     "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
     "verify": ("accumulation_harness.sweep.verify", "whether a store is what it should be"),

@@ -168,7 +168,7 @@ def run_trial(
     available = torch.get_num_threads()
     with threads(1), deterministic(config.precision, device) as named:
         setting = Setting(config, device)
-        torch.set_num_threads(_num_threads(setting, available))
+        torch.set_num_threads(num_threads(setting, available))
         check_splits(setting, chosen)
         clock = Clock()
         with _phases_told(config, clock, chosen):
@@ -195,7 +195,7 @@ def _phases_told(config: TrialConfig, clock: Clock, chosen: Sequence[Candidate])
         raise ConfigError(field, target, f"code that runs in {clock.phase}; it raised {said(error)}{where(own)}") from error
 
 
-def _num_threads(setting: Setting, available: int) -> int:
+def num_threads(setting: Setting, available: int) -> int:
     """One for a small model, which is slower on several, many times so beside other work; all that there are for a large one."""
     is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
     return available if is_large else 1
