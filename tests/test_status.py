@@ -71,6 +71,7 @@ def test_time_left_is_the_rate_since_the_sweep_began(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::accumulation_harness.results.store.StoreWarning")
+@pytest.mark.slow
 def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path):
     """And while trials are claimed and finished in it, and sweeps are announced."""
     store, end, failures = Store(tmp_path), time.monotonic() + 2, []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from accumulation_harness.config import ConfigError, OptimizerConfig, Split, TrialConfig
+from accumulation_harness.config import OptimizerConfig, Split, TrialConfig
 from accumulation_harness.measure import lock_step, ranks
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.ranks import (
@@ -22,9 +22,6 @@ from accumulation_harness.measure.ranks import (
     UNSYNCHRONISED,
     RankFailed,
     Ranks,
-    Wire,
-    every,
-    manual_sync,
     sizes,
 )
 from accumulation_harness.recipes.recipe import Recipe
@@ -129,14 +126,6 @@ def test_what_goes_over_the_wire(pair, name, num, reductions, count_bytes):
         assert wire.count_bytes == count_bytes
 
 
-def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair, setting):
-    parts, _, total = sums(setting)
-    wanted = sum(2 ** (N - 1 - k) * (parts[0][k] + parts[1][k]) for k in range(N)) / total
-    way = partial(manual_sync, divisor=Wire.sum_terms, reduction=Wire.sum_gradients, when=every)
-    for gradient in consumed(pair.run(way, N)):
-        np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-14)
-
-
 # Processes that fail ----------------------------------------------------------------------------------------------------------
 
 
@@ -207,11 +196,3 @@ def alive(pid):
 
 
 # Shares -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_shares_of_a_window():
-    assert sizes(3, Split.even, 13) == [4, 4, 5] and sizes(2, Split.even, 64) == [32, 32]
-    assert sizes(2, Split.ragged, 64) == [21, 43]
-    assert ranks.micro_batches(CONFIG, WORLD, 2) == [sizes(2, Split.ragged, 4), sizes(2, Split.ragged, 9)]
-    with pytest.raises(ConfigError, match="accumulation_steps"):
-        sizes(5, Split.ragged, 4)

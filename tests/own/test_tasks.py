@@ -30,7 +30,6 @@ from accumulation_harness.judge.verdict import (
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import run_trial, with_faults
 from accumulation_harness.recipes.catalogue import named
-from accumulation_harness.referee.oracle import snapshot
 from tests.own import optimizers, resnet50, tasks
 from tests.toy import CPU
 
@@ -163,22 +162,6 @@ def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_
 
     error = torch.linalg.vector_norm(gradients(4) - gradients(1)) / torch.linalg.vector_norm(gradients(1))
     assert error <= 1e-14 if frozen else error > 1e-4
-
-
-def test_the_referee_of_a_task_is_the_plain_gradient():
-    """Against autograd through the task's own methods, float64, one forward and one backward."""
-    setting = Setting(own("Ragged"), CPU)
-    task = tasks.Ragged()
-    ids = next(setting.windows(1))
-    batch = task.collate([task.rows[i] for i in ids.tolist()])
-    plain = tasks.Tagger().double()
-    plain.load_state_dict(setting.initial.double().state_dict())
-    outputs = plain(batch["input_ids"], batch["mask"].double())
-    loss = task.losses(outputs, batch).sum() / task.terms(batch).sum()
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(plain.parameters()))])
-    referee = setting.referee()
-    got = referee.gradient(snapshot(referee.model), setting.exact.batch(ids))
-    assert torch.linalg.vector_norm(got - expected) <= 1e-14 * torch.linalg.vector_norm(expected)
 
 
 def test_the_float64_batch_is_the_float32_one():

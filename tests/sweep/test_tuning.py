@@ -93,19 +93,6 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(tmp_pat
     assert not judged.duplicated(["arm", "accumulation_steps", "seed"]).any()
 
 
-def test_nothing_waits_where_nothing_chooses(tmp_path):
-    def split(*seeds, study="learning_curves", rates=None):
-        given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
-        first, groups = tuning.split(experiment._distinct(given))
-        return [len(first), sum(len(group.judging) for group in groups)]
-
-    assert split(0, 100) == [6, 6]
-    assert split(0, 1) == [12, 0]
-    assert split(100, 101) == [12, 0]
-    assert split(0, 100, rates=1) == [2, 0]
-    assert split(0, 100, study="gradient_noise") == [12, 0]
-
-
 def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path):
     cells = experiment._distinct(configs(tmp_path, "batch_order"))
     for cell in cells:
