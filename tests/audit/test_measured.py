@@ -1,5 +1,7 @@
 """Of what is measured, a loop is named: numbers of the optimizer, what is kept, what the code divides by, what rows couple."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -66,3 +68,30 @@ def test_what_is_measured_is_named(fault, causes):
     report = audit(loop(fault), batch_size=8, accumulation_steps=(4,))
     assert {str(f.cause) for f in report.findings} == causes
     assert report.equivalent is not bool(causes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_longer"),
+    [
+        (lambda step, steps: 1 + math.cos(step / steps), True),
+        (lambda step, steps: (step + 1) / steps, True),
+        (lambda step, steps: 1 + math.sin(9 * steps * step), False),
+    ],
+    ids=["a decay", "a warm-up", "others"],
+)
+def test_a_schedule_that_other_epochs_make_longer(rates, is_longer):
+    """Of 600 rows, whole batches of 32 leave 24 over, those of 8 none."""
+
+    def train(batch_size, accumulation_steps):
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps = 600 // batch_size / accumulation_steps
+        for step in range(7):
+            optimizer.param_groups[0]["lr"] = rates(step, steps)
+            for ids in torch.arange(32).split(batch_size):
+                (F.cross_entropy(model(X[ids]), Y[ids]) / accumulation_steps).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (finding,) = audit(train, batch_size=32, accumulation_steps=(4,)).findings
+    assert finding.cause == "unexplained" and ("the same way at another speed" in finding.message) == is_longer

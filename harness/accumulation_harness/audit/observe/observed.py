@@ -123,7 +123,7 @@ class Observed(Loop[LiveTrack]):
         of_functions = {key: isinstance(one, (LambdaLR, MultiplicativeLR)) for key, one in self.schedules.items()}
         return {
             "model": [*self.forwards.outermost.values()],
-            "optimizer": [live.optimizer for live in self.lives],
+            "optimizer": [one.optimizer if isinstance(one := live.optimizer, Foreign) else one for live in self.lives],
             "schedule": [one for key, one in self.schedules.items() if not of_functions[key]],
             "function": [one for key, one in self.schedules.items() if of_functions[key]],
             "scaler": [*self.scalers.values()],

@@ -20,6 +20,7 @@ from accumulation_harness.judge.cause import Cause
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 STRETCHED_MOVEMENT = 0.2  # and of how far the rates have moved
 FEWEST_RATES = 3  # below which any two schedules are stretched ones of each other
+SAME_PLACE = 0.1  # steps, by which a place between two steps may be off: rates are put on straight lines between them
 
 
 def schedule(run: RunFacts) -> list[Finding]:
@@ -39,6 +40,11 @@ def schedule(run: RunFacts) -> list[Finding]:
         cause, what = Cause.unexplained, "the learning rates differ" if name == RATE else f"`{name}` of the optimizer differs"
         told = "" if name == RATE else f": {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
         message = f"{what}{told}, and not as if the schedule counted micro-batches"
+        if _same_way(mine, theirs):
+            message += (
+                "; it goes the same way at another speed: where its length is that of an epoch, let the micro-batches of an epoch "
+                "fill its last window"
+            )
     evidence = {
         "laid_out_otherwise": {path: (own, wanted) for path, own, wanted in run.laid_out},
         f"{name.replace(' ', '_')}s": [each[0] for each in mine if each],
@@ -86,6 +92,21 @@ def _stretched(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
     """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step."""
     a, b = _firsts(mine), _firsts(theirs)
     return any(_on_the_way(a, b, np.arange(len(a)) / ratio) for ratio in _micro_batches_per_step(run))
+
+
+def _same_way(mine: Rates, theirs: Rates) -> bool:
+    """Whether the candidate's rates go through the reference's at a constant speed; unknown where these turn around."""
+    a, b = _firsts(mine), _firsts(theirs)
+    moves = np.sign(np.diff(b))
+    if len(b) < FEWEST_RATES or not moves[0] or (moves != moves[0]).any():
+        return False
+    places = np.interp(moves[0] * a, moves[0] * b, np.arange(len(b)))
+    places = places[: np.searchsorted(places, len(b) - 1)]  # not yet at the end of what is known
+    if len(places) < FEWEST_RATES:
+        return False
+    steps = np.arange(len(places))
+    tempo, begin = np.polyfit(steps, places, 1)
+    return bool(np.abs(begin + tempo * steps - places).max() <= SAME_PLACE)
 
 
 def _firsts(rates: Rates) -> Vector:
