@@ -42,8 +42,8 @@ def schedule(run: RunFacts) -> list[Finding]:
         message = f"{what}{told}, and not as if the schedule counted micro-batches"
         if _same_way(mine, theirs):
             message += (
-                "; it goes the same way at another speed: where its length is that of an epoch, let the micro-batches of an epoch "
-                "fill its last window"
+                "; it goes the same way at another speed: where its length is that of an epoch, let its micro-batches "
+                "fill the last window"
             )
     evidence = {
         "laid_out_otherwise": {path: (own, wanted) for path, own, wanted in run.laid_out},
