@@ -46,7 +46,6 @@ from accumulation_harness.analysis.figures.style import (
     log_axis,
     new_figure,
     power_of_ten,
-    power_of_two,
     steps_axis,
     style,
 )

@@ -431,20 +431,13 @@ def grid(here: Here) -> Iterator[Found]:
         expected = "batch_statistics" if arms[0]["norm"] == Norm.batch else "equivalent"
         told = {f"{row['arm']} {row['accumulation_steps']}": row["cause"] if row["explained"] else row["verdict"] for row in arms}
         holds = all(name == (expected if arm.startswith("accumulated") else "equivalent") for arm, name in told.items())
-        labels = {key: arms[0][key] for key in ("workload", "norm", "optimizer", "precision")}
+        labels = [arms[0][key] for key in ("workload", "norm", "optimizer", "precision")]
         number = f"{', '.join(f'{arm}: {name}' for arm, name in told.items())}; {seconds:.0f} s"
         yield {
-            "what": " ".join(labels.values()),
+            "what": " ".join(labels),
             "holds": holds,
             "number": number,
-            "arms": [brief(row) for row in arms],
-            **labels,
         }
-
-
-def brief(row: dict[str, Any]) -> Found:
-    """Of a judged arm what the page shows."""
-    return {key: row[key] for key in ("arm", "accumulation_steps", "verdict", "cause", "explained", "rounding_ratio")}
 
 
 # -- 4: a model of 125 million parameters --------------------------------------------------------------------------------
@@ -583,12 +576,10 @@ def planner(here: Here, **settings: Any) -> Iterator[Found]:
             device.reset_peak_memory_stats(here.device)
             seconds = timed(here, lambda arm=arm, window=window: take_step(arm, window), 3)  # type: ignore[misc]
             peak = device.max_memory_allocated(here.device) - before
-            labels = {"workload": config.workload.label, "precision": str(config.precision), "b": b, "N": size // b}
-            numbers = {"planned": planned, "allocated": peak, "per_second": size / seconds}
             bytes_told = f"{planned / 1e6:.4g} MB planned, {peak / 1e6:.4g} MB allocated ({planned / peak:.3f})"
             number = f"{bytes_told}, {size / seconds:,.0f} samples/s"
-            what = f"the plan holds: {labels['workload']} {config.precision}, b = {b}, N = {size // b}"
-            yield {"what": what, "holds": peak <= planned / (1 - plan.MARGIN), "number": number, **labels, **numbers}
+            what = f"the plan holds: {config.workload.label} {config.precision}, b = {b}, N = {size // b}"
+            yield {"what": what, "holds": peak <= planned / (1 - plan.MARGIN), "number": number}
             del arm, window, setting
 
 

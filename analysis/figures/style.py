@@ -128,11 +128,6 @@ def power_of_ten(value: float, _position: int | None = None) -> str:
     return f"{'-' if value < 0 else ''}10{exponent}"
 
 
-def power_of_two(value: float, _position: int | None = None) -> str:
-    """2⁻⁶."""
-    return f"2{str(round(math.log2(value))).translate(_SUPERSCRIPT)}"
-
-
 DASHED = (0, (4, 3))
 
 

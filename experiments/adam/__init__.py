@@ -1,7 +1,6 @@
 """Is Adam's state that of the full batch? And what does Adam make of a gradient that is N times too large?"""
 
-from accumulation_harness.config import OptimizerName
-from accumulation_harness.config.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
+from accumulation_harness.config.questions import Need, Question, Study
 
 KNOWN = ("sgd", "momentum", "nesterov", "adam", "adamw")
 QUESTION = Question(
@@ -10,13 +9,6 @@ QUESTION = Question(
     studies={
         "adam_scale": Study(
             needs=(Need("optimizer.name", lambda c: c.optimizer.name in KNOWN, "one whose first update has a closed form"),)
-        ),
-        "second_moment": Study(
-            needs=(
-                *OWN_GRADIENTS,
-                EQUAL_SPLIT,
-                Need("optimizer.name", lambda c: c.optimizer.name in (OptimizerName.adam, OptimizerName.adamw), "adam or adamw"),
-            )
         ),
     },
 )

@@ -58,7 +58,6 @@ STUDIES: dict[str, dict[str, Any]] = {
     "optimizer_memory": F64 | {"optimizer": OptimizerConfig(name=OptimizerName.momentum)},
     "adaptive_windows": F64 | {"accumulation_steps": (2, 4)},
     "adam_scale": F64 | {"optimizer": ADAM, "clip_norm": 0.5},
-    "second_moment": F64 | {"effective_batch": 512, "steps": 1, "optimizer": ADAM},
     "randomness": F64 | DROPOUT,
     "loss_scaling": F16,
 }
