@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,7 +75,7 @@ def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
     known = registered()
     places = {name: place for place, name in enumerate(known)}
     for name in sorted(loaded.experiments, key=lambda name: (places.get(name, len(known)), name)):
-        yield _article(results, loaded.of(name), known.get(name) or _unregistered(name))
+        yield _article(results, loaded.of(name), known.get(name) or _unregistered(name, loaded.of(name), known))
 
 
 def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
@@ -147,8 +147,17 @@ def _answer(experiment: Experiment, own: load.Results) -> Answer:
     )
 
 
-def _unregistered(name: str) -> Experiment:
-    """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question."""
+def _unregistered(name: str, own: load.Results, known: Mapping[str, Experiment]) -> Experiment:
+    """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question.
+
+    Learning curves are shown as the question of convergence shows them.
+    """
+    if own.has("learning_curves"):
+        asked = known["convergence"]
+        question = "Do the large batch, its accumulation and the small batch end alike in these trainings?"
+        return replace(
+            asked, name=name, title=f"Your trainings “{name}”", question=question, prediction="", claims=(), advice=None
+        )
 
     def count(arms: DataFrame) -> Answer:
         right, wrong = arms.query("not fault"), faults.judged(arms)

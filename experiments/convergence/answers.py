@@ -120,13 +120,14 @@ def over_costs(material: Material) -> Section:
     blocks: list[Block] = []
     for key, own in judged.groupby(list(SETTING)):
         seeds, tuning = own["seed"].nunique(), rows.query(f"seed >= {TUNING_SEEDS}")["seed"].nunique()
+        rates_of = f"the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}" if tuning else "the configured rate"
         name = setting_name(key)
         blocks.append(Picture(
             f"curves-{plain(name)}",
             figure_curves(own, levels[key]),
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
             f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
-            f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
+            f"each arm at {rates_of}. Dotted: the three targets. "
             "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
         ))  # fmt: skip
         blocks.append(_targets_table(own, levels[key]))

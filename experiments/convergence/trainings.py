@@ -109,7 +109,17 @@ def tuned(rows: DataFrame) -> DataFrame:
 
     A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others.
     """
-    return best_rates(rows.query(f"seed >= {TUNING_SEEDS} and (arm == 'full' or arm in @OWN_RATE)"), [*SETTING, *ARM])
+    best = best_rates(_choosing(rows).query("arm == 'full' or arm in @OWN_RATE"), [*SETTING, *ARM])
+    given = rows.groupby(list(SETTING))["lr"].nunique().eq(1).rename("given")  # nothing was tried beside it
+    best = best.merge(given.reset_index(), on=list(SETTING))
+    return best.assign(interior=best["interior"] | best.pop("given"))
+
+
+def _choosing(rows: DataFrame) -> DataFrame:
+    """The rows of the tuning seeds, and all of a setting that has a single rate, which nothing had to choose."""
+    settings = rows.groupby(list(SETTING))
+    is_given = settings["lr"].transform("nunique").eq(1) & settings["seed"].transform("max").lt(TUNING_SEEDS)
+    return rows[is_given | rows["seed"].ge(TUNING_SEEDS)]
 
 
 def judged(rows: DataFrame) -> DataFrame:
@@ -125,7 +135,7 @@ def judged(rows: DataFrame) -> DataFrame:
 def targets(rows: DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge."""
     best = tuned(rows)
-    full = best.query("arm == 'full'").merge(rows.query(f"seed >= {TUNING_SEEDS}"), on=[*SETTING, *ARM, "lr"])
+    full = best.query("arm == 'full'").merge(_choosing(rows), on=[*SETTING, *ARM, "lr"])
     found = {}
     for key, own in full.groupby(list(SETTING)):
         start, end = (np.mean([curve[at] for curve in own["curve_probe_loss"]]) for at in (0, -1))

@@ -97,3 +97,14 @@ def test_spread_is_measured_by_the_nulls():
                 if one.key[1] == "group"} for loss in (judged["test_loss"], moved)]  # fmt: skip
     assert all(spread == 1 for (_, arm), spread in spreads[0].items() if arm == "permuted")
     assert all(spread > 10 for (_, arm), spread in spreads[1].items() if arm == "accumulated")
+
+
+def test_a_rate_that_nothing_had_to_choose_is_judged_as_it_is():
+    """Of trials at one rate, without tuning seeds; where there are several rates and no such seeds, nothing is judged."""
+    rows = convergence.trainings(kept_results().of("convergence"))
+    of_one = rows.query("workload == 'mnist1d' and norm == 'group' and optimizer == 'momentum' and seed < 100")
+    single = of_one[of_one["lr"] == of_one.query("arm == 'full'")["lr"].iloc[0]]
+    judged = convergence.judged(single)
+    assert len(judged) == len(single) and judged["interior"].all() and convergence.targets(single)
+    several = pd.concat([single, single.assign(lr=9.0)])
+    assert convergence.judged(several).empty and not convergence.targets(several)

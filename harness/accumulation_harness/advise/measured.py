@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from accumulation_harness.config import ConfigError
@@ -51,7 +52,7 @@ class Measured:
 def measure(setting: Setting, budget: int | None) -> Measured:
     """All of it, on sizes of which an estimate fits the budget, or what is free; ConfigError where not even one sample does."""
     config, workload = setting.config, setting.exact
-    budget = accelerator.free_bytes(setting.device) if budget is None else budget
+    budget = free_bytes(setting.device) if budget is None else budget
     static, per_sample, step = plan.fit_memory(config)
     plan.choose(config.effective_batch, budget, static, per_sample, step)  # refuses what cannot fit
     least = max(workload.smallest_micro_batch, 2 if setting.has_batch_norm else 1)
@@ -79,6 +80,14 @@ def measure(setting: Setting, budget: int | None) -> Measured:
         device=str(setting.device),
         budget=budget,
     )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory; of a CPU what the system can give."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    free: int = accelerator.module(device).mem_get_info(device)[0]
+    return free
 
 
 def room(budget: int) -> float:
