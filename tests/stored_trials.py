@@ -1,7 +1,6 @@
 """A small hand-built store: numbers that are easy to check, written through the store's own interface."""
 
 import math
-from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import TypeVar
@@ -19,7 +18,6 @@ from accumulation_harness.results.judged_arm import EVIDENCE_COLUMNS, Ending, Ve
 from accumulation_harness.results.store import Store
 
 STEPS = 12
-MakeTrial = Callable[..., str]
 Part = TypeVar("Part")
 
 

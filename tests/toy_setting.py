@@ -1,13 +1,10 @@
 """The setting of a trial whose workload is `tests/toy.py`, and the same in numpy."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from accumulation_harness.config import TrialConfig
 from accumulation_harness.measure import lock_step
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
@@ -15,7 +12,6 @@ from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 
 Array = NDArray[np.float64]
-MakeSetting = Callable[[TrialConfig], Setting]
 
 
 @pytest.fixture

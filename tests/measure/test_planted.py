@@ -17,7 +17,6 @@ from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.workloads import Batch
 from tests.own import tasks
 
-Act = Callable[[Arm], object]
 CONFIG = TrialConfig(
     workload=WorkloadConfig(data="custom", target=f"{tasks.__file__}:Frozen"),
     norm=Norm.as_is,

@@ -3,15 +3,12 @@
 import dis
 import re
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
 
 RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 IS_PART = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|module)>$")  # of the function around it
 Key = tuple[str, str, int]  # file, qualified name, first line of a function
-Chosen = Callable[[CodeType], bool]
 
 
 class Planted(RuntimeError):

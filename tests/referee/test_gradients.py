@@ -27,7 +27,6 @@ def test_comparison_against_numpy():
     assert result.distance == pytest.approx(np.linalg.norm(a - g) / np.linalg.norm(g), rel=ROUNDING)
     assert result.scale == pytest.approx(np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
     assert result.cosine == pytest.approx(np.dot(a, g) / np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
-    assert result.projection == pytest.approx(np.dot(a, g) / np.dot(g, g), rel=ROUNDING)
 
 
 def test_gradients_so_small_that_their_squares_underflow_have_a_cosine():

@@ -25,11 +25,6 @@ class Comparison:
     scale: float  # ||a|| / ||g||
     cosine: float  # <a, g> / (||a|| ||g||)
 
-    @property
-    def projection(self) -> float:
-        """alpha = <a, g> / ||g||^2, the least-squares factor of a on g."""
-        return self.scale * self.cosine
-
 
 @dataclass(frozen=True)
 class Decomposition:
