@@ -1,4 +1,4 @@
-"""How noisy is the gradient of a batch, how does that change along a training, and what do micro-batches say of it?"""
+"""How noisy is the gradient of a batch?"""
 
 from accumulation_harness.config import Data
 from accumulation_harness.config.questions import OWN_GRADIENTS, Need, Question, Study

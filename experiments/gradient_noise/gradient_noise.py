@@ -1,39 +1,28 @@
-"""The noise of the gradient, exactly: every sample's own gradient at points along a training, and what batches of them scatter.
-
-The training itself accumulates, so its step rows hold what `measure.noise_scale` makes of the micro-batches alone.
-"""
+"""The noise of the gradient, exactly: every sample's own gradient along a training, and what batches of them scatter."""
 
 from __future__ import annotations
-
-from statistics import fmean
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from accumulation_harness.config import Precision
 from accumulation_harness.experiments.shared.measuring import (
     ACCUMULATED,
     ArmName,
     Batch,
     OnStep,
-    Recipe,
     Referee,
     Row,
     Setting,
     State,
-    Watch,
     accumulated,
-    relative_distance,
     snapshot,
     take_step,
 )
-from accumulation_harness.measure import noise_scale
-from accumulation_harness.measure.rounding import zero_lr
 
 SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024
 CHUNK = 250  # samples whose gradients are taken at once
-DRAWS, WINDOWS = 3, 4  # streams of the trial's seed
+DRAWS = 3  # a stream of the trial's seed
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -43,26 +32,24 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     num = config.accumulation_steps[0]
-    recipe = accumulated(config, num)
-    arm = setting.arm(recipe)
-    noise = noise_scale.watch({ACCUMULATED: arm}, every=1)
+    arm = setting.arm(accumulated(config, num))
     rows = []
     for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
-            rows += probe(setting, recipe, snapshot(arm.model), t)
+            rows += probe(setting, num, snapshot(arm.model), t)
         with setting.randomness(t):
             loss = float(take_step(arm, arm.workload.batch(ids)))
-        on_step(t, [{**ArmName(ACCUMULATED, num).columns, "step": t, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
-    return rows + probe(setting, recipe, snapshot(arm.model), config.steps)
+        on_step(t, [{**ArmName(ACCUMULATED, num).columns, "step": t, "loss": loss}])
+    return rows + probe(setting, num, snapshot(arm.model), config.steps)
 
 
-def probe(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
+def probe(setting: Setting, num: int, state: State, step: int) -> list[Row]:
     """The rows of one probe: the gradients of all training samples at the weights `state`, and how batches of them scatter."""
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
     each = sample_gradients(referee, state, everything)
-    about = {"step": step, "accumulation_steps": recipe.accumulation_steps}
-    scale = {"quantity": "noise_scale", **about, **moments(each), **by_windows(setting, recipe, state, each, step)}
+    about = {"step": step, "accumulation_steps": num}
+    scale = {"quantity": "noise_scale", **about, **moments(each)}
     generator = setting.generator(DRAWS, step)
     sizes = [size for size in SIZES if size < len(each)]
     return [scale] + [
@@ -118,30 +105,4 @@ def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generat
     return {
         "variance": float((batches - mean).square().sum(1).mean()),
         "expected": moments(each)["noise_trace"] / size * factor,
-    }
-
-
-def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, step: int) -> Row:
-    """What the loop measures at the weights `state`, on windows drawn with replacement: means of both squared norms.
-
-    `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
-    """
-    config = setting.config
-    arm = setting.arm(
-        recipe, dropout=False, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer)
-    )
-    arm.model.load_state_dict(state)
-    watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
-    generator = setting.generator(WINDOWS, step)
-    rows, errors = [], []
-    for _ in range(config.permutations):
-        ids = torch.randint(len(each), (config.effective_batch,), generator=generator)
-        take_step(arm, setting.exact.batch(ids))
-        rows.append(noise_scale.read(noise)["loop"])
-        assert watch.gradient is not None
-        errors.append(relative_distance(watch.gradient, each[ids].mean(0)))
-    return {
-        "windows": config.permutations,
-        **{name: fmean(row[name] for row in rows) for name in rows[0]},
-        "loop_error": max(errors),
     }

@@ -28,10 +28,6 @@ TINY = {
         (f"study=optimizer_states steps=200 effective_batch=16 {ADAM}",),
         ("State and weights over 200 steps",), {"C3": "refuted"},
     ),
-    "gradient_noise": (
-        ("study=gradient_noise norm=group effective_batch=40 steps=4 probe_every=4 precision=float32",),
-        ("The noise scale along the training",), {},
-    ),
     "order_of_operations": (
         (f"study=convergence faults=[gradients_cleared_in_window] {ORDER}", f"study=resumption {ORDER}",
          f"study=clipping_threshold {ORDER}"),
