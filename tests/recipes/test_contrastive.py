@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.trial import accumulated, full_batch
+from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes import contrastive
 from accumulation_harness.recipes.recipe import clear, take_step
-from accumulation_harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
+from accumulation_harness.referee.gradients import flatten, gradients, relative_distance
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
@@ -55,18 +55,6 @@ def test_grad_cache_is_the_full_batch(contrast, num, corpus):
     own = gradient(setting, contrastive.grad_cache(accumulated(trial, num)), window)
     assert relative_distance(own, right) <= EXACT
     assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
-
-
-def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus):
-    trial = config(corpus)
-    setting, window = setting_of(trial)
-    full = gradient(setting, full_batch(trial), window)
-    where = by_tensor(setting.initial)["log_scale"]
-    for apply, times in ((contrastive.temperature_repeated, 4), (contrastive.grad_cache, 1)):
-        own = gradient(setting, apply(accumulated(trial, 4)), window)
-        assert float(own[where] / full[where]) == pytest.approx(times, rel=EXACT)
-        own[where] = full[where]
-        assert relative_distance(own, full) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100", "dual_bank@5+1", "passage_bank@5+1"])
