@@ -15,7 +15,7 @@ from typing import Any
 
 from accumulation_harness.audit.command import subject_of
 from accumulation_harness.audit.request import SIZES
-from accumulation_harness.audit.user_code.asking import texts_of
+from accumulation_harness.audit.user_code.asking import asking, texts_of
 from accumulation_harness.audit.user_code.settings import PLACEHOLDER, Settings, filled, numbers_of, values_in_python
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
 
@@ -52,8 +52,10 @@ def explained(given: argparse.Namespace) -> str:
     arms = [1, *(n for n in given.accumulation_steps if n != 1)]
     numbers = [numbers_of(given.batch_size // n, n) for n in arms]
     source = target.file()
+    if not (target.name or settings.texts):
+        raise ValueError(asking(target, source, settings.rest))
     texts = {_seen(file): text for file, text in texts_of(source, settings.rest).items()}
-    trees = {name: ast.parse(text) for name, text in texts.items() if name.endswith((".py", NOTEBOOK))}
+    trees = {name: ast.parse(text, name) for name, text in texts.items() if name.endswith((".py", NOTEBOOK))}
     told = _told(trees, target, settings)
     known = _known(trees, told, numbers)
 
@@ -104,8 +106,8 @@ def _told(trees: Mapping[str, ast.AST], target: Target, settings: Settings) -> d
         told[_destination(trees, flag)] = text
     functions = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     for function in functions if target.name and not settings.texts else ():
-        if function.name == target.name.rpartition(".")[2]:
-            names = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if one.arg not in ("self", "cls")]
+        names = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if one.arg not in ("self", "cls")]
+        if function.name == target.name.rpartition(".")[2] or (function.name == "__init__" and {*SIZES} <= {*names}):
             told |= {name: f"{{{size}}}" for size, name in zip(SIZES, names, strict=False)}
     return {name: text for name, text in told.items() if PLACEHOLDER.search(text)}
 
@@ -172,11 +174,11 @@ def _read(name: str, file: str, tree: ast.AST, text: str) -> Iterator[str]:
 
 def _spelled(spelled: str, file: str, text: str) -> Iterator[str]:
     for row, line in enumerate(text.splitlines(), start=1):
-        if not re.match(r"\s*(#|import |from |class |def |@)", line) and re.search(spelled, line):
-            yield _place(file, row, line)
+        if not re.match(r"\s*(#|import |from |class |def |@)", line) and (found := re.search(spelled, line)):
+            yield _place(file, row, line, found[0])
 
 
-def _place(file: str, row: int, line: str, name: str = "") -> str:
+def _place(file: str, row: int, line: str, name: str) -> str:
     """With as much of the line as there is room for, around the name."""
     line = line.strip()
     begin = max(0, min(line.find(name) - WIDTH // 2, len(line) - WIDTH))
