@@ -258,7 +258,6 @@ class ExtraRuns:
         alone = mine.ranks == 1
         of_terms = alone and len(mine.tracks) == len(theirs.tracks) == len(judged.compared)
         known = {
-            "made": True,
             "coupled": separated(mine, theirs, window),
             "of_all": of_all(theirs, window),
             "elementwise": theirs.elementwise,

@@ -84,7 +84,6 @@ class TermFacts:
 class Probe:
     """What extra runs have shown of a window that differs; nothing before they were made."""
 
-    made: bool = False  # whether rows and couplings have been looked at
     by_row: RowFacts | None = None
     by_term: TermFacts | None = None  # only where the loss is a sum
     mixed: bool = False  # in the reference, the model's output for one row depends on other rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from accumulation_harness.audit.compare.place import Where
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -36,9 +35,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.clip_per_micro_batch,
     Cause.sum_rescaled_in_window,
 )
-INSIDE = (Where.forward, Where.recomputation, Where.backward)  # a module: no term of the loss is wrong
 LEFT = "later micro-batches give something else where the first one was another: something is kept from one to the next"
-ALIKE = 0.5  # cosine above which two gradients point alike
 BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
@@ -330,19 +327,6 @@ def _other_factors(facts: StepFacts) -> Iterator[Finding]:
     yield at(facts, cause, "gradient", message, factors_of_rows=rows.factors)
 
 
-def _some_tensors(facts: StepFacts) -> Iterator[Finding]:
-    """What differs is too large, and points as it should, in some tensors only."""
-    rows, seen, place = facts.probe.by_row, facts.raw, facts.probe.place
-    has_terms = facts.candidate.summed or any(b.forwards == 0 for b in facts.mine.backwards)  # one differentiated by itself
-    # another loss, or another computation
-    elsewhere = (rows is not None and rows.residual > same_row(facts)) or (place is not None and place.where in INSIDE)
-    loses_what_is_small = facts.candidate.float16 or facts.candidate.norm_calls
-    too_large = facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1
-    if facts.probe.made and too_large and has_terms and not elsewhere and not loses_what_is_small and _undisturbed(facts):
-        message = "a term of the loss that reaches only some tensors is not divided like the rest"
-        yield at(facts, Cause.auxiliary_loss_scale, "gradient", message)
-
-
 def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
     """Another optimizer's step moves what the forwards of one window use."""
     inside, usual = (step.calls_inside.count("other step") for step in (facts.mine, facts.theirs))
@@ -360,6 +344,5 @@ RULES = (
     _coupled_rows,
     _other_outputs,
     _other_factors,
-    _some_tensors,
     _left_behind,
 )

@@ -224,10 +224,7 @@ def _last_only(facts: StepFacts) -> Iterator[Finding]:
         return
     cause = Cause.gradients_cleared_in_window
     message = f"gradients are cleared {inside} times inside the window: only what came after counts"
-    if "zero_grad" in facts.mine.calls_after and facts.a.any() and not at_last:
-        cause = Cause.accumulator_overwritten
-        message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
-    elif "load" in facts.mine.calls_inside:
+    if "load" in facts.mine.calls_inside:
         cause = Cause.resume_in_window
         message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
     elif at_last:

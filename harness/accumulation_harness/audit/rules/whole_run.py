@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from accumulation_harness.audit.compare.held import Apart, laid_out_alike
-from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen, alike
+from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding, Kind, Vector
@@ -58,16 +58,8 @@ Rates = Sequence[tuple[float, ...]]
 
 
 def _runs_ahead(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
-    """The candidate's rate at step t is the reference's at N t + offset, for one offset, at two steps at least.
-
-    Or so does the candidate's, where steps between its own are put on straight lines: of a few steps N t are soon too late.
-    """
-    n = run.accumulation_steps
-    for offset in range(n):
-        pairs = [*zip(mine, theirs[offset::n], strict=False)]
-        if len(pairs) >= 2 and all(alike(a, b) for a, b in pairs):
-            return True
-    a, b = _firsts(mine), _firsts(theirs)
+    """The reference's rate at step t is the candidate's at (t - offset) / N, on straight lines between its steps."""
+    n, a, b = run.accumulation_steps, _firsts(mine), _firsts(theirs)
     return any(_on_the_way(b[offset:], a, np.arange(len(b) - offset) / n) for offset in range(n if n > 1 else 0))
 
 
