@@ -194,8 +194,7 @@ class ExtraRuns:
             null = self._at_one(replace(follow, perturb=1.0, arithmetic=reference.arithmetic))
             nulls = [null] if null.error is None else []
             for run in self.runs.permuted(self.family.options, follow) if nulls else ():
-                is_null = run.error is None and not_rounding(run, reference, nulls, drift=False) is None
-                nulls += [run] if is_null else []
+                nulls += [run] if not_rounding(run, reference, nulls, drift=False) is None else []
             self._grounds[disable] = reference, nulls
         return self._grounds[disable]
 

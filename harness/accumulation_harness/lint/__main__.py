@@ -24,14 +24,11 @@ from accumulation_harness.lint import rules, trainers
 from accumulation_harness.lint.fix import mended, patch, write
 from accumulation_harness.lint.hit import Hit
 from accumulation_harness.lint.source import Source
+from accumulation_harness.system.github import annotation
 
 CLEAN, HITS, UNREAD = 0, 1, 2
 RULES = (rules.hits, trainers.hits)
 LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
-FORMATS = {
-    "text": "{path}:{place}:{column}: {told}",
-    "github": "::{level} file={path},line={line},col={column},title={cause}::{told}",
-}
 
 
 def found(source: Source) -> list[Hit]:
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, a notebook, or a folder of them")
     parser.add_argument(
         "--format",
-        choices=(*FORMATS, "sarif"),
+        choices=("text", "github", "sarif"),
         default="text",
         help="lines for people and editors, GitHub's annotations, or SARIF",
     )
@@ -98,16 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         told += [{"path": path, "place": source.place(hit.line), "hit": hit} for hit in hits]
         while given.format != "sarif" and told:
-            print(line(**told.pop(0), text=FORMATS[given.format]))
+            print(line(**told.pop(0), format=given.format))
     if given.format == "sarif":
         print(sarif.text("accumulation-lint", [result(**one) for one in told]))
     return code
 
 
-def line(path: Path, place: str, hit: Hit, text: str) -> str:
+def line(path: Path, place: str, hit: Hit, format: str) -> str:
     """Return a hit as a line of a format."""
-    known = {"line": hit.line, "column": hit.column, "level": "error" if hit.sure else "notice", "cause": hit.cause}
-    return text.format(path=path, place=place, told=hit.told(), **known)
+    if format == "text":
+        return f"{path}:{place}:{hit.column}: {hit.told()}"
+    level = "error" if hit.sure else "notice"
+    return annotation(level, hit.told(), file=path, line=hit.line, col=hit.column, title=hit.cause)
 
 
 def result(path: Path, place: str, hit: Hit) -> dict[str, Any]:

@@ -70,6 +70,8 @@ NEAR = 100.0  # gates of the other nulls, within which another order of the rows
 
 def not_rounding(permuted: Run, reference: Run, nulls: Sequence[Run], *, drift: bool) -> str | None:
     """What a run with its rows in another order does besides; None where it differs by rounding, as the `nulls` do."""
+    if permuted.error is not None:
+        return permuted.error
     try:
         compared = facts(permuted, reference, Floor(nulls, drift=drift))
     except ShapeError as error:

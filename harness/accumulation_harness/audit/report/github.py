@@ -1,7 +1,4 @@
-"""What GitHub Actions shows of a conclusion: annotations at the audited function, and the summary of the job.
-
-https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
-"""
+"""What GitHub Actions shows of a conclusion: annotations at the audited function, and the summary of the job."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from pathlib import Path
 from accumulation_harness.audit.report import markdown
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import change
+from accumulation_harness.system.github import annotation
 
 
 def tell(conclusion: Conclusion) -> str:
@@ -26,34 +24,14 @@ def tell(conclusion: Conclusion) -> str:
             with Path(path).open("a", encoding="utf-8", errors="replace") as file:
                 file.write(markdown.text(conclusion) + "\n")
         except OSError as error:
-            unwritten = f"::warning title=no summary::{_data(str(error))}\n"
+            unwritten = annotation("warning", str(error), title="no summary") + "\n"
     return commands(conclusion) + unwritten
 
 
 def commands(conclusion: Conclusion) -> str:
-    """One workflow command per finding and problem: `::error file=...,line=...,title=...::message`."""
-    findings = [
-        (f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}") for f in conclusion.findings
-    ]
-    problems = [("the audit could not judge", line) for line in conclusion.problems]
-    return "".join(_command(conclusion, title, message) for title, message in (*findings, *problems))
-
-
-def _command(conclusion: Conclusion, title: str, message: str) -> str:
+    """One annotation per finding and problem."""
     subject = conclusion.subject
-    place = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": str(subject.train.line)}
-    properties = ",".join(f"{name}={_property(value)}" for name, value in {**place, "title": title}.items())
-    return f"::error {properties}::{_data(message)}\n"
-
-
-def _data(words: str) -> str:
-    r"""A message: the runner undoes these escapes.
-
-    >>> _data("50%\nof it")
-    '50%25%0Aof it'
-    """
-    return words.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(words: str) -> str:
-    return _data(words).replace(":", "%3A").replace(",", "%2C")
+    place = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": subject.train.line}
+    told = [(f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}") for f in conclusion.findings]
+    told += [("the audit could not judge", line) for line in conclusion.problems]
+    return "".join(annotation("error", message, **place, title=title) + "\n" for title, message in told)
