@@ -224,6 +224,5 @@ EXPERIMENT = Experiment(
         shown.accuracy_over_b,
         b_and_n,
         shown.remedies,
-        shown.remedies_trained,
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from pandas import Categorical, DataFrame
+from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
@@ -41,14 +41,12 @@ from accumulation_harness.experiments.batchnorm.tables import (
     EXACT,
     LEVEL,
     MARGIN,
-    REMEDIED,
     WU_HE,
     against_full,
     between_norms,
     error_cells,
     exact_rows,
     fixed_batch,
-    growing_batch,
     trained,
 )
 
@@ -286,40 +284,6 @@ def _over_values(costs: DataFrame) -> Picture | None:
     )
 
 
-def remedies_trained(material: Material) -> Section:
-    """Held-out error of trainings with each remedy, at the smallest b."""
-    rows = material.study(REMEDIED)
-    rows = rows[rows["arm"].isin(["full", "permuted"]) | (rows["micro_batch"] == rows["micro_batch"].min())]
-    rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
-    plain, full = rows.query("arm == 'accumulated'").set_index("seed"), rows.query("arm == 'full'").set_index("seed")
-    b, size = plain["micro_batch"].iloc[0], plain["effective_batch"].iloc[0]
-    lost = plain["kept"] - full["kept"]
-    weights = plain["again"] - full["again"]
-    text = (
-        f"Plain accumulation at b = {b}, B = {size} loses {_mean_and_interval(lost.tolist())} points to the full batch (paired "
-        f"by seed). With the training set's own statistics at its weights it still loses "
-        f"{_mean_and_interval(weights.tolist())}: that is the effect of the batch statistics on the training. The difference of "
-        f"the two, {_mean_and_interval((lost - weights).tolist())}, is the effect of the running statistics on the evaluation, "
-        "and all that a corrected momentum can fix."
-    )
-    head = "remedy | held-out error, % | with the training set's statistics, % | n"
-    caption = (
-        "Mean over seeds and 95% t interval. First column: evaluated with the running statistics that the arm kept. Second: "
-        "the same weights, with statistics of the whole training set. Where the first is high and the second low, only the "
-        "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
-        "float32 magnifies at this b: the two rows show by how much."
-    )
-    shown = rows.assign(
-        arm=Categorical(rows["arm"], ["full", *WORDS]),
-        again=rows["again"].where(rows["arm"] != "frozen_statistics"),  # its weights belong to the statistics that it froze
-    )
-    columns = (
-        ("arm", lambda arm: WORDS.get(arm, "the full batch")), lambda own: _mean_and_interval(own["kept"].tolist()),
-        lambda own: "-" if own["again"].isna().all() else _mean_and_interval(own["again"].tolist()), "arm n",
-    )  # fmt: skip
-    return section("Remedies, trained", text, table_by(shown, "arm", head, columns, caption, observed=True))
-
-
 def points(value: float) -> str:
     """A number of points to a hundredth: no 4e-15."""
     return number(round(value, 2) + 0.0)
@@ -338,32 +302,15 @@ def _mean_and_interval(values: list[float]) -> str:
 def wu_and_he(material: Material) -> Section:
     """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018)."""
     rows = fixed_batch(trained(material.results))
-    return _beside_wu_and_he("At fixed B: only the normaliser changes", "fixed-batch", rows)
-
-
-def wu_and_he_growing(material: Material) -> Section:
-    """The same with B growing with b, as Wu & He did it."""
-    rows = growing_batch(trained(material.results))
-    return _beside_wu_and_he("As they did it: B grows with b", "growing-batch", rows)
-
-
-def _beside_wu_and_he(title: str, name: str, rows: DataFrame) -> Section:
-    """Errors of both normalisations over b beside Wu & He's, and in words whether the shape is theirs."""
     gains, cells = between_norms(rows), error_cells(rows)
     needed(gains)
     gains = gains.sort_values(["model", "b"], ascending=[True, False]).round({"gain": 9, "low": 9, "high": 9})  # points: no 4e-15
-    growing = name == "growing-batch"
     panels = {f"{named(model)} (n = {int(own['n'].max())})": own for model, own in cells.groupby("model", sort=False)}
     picture = Picture(
-        name,
+        "fixed-batch",
         figure_accuracy(panels),
         "Held-out error of BatchNorm and GroupNorm over the micro-batch, with intervals.",
-        "Held-out error over b, means over seeds and 95% t intervals. "
-        + (
-            "B = 8 b, learning rate in proportion to B, four epochs for every B."
-            if growing
-            else "One B; its largest b is the full batch."
-        ),
+        "Held-out error over b, means over seeds and 95% t intervals. One B; its largest b is the full batch.",
     )
     head = (
         "model | b | B | n | BatchNorm, % | GroupNorm, % | GroupNorm gains | 95% interval | would have been seen | "
@@ -376,26 +323,7 @@ def _beside_wu_and_he(title: str, name: str, rows: DataFrame) -> Section:
         "Gain: BatchNorm's error minus GroupNorm's, in percentage points, paired by seed. Wu & He 2018: ResNet-50 on ImageNet, "
         "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
-    shapes = (_shape(str(model), own) for model, own in gains.groupby("model", sort=False))
-    return section(title, *shapes, picture, table_by(gains, "", head, columns, caption))
-
-
-def _shape(model: str, gains: DataFrame) -> str:
-    """Where BatchNorm's error rises most, how far GroupNorm's moves, and the sign of the gain at both ends."""
-    own = gains.sort_values("b", ascending=False)
-    sizes, errors = own["b"].tolist(), own["batch"].tolist()
-    steepest = max(range(1, len(sizes)), key=lambda place: errors[place] - errors[place - 1], default=0)
-    before, at = sizes[max(0, steepest - 1)], sizes[steepest]
-    span = own["group"].max() - own["group"].min()
-    first, last = own.iloc[0], own.iloc[-1]
-    return (
-        f"{named(model).capitalize()}: BatchNorm's error goes from {number(first['batch'])}% at b = "
-        f"{int(first['b'])} to {number(last['batch'])}% at b = {int(last['b'])}, steepest from {before} to {at} "
-        f"(theirs: from 4 to 2). GroupNorm's mean moves by {number(span)} points over b (theirs: 0.2). "
-        f"GroupNorm gains {number(first['gain'])} ({number(first['low'])} to {number(first['high'])}) at b = {int(first['b'])} "
-        f"(theirs: -0.5 at 32) and {number(last['gain'])} ({number(last['low'])} to {number(last['high'])}) at b = "
-        f"{int(last['b'])} (theirs: 10.6 at 2)."
-    )
+    return section("At fixed B: only the normaliser changes", picture, table_by(gains, "", head, columns, caption))
 
 
 def exact_at_every_n(material: Material) -> Section:

@@ -47,11 +47,6 @@ def fixed_batch(rows: DataFrame) -> DataFrame:
     return rows[rows["trial"].map(several).fillna(False).astype(bool)]
 
 
-def growing_batch(rows: DataFrame) -> DataFrame:
-    """The accumulated arms of trials with one N, whose B = N b grows with b."""
-    return rows.drop(fixed_batch(rows).index).query("arm == 'accumulated'")
-
-
 def error_cells(rows: DataFrame) -> DataFrame:
     """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
     shown = _once(rows.query("arm in ['full', 'accumulated']"))
