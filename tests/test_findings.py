@@ -40,7 +40,7 @@ def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it():
 
 
 # Step rows are not kept: their sections are made of tiny trials in `tests/experiments`.
-WITH_STEPS = {"momentum": 2, "adam": 1, "order_of_operations": 1}
+WITH_STEPS = {"momentum": 2, "adam": 1}
 
 
 @pytest.mark.slow

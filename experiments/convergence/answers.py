@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,11 +21,9 @@ from accumulation_harness.analysis.answering import (
     REFUTED,
     UNDECIDED,
     VERMILLION,
-    WIDTH,
     Advice,
     Block,
     ClaimResult,
-    Curve,
     Experiment,
     Material,
     Picture,
@@ -34,7 +31,6 @@ from accumulation_harness.analysis.answering import (
     Section,
     Table,
     claim,
-    curves,
     estimated,
     interval,
     needed,
@@ -42,7 +38,6 @@ from accumulation_harness.analysis.answering import (
     over_settings,
     panels,
     plain,
-    rate_axis,
     section,
     share,
     statistics,
@@ -53,7 +48,7 @@ from accumulation_harness.analysis.answering import (
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.convergence import wastefulness
-from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, NAMES, SETTING, Pair, arm_name
+from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, SETTING, Pair, arm_name
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
 from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST
 from accumulation_harness.judge.paired import Comparison
@@ -87,23 +82,6 @@ def figure_curves(rows: DataFrame, targets: Sequence[float]) -> Figure:
         axes.yaxis.set_minor_locator(NullLocator())
 
     return panels(TITLES, draw, 3.4, y="loss on the probe set, nats")
-
-
-def figure_tuning(rows: DataFrame, chosen: Mapping[tuple[Any, Any], float]) -> Figure:
-    """Validation loss over the learning rate on the tuning seeds, a line per arm; the tuned rate is marked."""
-    drawn = []
-    for (arm, num), own in rows.groupby(list(ARM)):
-        means = own.groupby("lr")["validation_loss"].mean().replace(np.inf, np.nan).dropna()
-        if (best := chosen.get((arm, num))) is not None:
-            look, marked = {"color": COLOURS.get(str(arm), GREEN), "marker": "o"}, means[means.index == best]
-            drawn += [
-                Curve(means.index, means, {**look, "markersize": 3.5, "label": NAMES.get(str(arm), arm)}),
-                Curve(marked.index, marked, {**look, "linestyle": "", "markersize": 9, "fillstyle": "none"}),
-            ]
-    size, x, y = (WIDTH * 0.6, 3), "learning rate of the trial", "validation loss, nats"
-    figure = curves({"": drawn}, x, y, axes=("linear", "linear"), size=size, ncols=3)
-    rate_axis(figure.axes[0], rows)
-    return figure
 
 
 def setting_name(key: tuple[object, ...]) -> str:
@@ -239,28 +217,6 @@ def waste(material: Material) -> Section:
     return section("Is accumulating wasteful on one device?", text, table(head, cells, caption))
 
 
-def rates(material: Material) -> Section:
-    """Validation loss over the rate, with what was chosen."""
-    rows = convergence.trainings(material.results)
-    tuning = rows.query(f"seed >= {TUNING_SEEDS}")
-    needed(tuning)
-    best = convergence.tuned(rows)
-    blocks: list[Block] = []
-    for key, own in tuning.groupby(list(SETTING)):
-        here = best[(best[list(SETTING)] == list(key)).all(axis=1)]
-        chosen = {(row["arm"], row["accumulation_steps"]): row["lr"] for row in here.to_dict("records")}
-        name = setting_name(key)
-        blocks.append(Picture(
-            f"tuning-{plain(name)}",
-            figure_tuning(own, chosen),
-            f"Validation loss over the learning rate under {name}.",
-            f"{name}: mean over {own['seed'].nunique()} tuning seed(s); circles mark what was chosen. Small batches take the "
-            "rate over N (over sqrt N under Adam; with matched memory also times (1 - beta^(1/N)) / (1 - beta) under "
-            "momentum).",
-        ))  # fmt: skip
-    return section("How the rates were chosen", *blocks)
-
-
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -393,5 +349,5 @@ EXPERIMENT = Experiment(
     f"{MARGIN:g} nats.",
     claims=(smoother_and_better, generalisation),
     advice=is_accumulating_wasteful,
-    sections=(over_costs, endings, waste, rates),
+    sections=(over_costs, endings, waste),
 )

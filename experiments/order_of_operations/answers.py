@@ -5,36 +5,26 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import Series
 
 from accumulation_harness.analysis import faults
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
-    DASHED,
-    INK,
     REFUTED,
-    SERIES,
     TRAJECTORY_GATE,
     Cause,
     Claim,
     ClaimResult,
     Experiment,
     Material,
-    Picture,
     Results,
     Section,
-    by_optimizer,
     claim,
     counted,
-    log_axis,
     needed,
     number,
-    panels,
     section,
     share,
     span,
@@ -53,14 +43,11 @@ WRONG = {
     Cause.weight_decay_per_micro_batch: "decay at each micro-batch",
     Cause.scaler_updated_in_window: "a loss scale that moves inside the window",
 }
-CORRECT = {"accumulated", "full", "permuted"}
 FEWEST_ARMS = 20  # that say something of all arms: fewer have no exact 95 % bound above 86 %
 NOTICEABLE = 1e-3  # of the way that the weights went: what a training may be off before anybody would care
-AT_REST = 1e-5  # relative difference of a float32 loss: a few times its rounding
 ADJUSTED = 1e-2  # relative difference: a threshold that matters changes the clipped gradient by tens of per cent
 # Relative: PyTorch adds 1e-6 to the norm by which it divides, and that is not scaled with a sum; norms here are above 0.01.
 SMALL_PRINT = 1e-3
-BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
 
 
 def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
@@ -239,62 +226,6 @@ def who_differs(material: Material) -> Section:
     return section("What happens when it is done otherwise", table_by(arms, "arm optimizer", head, columns, caption))
 
 
-def figure_losses(steps: DataFrame) -> Figure:
-    """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
-    wrong = sorted(set(steps["arm"]) - CORRECT)
-
-    def draw(axes: Axes, rows: DataFrame) -> None:
-        curves = rows.pivot_table(index="step", columns="arm", values="loss")
-        for place, arm in enumerate(wrong):
-            if arm in curves:
-                apart = (curves[arm] / curves["accumulated"] - 1).abs().clip(lower=BOTTOM)
-                dash = "--" if place // len(SERIES) % 2 else "-"
-                axes.plot(curves.index, apart, dash, color=SERIES[place % len(SERIES)], linewidth=1.1, label=arm)
-        label = f"visible in the loss ({faults.VISIBLE:.0%} of it)"
-        axes.axhline(faults.VISIBLE, color=INK, linewidth=1, linestyle=DASHED, label=label)
-        log_axis(axes, "y")
-
-    y = "|loss / correct loss - 1|"
-    return panels(by_optimizer(steps), draw, 4.2, x="optimizer step", y=y)
-
-
-def in_the_loss(material: Material) -> Section:
-    """The loss curves of the wrong orders, and which of them can be seen there."""
-    rows = material.study("convergence")
-    trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
-    steps = material.read_steps(list(trials.index))
-    steps = steps.assign(optimizer=steps["trial"].map(trials))
-    steps = steps[~_at_rest(steps)]
-    words = []
-    for name, own in steps.groupby("optimizer"):
-        curves, wrong = faults.visibility(own), {*own["arm"]} - CORRECT
-        unseen = sorted(wrong - {*curves.loc[faults.shown(curves), "arm"]})
-        words.append(
-            f"Under {name} the loss shows {share(len(wrong) - len(unseen), len(wrong))}"
-            + (f", and hides {', '.join(unseen)}." if unseen else ".")
-        )
-    text = " ".join(words)
-    picture = Picture(
-        "loss",
-        figure_losses(steps),
-        "Relative difference of each faulty arm's loss to the correct arm's over the optimizer steps, per optimizer.",
-        "One trial per optimizer, digits, N = 4, three epochs of 25 windows; every arm sees the same samples. An undivided loss "
-        "is also reported undivided: its curve starts N times too high. Arms that change nothing in their trial are left out. A "
-        f"loss counts as visibly different above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
-        f"{faults.IN_A_ROW} steps), and only if there is a correct run to compare it with.",
-    )
-    return section("Which of these you would have seen in the loss", text, picture)
-
-
-def _at_rest(steps: DataFrame) -> Series[bool]:
-    """Which rows are of arms that change nothing in their trial, such as clipping inside the window where nothing is clipped."""
-    right = steps.query("arm == 'accumulated'").set_index(["trial", "step"])["loss"]
-    own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
-    apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
-    rest: Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
-    return rest
-
-
 def thresholds(material: Material) -> Section:
     """What the optimizer consumes under each clipping threshold."""
     rows = material.study("clipping_threshold")
@@ -340,5 +271,5 @@ EXPERIMENT = Experiment(
     f"distance to the full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings by bitwise comparison "
     "with uninterrupted ones.",
     claims=CLAIMS,
-    sections=(who_differs, in_the_loss, resumed, thresholds),
+    sections=(who_differs, resumed, thresholds),
 )

@@ -8,14 +8,12 @@ from accumulation_harness.config import (
     to_dict,
 )
 from accumulation_harness.config.identity import identity
-from accumulation_harness.experiments.order_of_operations.answers import _at_rest
 from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 from tests.studies.by_hand import trial
 
 MLP = "workload.model=mlp workload.width=2 precision=float64 accumulation_steps=[4] optimizer.name=momentum optimizer.lr=0.02"
 ADAM = "optimizer.name=adam optimizer.lr=0.002"
-ORDER = f"effective_batch=48 steps=4 precision=float32 {ADAM}"
 # question -> its trials, what its page then shows, and the verdicts of its claims
 TINY = {
     "momentum": (
@@ -27,11 +25,6 @@ TINY = {
     "adam": (
         (f"study=optimizer_states steps=200 effective_batch=16 {ADAM}",),
         ("State and weights over 200 steps",), {"C3": "refuted"},
-    ),
-    "order_of_operations": (
-        (f"study=convergence faults=[gradients_cleared_in_window] {ORDER}", f"study=resumption {ORDER}",
-         f"study=clipping_threshold {ORDER}"),
-        ("Which of these you would have seen in the loss", "begun again"), {"A14": "conditional", "A15": "conditional"},
     ),
 }  # fmt: skip
 
@@ -47,10 +40,3 @@ def test_the_page_of_tiny_trials(name, tmp_path):
     assert all(title in page for title in shown) and "A section that is missing" not in page
     claims = pd.read_csv(tmp_path / "out" / "claims.csv", index_col="id")
     assert claims.loc[[*verdicts], "verdict"].to_dict() == verdicts
-
-
-def test_arms_that_change_nothing_are_at_rest():
-    losses = {"accumulated": [1.0, 0.5], "full": [1.0, 0.5], "clip_per_micro_batch": [1.0, 0.5000001], "step_every": [1.0, 2.0]}
-    rows = [(arm, step, loss) for arm, own in losses.items() for step, loss in enumerate(own)]
-    steps = pd.DataFrame(rows, columns=["arm", "step", "loss"]).assign(trial="a")
-    assert set(steps[_at_rest(steps)]["arm"]) == {"clip_per_micro_batch"}
