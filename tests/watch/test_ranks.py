@@ -1,4 +1,4 @@
-"""Two gloo ranks: replicas and shards, synchronised rightly and wrongly."""
+"""Two and four gloo ranks: replicas, shards and parts of a model, synchronised rightly and wrongly."""
 
 import os
 import socket
@@ -8,12 +8,14 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
 from torch.nn import functional
 
 from accumulation_harness.watch import together, watch
+from accumulation_harness.watch.sketch import folded, local_part
 from tests.watch.loops import network
 
 N, WINDOWS = 4, 5
@@ -25,7 +27,7 @@ CASES = {
     ("replicas", "not divided"): "loss_not_divided",
     ("replicas", "replayed"): "equivalent",
     ("replicas", "replayed, unequal terms"): "mean_of_means",
-    ("shards", "right"): "inconclusive",
+    ("shards", "right"): "equivalent",
     ("shards", "always synchronised"): "equivalent",
     ("shards", "not divided"): "loss_not_divided",
 }
@@ -101,16 +103,16 @@ def _synchronised(model, kind, is_on):
     return nullcontext()
 
 
-def spawned(function, *arguments):
+def spawned(function, *arguments, world=2):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(function, (port, *arguments), nprocs=2)
+    torch.multiprocessing.spawn(function, (port, *arguments), nprocs=world)
 
 
 @contextmanager
-def joined(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+def joined(rank, port, world=2):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     yield
@@ -123,6 +125,13 @@ def joined(rank, port):
 def test_two_ranks(kind, case, tmp_path):
     spawned(train, kind, case, str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [CASES[kind, case]] * 2
+
+
+def test_what_ranks_tell_each_other_of_a_window_is_linear_and_small():
+    a, b = np.random.default_rng(0).normal(size=(2, 501, 8))
+    assert np.allclose(folded(a) + folded(b), folded(a + b), atol=1e-4)
+    assert not np.allclose(folded(a), folded(a[::-1]), atol=1)
+    assert 3 * folded(a).nbytes < 8000  # what micro-batches gave, and `.grad` at both ends
 
 
 # -- ranks that are not watched together -------------------------------------------------------------------------------
@@ -143,6 +152,11 @@ def by_itself(rank, model, rows):
 
 def replicas(rank, model, rows):
     micro_batches(model, rows, lambda k: nullcontext() if k == N - 1 else model.no_sync())
+
+
+def held_back(rank, model, rows):
+    """FSDP2 keeps whole gradients out of sight until ranks are synchronised."""
+    micro_batches(model, rows, lambda k: _synchronised(model, "shards", k == N - 1))
 
 
 def never_synchronised(rank, model, rows):
@@ -190,6 +204,7 @@ def replica(rank):
 Case = tuple[Callable[[int], nn.Module], Callable[[int, nn.Module, Rows], None], tuple[int, int], tuple[bool, bool], str]
 APART: dict[str, Case] = {  # model, a window, steps of each rank, whether each is watched, what those that are say
     "rank 0 alone": (replica, replicas, (4, 4), (True, False), "inconclusive"),
+    "shards": (lambda rank: _wrapped(network(), "shards"), held_back, (4, 4), (True, True), "equivalent"),
     "models of their own, 3 and 5 steps": (lambda rank: network(), by_itself, (3, 5), (True, True), "equivalent"),
     "replicas, 3 and 5 steps": (replica, never_synchronised, (3, 5), (True, True), "replicas_not_synchronised"),
     "synchronised by hand": (lambda rank: network(), synchronised_by_hand, (4, 4), (True, True), "inconclusive"),
@@ -202,7 +217,7 @@ LATE = 240.0  # longer than all of it takes on a busy machine
 
 
 def apart(rank, port, folder):
-    together.AGREES, together.LATE = 2.0, LATE
+    together.AGREES, together.LATE = 5.0, LATE
     with joined(rank, port):
         for name, (make, window, steps, watched, said) in APART.items():
             weights = []
@@ -219,7 +234,7 @@ def apart(rank, port, folder):
                     told = " ".join(report.causes) or str(report.verdict)
                     assert told == said.split()[min(rank, len(said.split()) - 1)], f"{name}: {report}"
                     assert not any("the watch ended" in line for line in report.reasons), f"{name}: {report}"
-                weights.append([p.detach().clone() for p in model.parameters()])
+                weights.append([local_part(p.detach()).clone() for p in model.parameters()])
             assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), name
             distributed.barrier()
 
@@ -228,3 +243,82 @@ def test_ranks_that_are_not_watched_together_neither_wait_nor_speak_for_each_oth
     started = time.monotonic()
     spawned(apart, str(tmp_path))
     assert time.monotonic() - started < LATE  # nobody was waited for who had left
+
+
+# -- four ranks in two dimensions --------------------------------------------------------------------------------------
+
+UNEVEN = 3  # micro-batches of a window, which are no number of ranks
+
+
+def _on_mesh(kind):
+    """A model on four ranks; how many of them take rows of their own, and which of these this one is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    rank, model = distributed.get_rank(), network()
+    parts = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    if kind == "tensor parallel":
+        return parallelize_module(model, init_device_mesh("cpu", (4,)), parts), 1, 0
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "inside"))
+    if kind == "replicas of shards":
+        return fully_shard(model, mesh=mesh), 4, rank
+    if kind == "shards along columns":
+        along = {(5, 16): Shard(1)}
+        return (
+            fully_shard(model, mesh=init_device_mesh("cpu", (4,)), shard_placement_fn=lambda p: along.get(tuple(p.shape))),
+            4,
+            rank,
+        )
+    parallelize_module(model, mesh["inside"], parts)
+    return fully_shard(model, mesh=mesh["rows"]), 2, rank // 2
+
+
+def _window_on_mesh(case, model, rows, num, own):
+    """Rows are drawn alike on all ranks, each of which takes its own of them."""
+    drawn = []
+    for _ in range(UNEVEN):
+        x, y = torch.randn(num * 6, 10, generator=rows), torch.randint(0, 5, (num * 6,), generator=rows)
+        drawn.append((x, torch.where(torch.arange(num * 6) % 6 < torch.randint(1, 7, (), generator=rows), y, -100)))
+    terms = sum(int((y >= 0).sum()) for _, y in drawn)
+    for k, (x, y) in enumerate(drawn):
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(k == UNEVEN - 1 or case in AT_ONCE)
+        z, y = model(x.chunk(num)[own]), y.chunk(num)[own]
+        right = functional.cross_entropy(z, y, reduction="sum") * num / terms
+        (functional.cross_entropy(z, y) / UNEVEN if case == "mean_of_means" else right).backward()
+        if case == "gradients_cleared_in_window" and k == 0:
+            model.zero_grad()
+        if case == "clip_per_micro_batch":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.02)
+
+
+KINDS = ("replicas of shards", "shards along columns", "tensor parallel", "tensor parallel shards")
+AT_ONCE = ("gradients_cleared_in_window", "clip_per_micro_batch")  # faults of a sum that is kept in `.grad`
+SAID = ("equivalent", "mean_of_means", *AT_ONCE)
+
+
+def on_meshes(rank, port, folder):
+    with joined(rank, port, world=4):
+        found = []
+        for kind in KINDS:
+            for case in SAID:
+                model, num, own = _on_mesh(kind)
+                optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator().manual_seed(7)
+                with watch(model, optimizer, tell=None) as seen:
+                    for _ in range(WINDOWS):
+                        _window_on_mesh(case, model, rows, num, own)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                report = seen.report()
+                found.append(f"{kind}: {' '.join(report.causes) or report.verdict}")
+        Path(folder, str(rank)).write_text("\n".join(found))
+
+
+@pytest.mark.slow
+def test_four_ranks_in_two_dimensions(tmp_path):
+    spawned(on_meshes, str(tmp_path), world=4)
+    expected = [f"{kind}: {said}" for kind in KINDS for said in SAID]
+    for rank in range(4):
+        assert (tmp_path / str(rank)).read_text().splitlines() == expected

@@ -168,7 +168,7 @@ class Weighed:
 
     def _forms(self) -> Iterator[tuple[Form, Sequence[float]]]:
         """How shares run, each with the total weight of what it should be."""
-        own, k = sum(self.terms), self.num
+        own, k = self.all_terms / self.world, self.num
         yield Form.terms, [1.0] * len(self.shares)
         yield Form.micro_batches, [own / (k * n) for n in self.terms]
         if self.rows and all(self.rows):

@@ -22,6 +22,11 @@ def is_known(tensor: Any) -> TypeGuard[Tensor]:
     return is_plain(tensor) or (isinstance(tensor, Tensor) and hasattr(tensor, "to_local"))
 
 
+def is_result(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is plain, or the plain result of a collective that nobody has waited for yet."""
+    return is_plain(tensor) or (isinstance(tensor, Tensor) and hasattr(tensor, "trigger_wait"))
+
+
 @cache
 def _adds_nothing(kind: Any) -> bool:
     if not issubclass(kind, Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:

@@ -49,7 +49,7 @@ def misplaced(window: Window) -> Iterator[Finding]:
 def doubtful(window: Window) -> list[Remark]:
     """What a window with all its weights and sums right may have, and no right one should; and what is to be said of it."""
     micro_batches = window.micro_batches
-    parts = [m.contribution for m in micro_batches if m.contribution is not None and m.contribution.any()]
+    parts = [m.contribution for m in micro_batches if m.contribution.any()]
     found = {
         Remark.fed: len({m.fed for m in micro_batches}) > 1,
         Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),

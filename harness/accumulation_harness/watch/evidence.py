@@ -75,7 +75,6 @@ class Remark(Enum):
     )
     no_multiple = True, "the gradient at the step is no multiple of the sum over ranks"
     resumed = False, "the first window goes on with gradients of a run before it: it was not judged"
-    held_back = False, "gradients of sharded parameters are held back until ranks are synchronised: their sum was not seen"
     no_gradient = False, "the loss gave no gradient"
     ranks_unseen = False, "not every rank's gradients were seen"
     logits_unseen = False, "the logits were not seen (a fused or compiled loss, or a model that returns none)"
@@ -109,7 +108,7 @@ class Remark(Enum):
 class MicroBatch:
     """One backward of a window."""
 
-    contribution: Sketch | None  # of what was differentiated, without the loss scale; None: not seen
+    contribution: Sketch  # of what was differentiated, without the loss scale
     before: Sketch | None = None  # of `.grad` as the backward began; None: not looked at
     after: Sketch | None = None  # and as it ended
     empty: bool = False  # no gradient was there as it began
@@ -162,6 +161,11 @@ class Window:
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
 
+    @property
+    def looked_into(self) -> bool:
+        """Whether `.grad` was seen at both ends of every backward."""
+        return all(m.after is not None and (m.before is not None or m.empty) for m in self.micro_batches)
+
     def choose(self) -> None:
         """Which losses the micro-batches have; those of the run's own where those that were looked for are not all known."""
         looked, own = (chosen([getattr(m, name) for m in self.micro_batches]) for name in ("slopes", "own"))
@@ -172,12 +176,12 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """What all ranks showed of one window."""
+    """What all ranks showed of one window; rows of sketches are sums over tensors."""
 
-    contributions: Sequence[Sketch | None]
-    gradients: Sequence[Sketch]
+    contributions: Sequence[Sketch]
+    gradients: Sequence[Sketch]  # at the step, of each whole
+    before: Sequence[Sketch]  # and as its first backward began
     terms: Sequence[float]
-    sharded: bool = False
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Remark, Rung, Sketch, Window
+from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Ranks, Remark, Rung, Sketch, Window
 
 GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sketches stay a hundred times below
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
@@ -36,22 +36,20 @@ class Sum:
 def summed(window: Window, last: Window | None) -> Sum:
     """The sum of one window; `last` is the window before it."""
     parts = [m.contribution for m in window.micro_batches]
-    if not window.alone and window.ranks is None:
-        return Sum()  # what the other ranks gave is looked at in a sample of windows
-    if any(part is None for part in parts):
-        return Sum(remark=Remark.held_back)
-    known = [part for part in parts if part is not None]
-    if not all(np.isfinite(part).all() for part in known):
-        return _non_finite(window, known)
-    total: Sketch = np.sum(known, axis=0)
+    if not window.alone and window.ranks is None:  # what the other ranks gave is looked at in a sample of windows
+        between = _inside(window, parts, GATE, float("nan"), alone=False)
+        return Sum(findings=[] if between is None else [between])
+    if not all(np.isfinite(part).all() for part in parts):
+        return _non_finite(window, parts)
+    total: Sketch = np.sum(parts, axis=0)
     gradient, gate = window.gradient, _narrow_gate(len(parts)) if window.narrow else GATE
     if not np.isfinite(gradient).all():
         return Sum(remark=Remark.step_not_finite)
-    size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in known))))
+    size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in parts))))
     if not size:
         return Sum(remark=Remark.no_gradient)
-    if window.ranks is not None and not window.ranks.sharded:
-        return _over_ranks(window, gate, size)
+    if window.ranks is not None:
+        return _over_ranks(window, window.ranks, last, parts, gate)
     found = Sum(error=float(np.linalg.norm(gradient - total)) / size)
     if found.error <= gate:
         found.right = True
@@ -62,7 +60,7 @@ def summed(window: Window, last: Window | None) -> Sum:
         return found
     if window.moved:
         found.remark = Remark.moved_inside
-    elif (why := _why(window, last, known, gate, size, found)) is not None:
+    elif (why := _why(window, last, parts, gate, size, found)) is not None:
         found.findings.append(why)
     else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
         found.remark = Remark.changed
@@ -88,31 +86,41 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     if max(scales) > min(scales):
         message = f"the loss scale is {scales[0]:g} in the first micro-batch and {scales[-1]:g} in the last"
         return _finding(Cause.scaler_updated_in_window, window, message, found.error)
+    inside = _inside(window, parts, gate, found.error, alone=True)
+    if inside is not None:
+        return inside
+    named = _by_weights(window, parts, gate, found)
+    found.suspicious = named is None and not window.looked_into
+    return named
+
+
+def _inside(window: Window, parts: list[Sketch], gate: float, error: float, *, alone: bool) -> Finding | None:
+    """What happened to `.grad` before the last backward ended, if it is what the step took; `alone`: on one rank."""
     ends = window.micro_batches[-1].after
-    if ends is None or any(m.before is None and not m.empty for m in window.micro_batches[1:]):
-        named = _by_weights(window, parts, gate, found)
-        found.suspicious = named is None
-        return named
-    cause, message = _between(window, parts, gate)
+    if ends is None or not window.looked_into:
+        return None
+    cause, message = _between(window, parts, gate, alone=alone)
     _, off = proportion(window.gradient, ends)
     after_all = {  # also after the last backward
         Cause.low_precision_accumulator: off <= NARROW_GATE,
-        Cause.weight_decay_per_micro_batch: _is_of_weights(window, window.gradient - total),
+        Cause.weight_decay_per_micro_batch: alone and _is_of_weights(window, window.gradient - np.sum(parts, axis=0)),
     }
-    if cause is not None and (off <= 10 * gate or after_all.get(cause, False)):
-        return _finding(cause, window, message, found.error)
-    return _by_weights(window, parts, gate, found)
+    named = cause is not None and (off <= 10 * gate or after_all.get(cause, False))
+    return _finding(cause, window, message, error) if cause is not None and named else None
 
 
-def _between(window: Window, parts: list[Sketch], gate: float) -> tuple[Cause | None, str]:
-    """What first happened to `.grad` between two backwards, or inside one; no cause where it is not known, or nothing did."""
+def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -> tuple[Cause | None, str]:
+    """What first happened to `.grad` between two backwards, or inside one; no cause where it is not known, or nothing did.
+
+    Inside a backward, ranks may be synchronised: what it adds is then not what this rank gave.
+    """
     last: Sketch | None = None
     for k, (m, part) in enumerate(zip(window.micro_batches, parts, strict=True)):
         before, after = _there(m.before), _there(m.after)
         if last is not None and (changed := _change(window, last, before * m.scale, m, k, gate)) is not None:
             return changed
         size = max(float(np.linalg.norm(before)), float(np.linalg.norm(part)))
-        if np.linalg.norm(after - before - part) > gate * size:
+        if alone and np.linalg.norm(after - before - part) > gate * size:
             what = "loses what was there" if np.linalg.norm(after - part) <= gate * size else "does not add up"
             return Cause.accumulator_overwritten, f"`.grad` {what} in the backward of micro-batch {k + 1}"
         last = after * m.scale
@@ -225,26 +233,33 @@ def _non_finite(window: Window, parts: list[Sketch]) -> Sum:
     return Sum(remark=Remark.part_not_finite)
 
 
-def _over_ranks(window: Window, gate: float, size: float) -> Sum:
-    """Replicas: the gradient at the step is one multiple of the sum over ranks, the same on all."""
-    ranks = window.ranks
-    assert ranks is not None
-    known = [part for part in ranks.contributions if part is not None]
-    if len(known) < len(ranks.contributions) or not all(np.isfinite(g).all() for g in (*known, *ranks.gradients)):
+def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[Sketch], gate: float) -> Sum:
+    """The gradient at the step is one multiple of the sum over ranks, the same in all replicas."""
+    given, gradients, before = ranks.contributions, ranks.gradients, ranks.before
+    if not all(np.isfinite(g).all() for g in (*given, *gradients, *before)):
         return Sum(remark=Remark.ranks_unseen)
-    total = np.sum(known, axis=0)
-    size = max(size, *(float(np.linalg.norm(part)) for part in known))
-    apart = max(float(np.linalg.norm(g - ranks.gradients[0])) for g in ranks.gradients)
+    gradient, total = gradients[0], np.sum(given, axis=0)
+    size = max(float(np.linalg.norm(total)), *(float(np.linalg.norm(part)) for part in given))
+    if not size:
+        return Sum(remark=Remark.no_gradient)
+    apart = max(float(np.linalg.norm(g - gradient)) for g in gradients)
     if apart > 10 * gate * size:
-        local = [proportion(g, part)[1] for g, part in zip(ranks.gradients, known, strict=True)]
         message = f"gradients at the step differ between ranks by {apart / size:.2g} of a rank's own"
-        if max(local) <= 10 * gate:
+        if len(gradients) == len(given) and all(
+            proportion(g, part)[1] <= 10 * gate for g, part in zip(gradients, given, strict=True)
+        ):
             message += ": each rank steps on its own"
         return Sum(findings=[_finding(Cause.replicas_not_synchronised, window, message, apart / size)])
-    factor, off = proportion(window.gradient, total)
-    error = float(np.linalg.norm(window.gradient - total / len(known))) / size
-    if off * np.linalg.norm(window.gradient) <= 10 * gate * size * max(factor, 1 / len(known)) and factor > 0:
+    factor, off = proportion(gradient, total)
+    error = float(np.linalg.norm(gradient - total / len(given))) / size
+    if factor > 0 and off * np.linalg.norm(gradient) <= 10 * gate * size * max(factor, 1 / len(given)):
         return Sum(error=error, factor=factor, right=True)
+    first = window.micro_batches[0].before
+    if np.linalg.norm(before[0]) > gate * size and first is not None and proportion(gradient - before[0], total)[1] <= 10 * gate:
+        return Sum(error=error, findings=[_carried(window, last, first, size) or _foreign(window, before[0], size)])
+    inside = _inside(window, parts, gate, error, alone=False)
+    if inside is not None:
+        return Sum(error=error, findings=[inside])
     return Sum(error=error, suspicious=True, remark=Remark.no_multiple)
 
 

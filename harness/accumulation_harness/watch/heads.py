@@ -15,7 +15,7 @@ from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence, See, Seeing, is_the_runs
 from accumulation_harness.observe.graph import Way, are_apart, mark, marked, operation, shape, ways
 from accumulation_harness.observe.patches import Place
-from accumulation_harness.observe.tensors import is_plain, is_transformed
+from accumulation_harness.observe.tensors import is_plain, is_result, is_transformed
 from accumulation_harness.watch.slopes import Bend, Forms, Loss, Slope, Taken, bent, constantly, labelled, measured, received
 from accumulation_harness.watch.terms import Said, of_its_own, spread
 
@@ -212,7 +212,7 @@ class Heads:
 
     def _of_classes(self, loss: Tensor, given: Mapping[str, Any]) -> None:
         z, target, weight = given.get("input"), given.get("target"), given.get("weight")
-        if not is_plain(z) or not is_plain(target) or z.dim() < 2:
+        if not is_result(z) or not is_plain(target) or z.dim() < 2:
             return
         ignore, detail = given.get("ignore_index", -100), self.detail
         classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
@@ -232,7 +232,7 @@ class Heads:
         def look(loss: Tensor, given: Mapping[str, Any]) -> None:
             z, target, detail = given.get("input"), given.get("target"), self.detail
             weighted = kind is not Loss.binary and given.get("weight") is not None  # a mean over its weights
-            if not is_plain(z) or not is_plain(target) or target.requires_grad or weighted:
+            if not is_result(z) or not is_plain(target) or target.requires_grad or weighted:
                 return
             rows = z.shape[0] if z.dim() else 1
             num = rows if by_row else torch.broadcast_shapes(z.shape, target.shape).numel()

@@ -119,7 +119,7 @@ class Judge:
         dry = following if window.index == 0 and sum(empty[1:]) == 1 else 0  # a first backward to see that all goes well
         for k in range(len(parts) - 1, 0, -1):
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
-            bad = any(m.contribution is not None and not np.isfinite(m.contribution).all() for m in parts[:k])
+            bad = any(not np.isfinite(m.contribution).all() for m in parts[:k])
             if empty[k] and (fed or bad or (len(parts) > len(parts) - k in (self.usual, dry))):
                 self.sizes[len(parts)] -= 1
                 self.sizes += Counter({len(parts) - k: 1})
@@ -222,7 +222,7 @@ class Judge:
             self._marks[window.track, len(marks)] = times + 1, places
 
     def _measure(self, window: Window, total: Sum) -> None:
-        known = [m.contribution for m in window.micro_batches if m.contribution is not None]
+        known = [m.contribution for m in window.micro_batches]
         self._metrics |= {
             "accumulation/micro_batches": float(len(window.micro_batches)),
             "accumulation/gradient_norm": window.norm,
@@ -294,7 +294,7 @@ def _after_clip(window: Window) -> float | None:
 
 
 def _mark_of(m: MicroBatch) -> Any:
-    if m.slopes is None or m.contribution is None:
+    if m.slopes is None:
         return None
     constant = {id(slope): "" if slope.kind is Loss.cross_entropy else f"{slope.labels:g}" for slope in m.slopes}
     losses = frozenset((slope.kind, slope.classes, constant[id(slope)]) for slope in m.slopes)

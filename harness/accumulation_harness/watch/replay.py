@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from accumulation_harness.compare.linear import WeightedSum, proportion, weighted_sum
+from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
@@ -29,6 +30,7 @@ from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
 
 MOST = 4096  # members of a collection that are looked into
+UNHEARD = "not every rank was heard"
 DEEP = 2  # levels of lists and mappings below a module's attribute that are put back after a replay
 
 
@@ -74,7 +76,7 @@ def _drops(layer: nn.Module) -> bool:
 
 
 Loss = Callable[[nn.Module, Any], Any]
-Parts = Sequence[Sketch | None]  # of a gradient: what each micro-batch gave
+Parts = Sequence[Sketch]  # of a gradient: what each micro-batch gave
 ROUNDING = 16.0  # floors that a distance may be
 LEAST = {torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the gate, in 16-bit arithmetic: whole batches round otherwise than parts
 LEAST_WIDE = 1e-5
@@ -153,11 +155,11 @@ class Replay:
     ) -> None:
         if (hook := _own_hook(self.model)) is not None:
             raise Refusal(f"a hook of the run's own ({hook}) would be called in a replay, and see passes that the run has not")
-        if track.sharded:
+        if track.dims:
             raise Refusal("windows of sharded parameters are not replayed")
         if in_a_group() and together is None:
             raise Refusal("over ranks, windows are replayed where all ranks of a model are watched")
-        parts: Parts = [None if m.contribution is None else _part(m.contribution, m.scale) for m in track.window.micro_batches]
+        parts: Parts = [_part(m.contribution, m.scale) for m in track.window.micro_batches]
         window = [nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch) for batch in window]
         found = self._taken_again(track, window, autocast)
         if together is not None:
@@ -183,7 +185,7 @@ class Replay:
             return
         factors, weights = _factors(parts, whole, gate), _on_host(track.weights())
         cause, message = _named(replayed, own, whole, factors, len(window), told, weights)
-        if not in_a_group() and parts[0] is not None:
+        if not in_a_group():
             with self._untouched(track, autocast):
                 alone, _ = self._gradient(track, window[:1])
             made = weighted_sum(parts[0], [alone, weights])  # up to its weight, and a penalty's
@@ -253,18 +255,15 @@ class Replay:
 
 def _over_ranks(window: int, own: Taken | Refusal, parts: Parts, together: Together) -> tuple[Taken | Refusal, Parts]:
     """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them."""
-    world = len(together.members)
-    gathered = together.gathered(f"replay/{window}", (own, list(parts))) or []
-    taken: list[Taken] = [one for one, _ in gathered if isinstance(one, Taken)]
-    if len(taken) < world:
-        refused = (one for one, _ in gathered if isinstance(one, Refusal))
-        return next(refused, Refusal("a rank has no window to replay")), parts
-    if not all(one.terms for one in taken):
+    taken = {"refused": str(own)} if isinstance(own, Refusal) else dataclasses.asdict(own)
+    gathered = together.gathered(f"replay/{window}", {**taken, "parts": np.stack(parts)}) or []
+    if any("refused" in one for one in gathered) or not gathered:
+        return next((Refusal(str(one["refused"])) for one in gathered if "refused" in one), Refusal(UNHEARD)), parts
+    if not all(one["terms"] for one in gathered):
         return Refusal("over ranks, a window is replayed where `loss` returns its sum and its number of terms"), parts
-    whole: Sketch = np.sum([one.whole for one in taken], axis=0)
-    again: Sketch = np.sum([one.again for one in taken], axis=0)
-    shares = [None if part is None else part / world for _, ranked in gathered for part in ranked]
-    return Taken(whole=whole, again=again, terms=sum(one.terms for one in taken), pieces=taken[0].pieces), shares
+    whole, again, terms = (np.sum([one[name] for one in gathered], axis=0) for name in ("whole", "again", "terms"))
+    shares = [part / len(gathered) for one in gathered for part in one["parts"]]
+    return Taken(whole=whole, again=again, terms=float(terms), pieces=str(gathered[0]["pieces"])), shares
 
 
 def _named(
@@ -310,8 +309,7 @@ def _on_host(sketched: Sketched) -> Sketch:
 
 def _factors(parts: Parts, whole: Sketch, gate: float) -> tuple[float, ...]:
     """The weight of each micro-batch in the run, over that in the large batch: 1 / w with `whole` = sum_k w_k part_k."""
-    known = [part for part in parts if part is not None]
-    made = weighted_sum(whole, known) if len(known) == len(parts) else WeightedSum()
+    made = weighted_sum(whole, parts)
     if not made.told_apart or made.residual > gate or not min(made.weights) > 0:
         return ()
     return tuple(1 / weight for weight in made.weights)

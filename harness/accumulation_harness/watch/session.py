@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -34,7 +35,7 @@ from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import SUFFIXES, Report
 from accumulation_harness.watch.terms import Said
-from accumulation_harness.watch.together import Together, agreed, declared
+from accumulation_harness.watch.together import Together, agreed, declared, is_sharded
 from accumulation_harness.watch.track import Sketched, Track
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
@@ -133,6 +134,9 @@ class Watch(Loop[Track]):
             return self
         self._agree()
         self.fence.open()
+        for module in self.model.modules():
+            if is_sharded(module):
+                self.fence.hooked(module.register_forward_pre_hook, partial(self._gathered, _shards(module)))
         self.fence.patches.follow()
         self.fence.replace(self.calls())
         for track in self.tracks:
@@ -148,10 +152,12 @@ class Watch(Loop[Track]):
     def _agree(self) -> None:
         """Whether this rank is watched with others."""
         parameters = [p for o in self.optimizers for group in o.param_groups for p in group["params"] if is_known(p)]
+        members = declared(self.model, parameters)
+        for track in self.tracks:
+            track.dims = members.dims
         if not in_a_group():
             return
-        members = declared(self.model, parameters)
-        if len(members) < 2:
+        if len(members.ranks) < 2:
             self._alone = None
             self._unheard = "nothing declares several ranks to be replicas or shards (DDP, a mesh): this one is judged by itself"
             return
@@ -272,7 +278,9 @@ class Watch(Loop[Track]):
         self._look_at_steps_inside()
         taken = self.heads.taken()
         scale, self._loss_scale = self._loss_scale, None
-        loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
+        roots = root if isinstance(root, (list, tuple)) else [root]
+        scalar = bool(roots) and all(is_plain(r) and r.numel() == 1 for r in roots)
+        loss = torch.stack([r.detach().reshape(()) for r in roots]).sum() if scalar else None
         returned = inputs is not None
         reached = [track for track in self.tracks if track.after_backward(taken, scale, loss, returned=returned)]
         for track in reached:
@@ -337,6 +345,14 @@ class Watch(Loop[Track]):
                     track.window.waiting.append(Call.epoch)
             self._loaders.add(loader)
         yield
+
+    def _gathered(self, shards: Sequence[tuple[nn.Module, str, Tensor]], module: nn.Module, args: Any) -> None:
+        """FSDP2 has put whole parameters in the place of shards."""
+        for owner, name, shard in shards:
+            whole = owner._parameters.get(name)
+            if whole is not None and whole is not shard:
+                for track in self.tracks:
+                    track.gathered(shard, whole)
 
     def _inside(self, layer: nn.Module, args: Any) -> None:
         if _is_training(layer):
@@ -475,6 +491,13 @@ def _takes_commit(log: Log | None) -> bool:
 def _is_training(module: nn.Module) -> bool:
     """Whether a forward is one that trains; inside a compiled one, outputs have no numbers yet."""
     return not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled()
+
+
+def _shards(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """The parameters that a module gathers for its forward, and where they are."""
+    inner = {own for child in module.modules() if child is not module and is_sharded(child) for own in child.modules()}
+    owners = [own for own in module.modules() if own not in inner]
+    return [(own, name, p) for own in owners for name, p in own._parameters.items() if p is not None]
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:

@@ -9,25 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accumulation_harness.system.state import PLAIN
-
 BLOCK = 256  # elements that share a sign of S
 GROUP = 1 << 14  # blocks that share a sign of T
 WIDTH = 8  # numbers per tensor
+FOLDED = 64  # rows of a sketch that ranks tell each other
 SEED = 20250122
 CPU = torch.device("cpu")
+
+
+class Piece(NamedTuple):
+    """What ranks that differentiate rows of their own hold of a parameter: slices one after the other, along a dimension."""
+
+    dims: int = 0  # of its mesh, all of them; 0: it is not cut up among such ranks
+    dim: int = 0  # that is cut
+    start: int = 0  # of this rank's slice
+
+    @classmethod
+    def of(cls, p: Any, rows: int) -> Piece:
+        """The first `rows` dimensions of the mesh are of such ranks; what the others cut is a whole of its own."""
+        parts = list(zip(p.placements, p.device_mesh.shape, p.device_mesh.get_coordinate(), strict=True))
+        (placement, number, rank), inside = parts[rows - 1], parts[rows:]
+        dim, size = placement.dim, p.shape[placement.dim]
+        for other, of, place in inside:
+            if getattr(other, "dim", None) == dim:
+                size = _slice(size, of, place)[1]
+        return cls(len(parts), dim, _slice(size, number, rank)[0])
+
+
+def _slice(size: int, of: int, rank: int) -> tuple[int, int]:
+    """Where it begins, and how long it is, as `torch.chunk` cuts."""
+    each = -(-size // of)
+    start = min(rank * each, size)
+    return start, min(each, size - start)
 
 
 class Signs:
     """The +-1 vectors of one parameter."""
 
-    def __init__(self, parameter: Tensor) -> None:
+    def __init__(self, parameter: Tensor, piece: Piece) -> None:
+        self.piece = piece
         whole = int(parameter.numel()) * (2 if parameter.is_complex() else 1)  # of a DTensor: of all its shards
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)
@@ -36,7 +64,11 @@ class Signs:
 
     def of(self, tensor: Tensor) -> Tensor:
         """[WIDTH] in float32: the sketch of a gradient, or of the shard of it that is here."""
-        local, start = local_part(tensor)
+        local, start = local_part(tensor), 0
+        if self.piece.dims and local.numel():
+            local = local.movedim(self.piece.dim, 0)
+            if (mesh := getattr(tensor, "device_mesh", None)) is not None and mesh.ndim == self.piece.dims:
+                start = self.piece.start * (local.numel() // len(local))
         base, inner, outer = self._at.get(local.device) or self._on(local.device)
         block, offset = divmod(start, self.length)
         if not local.numel():
@@ -79,9 +111,12 @@ def _padded(flat: Tensor, before: int, of: int) -> Tensor:
 class Sketches:
     """The sketches of all parameters of an optimizer."""
 
-    def __init__(self, parameters: Iterable[tuple[Tensor, bool]]) -> None:
-        """Each, and whether it can be looked at."""
-        self.signs = [Signs(parameter if known else torch.empty(0)) for parameter, known in parameters]
+    def __init__(self, parameters: Iterable[tuple[Tensor, bool]], rows: int = 0) -> None:
+        """Each, and whether it can be looked at; `rows`: dimensions of its mesh that are of ranks with rows of their own."""
+        self.signs = [
+            Signs(p if known else torch.empty(0), Piece.of(p, rows) if rows and hasattr(p, "placements") else Piece())
+            for p, known in parameters
+        ]
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -89,22 +124,23 @@ class Sketches:
         return [None if t is None else signs.of(t.detach()) for signs, t in zip(self.signs, tensors, strict=True)]
 
 
-def local_part(tensor: Any) -> tuple[Tensor, int]:
-    """What of a tensor is held here, dense and real, and the global index of its first element (of shards along dimension 0)."""
-    if type(tensor) in PLAIN and tensor.layout == torch.strided and not tensor.is_complex():  # nearly all are
-        return tensor, 0
+def local_part(tensor: Any) -> Tensor:
+    """What of a tensor is held here, dense and real."""
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if not hasattr(tensor, "to_local"):
-        return tensor, 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
-    local = tensor.to_local()
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    inner = tensor.numel() // tensor.shape[0] if tensor.dim() and tensor.shape[0] else 1
-    return local, int(offsets[0]) * inner if offsets else 0
+
+def folded(sketch: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """[T, WIDTH] as at most [FOLDED, WIDTH], sums of tensors with signs: what ranks tell each other of a window stays small."""
+    signs = np.random.default_rng(SEED).choice((-1.0, 1.0), len(sketch))
+    padded = np.zeros((-(-len(sketch) // FOLDED) * FOLDED, WIDTH))
+    padded[: len(sketch)] = signs[:, None] * sketch
+    found: npt.NDArray[np.float64] = padded.reshape(-1, FOLDED, WIDTH).sum(0)
+    return found[: len(sketch)].astype(np.float32)
 
 
 def _product(blocks: Tensor, base: Tensor) -> Tensor:

@@ -6,15 +6,19 @@ No collective is called: each rank leaves what it has seen under a key, and wait
 from __future__ import annotations
 
 import gc
-import pickle
+import io
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from accumulation_harness.observe.tensors import in_a_group
 
 AGREES = 10.0  # seconds that a rank waits for the others to say that they watch
 LATE = 30.0  # and for what they have seen of a window: replicas end theirs at about the same time
@@ -23,26 +27,36 @@ SHORTEST, LONGEST = 1e-3, 0.1  # seconds between two looks
 _attached: Counter[str] = Counter()  # watches that are decided, by what they watch
 
 
+class Members(NamedTuple):
+    """The ranks that differentiate rows of their own, and together hold a model."""
+
+    ranks: tuple[int, ...] = ()
+    shards: int = 1  # so many of them, one after the other, hold a whole
+    dims: int = 0  # of the mesh of a sharded parameter that are theirs; what other dimensions cut is a whole of its own
+
+
 class Together:
     """The ranks that watch one model."""
 
-    def __init__(self, store: Any, name: str, members: Sequence[int]) -> None:
-        self.store, self.name, self.members = store, name, tuple(members)
+    def __init__(self, store: Any, name: str, members: Members) -> None:
+        self.store, self.name, self.members, self.shards = store, name, members.ranks, members.shards
         self.rank = distributed.get_rank()
         self.is_apart = False  # one has left, or was late once: from then on nobody is waited for
         self._written: list[str] = []
 
-    def gathered(self, what: str, value: Any) -> list[Any] | None:
-        """What each member has to hand over under this name; None where one is not heard."""
+    def gathered(self, what: str, value: Mapping[str, npt.ArrayLike]) -> list[Mapping[str, npt.NDArray[Any]]] | None:
+        """What each member has to hand over under this name, plain arrays; None where one is not heard."""
         if self.is_apart:
             return None
         keys = [f"{self.name}/{what}/{member}" for member in self.members]
-        self._write(f"{self.name}/{what}/{self.rank}", pickle.dumps(value))
+        written = io.BytesIO()
+        np.savez(written, **{name: np.asarray(of) for name, of in value.items()})  # type: ignore[arg-type]
+        self._write(f"{self.name}/{what}/{self.rank}", written.getvalue())
         left = [f"{self.name}/left/{member}" for member in self.members]
         if not _are_there(self.store, keys, LATE, left):
             self.is_apart = True
             return None
-        return [pickle.loads(self.store.get(key)) for key in keys]
+        return [dict(np.load(io.BytesIO(self.store.get(key)), allow_pickle=False)) for key in keys]
 
     def leave(self) -> None:
         """Nobody need wait for this rank any longer."""
@@ -57,25 +71,41 @@ class Together:
             self.store.delete_key(self._written.pop(0))
 
 
-def declared(model: nn.Module, parameters: Sequence[Tensor]) -> list[int]:
-    """The ranks that hold replicas or shards of a model, as DDP or the mesh of its parameters says; none where nothing does."""
-    for p in parameters:
-        if hasattr(p, "device_mesh"):
-            return sorted(p.device_mesh.mesh.flatten().tolist())
-    own = {id(module) for module in model.modules()}
-    for item in gc.get_objects():
+def declared(model: nn.Module, parameters: Sequence[Tensor]) -> Members:
+    """Who holds replicas or shards of a model, as FSDP2 or DDP says; nobody where neither does.
+
+    What is cut up alone (tensor parallel, stages of a pipeline) is differentiated with the same rows on all its ranks: the
+    gradient of each is whole.
+    """
+    if any(is_sharded(module) for module in model.modules()):
+        found = {_of_mesh(p) for p in parameters if hasattr(p, "placements")}
+        return found.pop() if len(found) == 1 else Members()
+    own = {id(module) for module in model.modules()} if in_a_group() else set()
+    for item in gc.get_objects() if own else ():
         if issubclass(type(item), DistributedDataParallel) and (id(item) in own or id(item.module) in own):
-            return sorted(distributed.get_process_group_ranks(item.process_group))
-    return []
+            return Members(tuple(sorted(distributed.get_process_group_ranks(item.process_group))))
+    return Members()
 
 
-def agreed(members: Sequence[int], parameters: Sequence[Tensor]) -> Together | None:
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to it."""
+    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "unshard")
+
+
+def _of_mesh(p: Any) -> Members:
+    """FSDP2 cuts along the first dimension that does, before which are replicas; tensor parallelism has the dimensions behind."""
+    dims = next(dim for dim, placement in enumerate(p.placements, start=1) if hasattr(placement, "dim"))
+    own = p.device_mesh.mesh[(..., *p.device_mesh.get_coordinate()[dims:])]
+    return Members(tuple(own.flatten().tolist()), own.shape[-1], dims)
+
+
+def agreed(members: Members, parameters: Sequence[Tensor]) -> Together | None:
     """These ranks, if all of them say in time that they watch the same; all come to the same answer."""
     about = f"{members} {[(tuple(p.shape), str(p.dtype)) for p in parameters]}"
     store = distributed.distributed_c10d._get_default_store()
     name = _undecided(store, f"accumulation_watch/{zlib.crc32(about.encode())}")
     store.set(f"{name}/here/{distributed.get_rank()}", "")
-    here = _are_there(store, [f"{name}/here/{member}" for member in members], AGREES)
+    here = _are_there(store, [f"{name}/here/{member}" for member in members.ranks], AGREES)
     decided = store.compare_set(f"{name}/decided", "", "together" if here else "apart")  # by the first that knows
     return Together(store, name, members) if decided == b"together" else None
 

@@ -21,7 +21,7 @@ from accumulation_harness.observe.tensors import is_known, is_transformed
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.gradients import ALIKE, GATE
-from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
+from accumulation_harness.watch.sketch import WIDTH, Sketches, folded, local_part
 from accumulation_harness.watch.slopes import Bend, Taken, number
 from accumulation_harness.watch.together import Together
 
@@ -72,7 +72,7 @@ class Track(Followed):
         self.index, self.fence = index, fence
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
-        self.sharded = False  # whether parameters are shards, which are differentiated out of sight
+        self.dims = 0  # of the mesh of sharded parameters that are of ranks with rows of their own
         self._hooks: dict[int, list[Any]] = {}  # by the parameter's identity
         self._sums: Sketched = []
         self._bare: Sketched = []  # where the run has hooks of its own
@@ -120,8 +120,8 @@ class Track(Followed):
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
         if self.look_again():
             self.known = [is_known(p) for p in self.parameters]
-            self.sharded = any(hasattr(p, "to_local") for p in self.parameters)
-            self.sketches = Sketches(zip(self.parameters, self.known, strict=True))
+            self.places = {id(p): place for place, p in enumerate(self.parameters)}
+            self.sketches = Sketches(zip(self.parameters, self.known, strict=True), self.dims)
             self._sums = [None] * len(self.parameters)
             self.remove()
             self._choose()
@@ -157,6 +157,13 @@ class Track(Followed):
         sums = self._bare if bare else self._sums
         known = sums[place]
         sums[place] = found if known is None else known + found
+        self.window.narrow = self.window.narrow or gradient.dtype in NARROW
+
+    def gathered(self, shard: Tensor, whole: Tensor) -> None:
+        """For a forward, a shard was exchanged for the whole parameter, which is what is differentiated."""
+        place = self.places.get(id(shard))
+        if place is not None and id(whole) not in self._hooks and whole.requires_grad and is_known(whole):
+            self._hook(place, whole)
 
     def _choose(self) -> None:
         """Which tensors the window that begins looks at: all, or a share in turn, which alone are hooked."""
@@ -210,7 +217,7 @@ class Track(Followed):
         self._empty = all(g is None for g in grads)
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums, self._bare = [None] * len(self.parameters), [None] * len(self.parameters)
-        self._marks = [] if all(self.sketched) and not self.sharded else list(map(mark, grads))
+        self._marks = [] if all(self.sketched) and not self.dims else list(map(mark, grads))
         self.in_backward, self._reached = True, False
 
     def _look_for_returned(self) -> None:
@@ -222,22 +229,16 @@ class Track(Followed):
     def after_backward(self, taken: Taken, scale: Tensor | None, loss: Tensor | None, *, returned: bool = False) -> bool:
         """Whether it reached this optimizer. `returned`: its gradients are the result, and not added to `.grad`."""
         self.in_backward = False
-        unsure = self.sharded or not self._reached
-        changed = unsure and bool(self._marks) and self._marks != list(map(mark, self.grads))
+        changed = not self._reached and bool(self._marks) and self._marks != list(map(mark, self.grads))
         stepped, self.stepped_inside = self.stepped_inside, False
-        if stepped or not (self._reached or changed or self.sharded):
+        if stepped or not (self._reached or changed):
             return False
         window = self.window
         after = self.gradients() if self.detail else None
         bare = [(a, b) for a, b in zip(self._bare, self._sums, strict=True) if a is not None and b is not None]
         window.hooked = window.hooked or any(not torch.equal(a, b) for a, b in bare)
-        contribution: Any = self._sums
-        if self.sharded:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
-            before = self._before or [None] * len(self.parameters)
-            pairs = list(zip(after, before, strict=True)) if changed and after is not None else None
-            contribution = pairs and [a if b is None or a is None else a - b for a, b in pairs]
         in_tensors: dict[str, Any] = {
-            "contribution": contribution, "before": self._before, "after": after, "scale": scale, "loss": loss, **taken._asdict()
+            "contribution": self._sums, "before": self._before, "after": after, "scale": scale, "loss": loss, **taken._asdict()
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
@@ -246,7 +247,7 @@ class Track(Followed):
         if returned:
             self._marks = list(map(mark, self.grads))
         self._sums, self._before = [None] * len(self.parameters), None
-        if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.sharded:
+        if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.dims:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
             window.averages = Averages(known, [*(g for g in self.grads if g is not None), *_state(self.optimizer)])
         for name in ("unclipped", "clipped"):
@@ -325,7 +326,9 @@ class Track(Followed):
         parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
         for m, (*sketches, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else number(scale)
-            m.contribution, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
+            given: Any
+            given, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
+            m.contribution = given
             m.loss = number(loss) / m.scale
             m.slopes, m.own = (
                 None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (heads, own)
@@ -340,13 +343,13 @@ class Track(Followed):
         window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
         if alone is False and self.detail and together is not None:
             name = f"{self.index}/{self.num_windows}"
-            window.ranks = gathered(together, name, window.micro_batches, window.gradient, sharded=self.sharded)
+            window.ranks = heard(together, name, window)
         if not window.alone and window.ranks is None:  # what a term weighs depends on the terms of all ranks
             for m in window.micro_batches:
                 m.slopes = None
         formats = {g.dtype for g in self.grads if g is not None}
         window.norm, window.whole = math.hypot(*map(number, norms)), bool(looked.all())
-        window.narrow, window.half = not formats.isdisjoint(NARROW), torch.float16 in formats
+        window.narrow, window.half = window.narrow or not formats.isdisjoint(NARROW), torch.float16 in formats
         window.calls, window.unused = tuple(window.waiting), tuple(map(number, values))
         window.resumed = self.resumed and self.num_windows == 1
         window.ranks = None if window.skipped else window.ranks
@@ -359,23 +362,34 @@ def _hooks_of(p: Any) -> Mapping[int, Any]:
     return (p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
 
 
-def gathered(together: Together, name: str, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks | None:
+def heard(together: Together, name: str, window: Window) -> Ranks | None:
     """What every rank has seen of a window; None where not all are heard."""
-    contributions = [part.contribution for part in parts]
-    total = None if any(c is None for c in contributions) else np.sum([c for c in contributions if c is not None], axis=0)
+    parts, gradient = window.micro_batches, window.gradient
+    contribution = np.sum([part.contribution for part in parts], axis=0)
+    before = parts[0].before if parts[0].before is not None else np.zeros_like(gradient)
     terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
-    found = together.gathered(name, (total, gradient, float(terms)))
+    own = {"contribution": folded(contribution), "gradient": folded(gradient), "before": folded(before), "terms": terms}
+    found = together.gathered(name, own)
     if found is None:
         return None
-    of_all, gradients, of_terms = zip(*found, strict=True)
-    return Ranks(contributions=of_all, gradients=gradients, terms=of_terms, sharded=sharded)
+
+    def of_wholes(what: str) -> list[Sketch]:
+        of_all = [one[what].astype(float) for one in found]
+        return [np.sum(of_all[i : i + together.shards], axis=0) for i in range(0, len(found), together.shards)]
+
+    return Ranks(
+        contributions=[one["contribution"].astype(float) for one in found],
+        gradients=of_wholes("gradient"),
+        before=of_wholes("before"),
+        terms=[float(one["terms"]) for one in found],
+    )
 
 
 def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
     """Whether the gradient at the step is what this rank's own micro-batches gave."""
-    known = [part.contribution for part in parts if part.contribution is not None]
-    size = max(np.linalg.norm(part) for part in known) if known else 0.0
-    return len(known) == len(parts) and bool(np.linalg.norm(gradient - np.sum(known, axis=0)) <= GATE * size)
+    given = [part.contribution for part in parts]
+    size = max(map(np.linalg.norm, given))
+    return bool(np.linalg.norm(gradient - np.sum(given, axis=0)) <= GATE * size)
 
 
 def on_host(nest: Any) -> Any:
@@ -402,7 +416,7 @@ def _sketch(found: Sequence[Sketch | None] | None, of: Any) -> Any:
 
 def _norms(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Of each gradient, or of what of it is here."""
-    parts = [local_part(g)[0] for g in gradients if g is not None]
+    parts = [local_part(g) for g in gradients if g is not None]
     narrow, wide = ([p for p in parts if (p.dtype in NARROW) is is_narrow] for is_narrow in (True, False))
     with torch.no_grad():
         found = torch._foreach_norm(narrow, 2, torch.float32) if narrow else ()
@@ -423,7 +437,7 @@ def _marks(optimizer: Optimizer) -> State:
 
 def _fits_16_bits(gradients: Sequence[Tensor | None]) -> str:
     """The 16-bit format in which nearly all entries of wide gradients can be written: then they have been rounded to it."""
-    parts = [local_part(g)[0].reshape(-1)[:LOOKED_AT] for g in gradients if g is not None and g.dtype not in NARROW]
+    parts = [local_part(g).reshape(-1)[:LOOKED_AT] for g in gradients if g is not None and g.dtype not in NARROW]
     if not parts:
         return ""
     with torch.no_grad():

@@ -61,7 +61,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     total, world = sum(slope.terms for slope in slopes), 1
     if ranks is not None and all(ranks.terms):
         total, world = sum(ranks.terms), len(ranks.terms)
-    factors = {id(m): summed.factor if ranks is None or not ranks.sharded else 1 / world for m, _ in pairs}
+    factors = {id(m): summed.factor for m, _ in pairs}
     if summed.weights and not summed.findings:
         factors = {id(m): weight for m, weight in zip(window.micro_batches, summed.weights, strict=True)}
     return Weighed(
