@@ -20,7 +20,6 @@ from accumulation_harness.analysis.content import (
     span,
     table,
     table_by,
-    yes_or_no,
 )
 from accumulation_harness.analysis.figures.forms import (
     EXACT,

@@ -134,11 +134,6 @@ def plain(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_]+', '-', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def yes_or_no(holds: bool) -> str:
-    """A truth value as an answer."""
-    return "yes" if holds else "no"
-
-
 def number(value: float) -> str:
     """A number with two or three digits, as a reader wants it: 0.0123, 1.2e-15, or a dash for NaN."""
     if math.isnan(value):

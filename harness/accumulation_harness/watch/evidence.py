@@ -159,6 +159,7 @@ class Window:
     late: bool = False  # weights were moved between the last backward and the step
     buffers_moved: bool = False  # since the step before
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
+    seconds: float = float("nan")  # since the step before
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
 
     @property

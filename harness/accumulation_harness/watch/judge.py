@@ -158,6 +158,9 @@ class Judge:
         self._metrics["accumulation/weight_spread"] = max(first.shares) / least if least > 0 else math.nan
         self._metrics["accumulation/weight_sum"] = sum(first.parts)
         self._metrics["accumulation/loss_terms"] = first.total
+        self._metrics["accumulation/loss_terms_per_second"] = first.total / window.seconds
+        if first.positions:
+            self._metrics["accumulation/padding"] = 1 - sum(first.terms) / sum(first.positions)
 
     def _left_out(self, window: Window) -> bool:
         """Whether a micro-batch was computed and not differentiated."""
@@ -262,8 +265,9 @@ class Judge:
                 print(f"accumulation: {cause} ({where}): {finding.message}; {remedy(cause)}", file=self._tell, flush=True)
 
     def metrics(self) -> Mapping[str, float]:
-        """`accumulation/*` of the last window."""
-        return dict(self._metrics) | {"accumulation/findings": float(len(self.found()))}
+        """`accumulation/*` of the last window, as far as there are numbers."""
+        known = {name: value for name, value in self._metrics.items() if value == value}
+        return known | {"accumulation/findings": float(len(self.found()))}
 
     def finish(self) -> None:
         """No further window will come."""

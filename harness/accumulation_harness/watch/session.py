@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -229,7 +230,7 @@ class Watch(Loop[Track]):
     @entry(lambda _: dict[str, float]())
     def metrics(self) -> dict[str, float]:
         """`accumulation/*` of the last window, as far as there are numbers."""
-        return {name: value for name, value in self.judge.metrics().items() if value == value}
+        return dict(self.judge.metrics())
 
     def _ended(self) -> None:
         """Something has failed."""
@@ -426,9 +427,11 @@ class Watch(Loop[Track]):
         track.window.buffers_moved = bool(track.num_windows) and written != self._buffers_written
         window = track.close(gradients, parameters, self._alone, self._together)
         self.batches.window = []
+        before, track.stepped = track.stepped, time.perf_counter()
         if window is None:
             self.judge.closures += self._depth > 0
             return
+        window.seconds = track.stepped - before
         if track.detail:
             self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
         suspicious = self.judge.see(window)

@@ -83,6 +83,7 @@ class Track(Followed):
         self._before: Sketched | None = None
         self._empty = self._reached = False
         self.in_backward = False
+        self.stepped = math.nan  # when it did so last, in seconds
         self.stepped_inside = False  # the backward under way
         self._marks: list[Mark] = []
 
