@@ -194,6 +194,11 @@ def test_the_quick_grid_is_a_part_of_the_full_one(command):
     assert set(restricted) == {config for config in quick if config.optimizer.name == OptimizerName.adam}
 
 
+def test_the_core_questions_can_be_asked_quickly(command):
+    code, configs = command("+experiment=core", "hydra.sweeper.size=quick")
+    assert code == 0 and len({config.experiment for config in configs}) > 1
+
+
 def test_fast_composition_is_hydras_composition(command, monkeypatch):
     arguments = ["-m", "optimizer=adam,nesterov", "optimizer.lr=0.5,0.25", "norm=none,layer", "accumulation_steps=[2,4],[8]",
                  "data.root=null", "++clip_norm=1.0"]  # fmt: skip
