@@ -172,7 +172,8 @@ def _unregistered(name: str, own: load.Results, known: Mapping[str, Experiment])
         same = counted(controls["verdict"] == "equivalent")
         told = f"The control, a large batch with its rows shuffled, is equivalent {same} times."
         accumulated = f"{len(runs)} accumulated runs: {counts}." if len(runs) else ""
-        return Answer(tuple(filter(None, [accumulated, *why, told if len(controls) else "", found])), None)
+        sentences = tuple(filter(None, [accumulated, *why, told if len(controls) else "", found]))
+        return Answer(sentences or ("None of these trials has a run that is judged.",), None)
 
     return Experiment(
         name=name,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 WAITS = {
     *("_local_scalar_dense in recipe.step", "copy of [] in recipe.update_ema", "_to_copy in hand_written.<genexpr>"),
     *("_local_scalar_dense in custom.num_terms", "_local_scalar_dense in custom.forward"),
-    *("_local_scalar_dense in batch_sizes.note", "_local_scalar_dense in training.outcome"),
+    *("_local_scalar_dense in batch_sizes.note", "_local_scalar_dense in training.evaluations"),
     "_to_copy in widening.__torch_function__",  # what a loop by hand moves itself, in the float64 runs
 }
 

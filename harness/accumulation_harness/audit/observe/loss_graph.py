@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accumulation_harness.audit.evidence import Matrix, Term
 from accumulation_harness.audit.observe.sample import by_position, sample_of
-from accumulation_harness.observe.graph import ADDS, MOST, PASSES, Way, below, operation, parents
+from accumulation_harness.observe.graph import ADDS, MOST, PASSES, Way, below, operation, parents, shape
 
 LINEAR = ("Mul", "Div", "Mean", *PASSES)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
@@ -160,17 +160,23 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1
 
 
 def _coefficient(root: Any, term: Any) -> float:
-    """The product of the constants between a loss and a term of it; NaN where no way leads there."""
-    waiting = [(root, 1.0)]
+    """The product of the constants between a loss and a term of it; NaN where no way leads there.
+
+    Nor where a sum of elements is divided: the same number at every N is then that of the window, by which each part is divided.
+    """
+    waiting = [(root, 1.0, False)]
     for _ in range(MOST):
         if not waiting:
             break
-        node, factor = waiting.pop()
+        node, factor, divided = waiting.pop()
         if node is term:
             return factor
+        if divided and operation(node) == "Sum" and any(shape(parent).numel() > 1 for parent in parents(node)):
+            break
         for way in below(Way(node, None, ())):
             some = way.constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
-            waiting.append((way.leaf, factor * math.prod(_times(float(c.factor), divides=c.divides) for c in some)))
+            product = factor * math.prod(_times(float(c.factor), divides=c.divides) for c in some)
+            waiting.append((way.leaf, product, divided or any(c.divides for c in some)))
     return math.nan
 
 
