@@ -7,11 +7,13 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import Replicate
 from torch.nn import functional
 
 from accumulation_harness.watch import together, watch
@@ -132,6 +134,11 @@ def test_what_ranks_tell_each_other_of_a_window_is_linear_and_small():
     assert np.allclose(folded(a) + folded(b), folded(a + b), atol=1e-4)
     assert not np.allclose(folded(a), folded(a[::-1]), atol=1)
     assert 3 * folded(a).nbytes < 8000  # what micro-batches gave, and `.grad` at both ends
+
+
+def test_a_parameter_that_shards_have_left_out_has_no_members():
+    held = SimpleNamespace(placements=(Replicate(),), device_mesh=None)
+    assert together._of_mesh(held) == together.Members()
 
 
 # -- ranks that are not watched together -------------------------------------------------------------------------------

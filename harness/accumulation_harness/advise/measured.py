@@ -48,6 +48,10 @@ class Measured:
     device: str
     budget: int  # bytes
 
+    def step_seconds(self, size: Size, num: int) -> float:
+        """Of N micro-batches and an update."""
+        return num * size.seconds + self.update_seconds
+
 
 def measure(setting: Setting, budget: int | None) -> Measured:
     """All of it, on sizes of which an estimate fits the budget, or what is free; ConfigError where not even one sample does."""

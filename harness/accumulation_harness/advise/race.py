@@ -119,8 +119,7 @@ class Race:
                     return
 
     def _step_seconds(self, entry: Entry) -> float:
-        size, num = rows.splits(self.seen, entry.batch)[0]
-        return num * size.seconds + self.seen.update_seconds
+        return self.seen.step_seconds(*rows.splits(self.seen, entry.batch)[0])
 
 
 def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice], Measured]:
@@ -139,7 +138,7 @@ def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice],
         size=size,
         num=num,
         optimizer=race.optimizer(best),
-        step_seconds=num * size.seconds + seen.update_seconds,
+        step_seconds=seen.step_seconds(size, num),
         times=race.seconds(best) / race.seconds(race.base),
         samples=race.steps[best] * best.batch / (race.steps[race.base] * race.base.batch),
         raced=len(race.steps),

@@ -43,9 +43,8 @@ def advice(config: TrialConfig, seen: Measured) -> list[Advice]:
     size = config.effective_batch
     base = (splits(seen, size) or [(seen.sizes[0], max(1, size // seen.sizes[0].b))])[0]
     batches = {one.b * 2**k for one, k in product(seen.sizes, range(20))}
-    every = [one for batch in batches if batch <= min(LARGEST * size, seen.population // 2) for one in splits(seen, batch)] or [
-        base
-    ]
+    possible = [batch for batch in batches if batch <= min(LARGEST * size, seen.population // 2)]
+    every = [one for batch in possible for one in splits(seen, batch)] or [base]
     least = min(one.bytes for one in seen.sizes)
     small = [one for one in every if one[0].bytes <= LEAST * least]
 
@@ -64,7 +63,7 @@ def advice(config: TrialConfig, seen: Measured) -> list[Advice]:
             size=one,
             num=num,
             optimizer=rescaled(config.optimizer, size, num * one.b, noise(seen)),
-            step_seconds=num * one.seconds + seen.update_seconds,
+            step_seconds=seen.step_seconds(one, num),
             times=cost((one, num)) / cost(base),
             samples=(num * one.b + noise(seen)) / (size + noise(seen)),
         )
@@ -87,7 +86,7 @@ def noise(seen: Measured) -> float:
 
 def time_to_target(seen: Measured, size: Size, num: int) -> float:
     """In steps at very large batches, times seconds."""
-    return (1 + noise(seen) / (num * size.b)) * (num * size.seconds + seen.update_seconds)
+    return (1 + noise(seen) / (num * size.b)) * seen.step_seconds(size, num)
 
 
 def rescaled(optimizer: OptimizerConfig, former: int, batch: int, noise_scale: float) -> OptimizerConfig:

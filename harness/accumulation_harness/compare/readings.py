@@ -258,20 +258,30 @@ class Told(NamedTuple):
 
 
 def told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed] = ()) -> Told:
-    """The reading of all windows of a run whose windows have `usual` micro-batches.
+    """The reading of all windows of a run whose windows have `usual` micro-batches; no cause where its terms may be other ones.
 
-    `known`: those of them that are known to be right, whatever they weigh. What shortens gradients after the backwards by another
-    factor in every window, to one length that no window exceeds, is a clip by hand: it says nothing of their whole.
+    `known`: those of them that are known to be right, whatever they weigh.
     """
     found = _told(seen, usual, known)
-    shortened = [one for one in seen if one.multiplied and one.world == 1]
-    if found.right or found.causes or not shortened:
+    if not found.right and not found.causes and _are_clipped(seen):
+        found = _told([replace(one, scaled=True) for one in seen], usual, known)
+    if not found.causes or not any(one.unsaid for one in seen):
         return found
+    causes = " and ".join(found.causes)
+    return Told(words=f"{causes}, if the terms of the run's own loss are what they seem (`seen.terms` tells): {found.words}")
+
+
+def _are_clipped(seen: Sequence[Weighed]) -> bool:
+    """Whether gradients are clipped by hand after the backwards, which says nothing of their whole.
+
+    Then they are shortened by another factor in every window, to one length that no window exceeds.
+    """
+    shortened = [one for one in seen if one.multiplied and one.world == 1]
+    if not shortened:
+        return False
     tolerance, shares, norms = seen[0].tolerance, [one.shares[0] for one in shortened], [one.norm for one in shortened]
     clipped = alike(norms, tolerance) and all(one.norm <= (1 + tolerance) * norms[0] for one in seen)
-    if not clipped or max(shares) > 1 + tolerance or (len(shares) > 1 and alike(shares, tolerance)):
-        return found
-    return _told([replace(one, scaled=True) for one in seen], usual, known)
+    return clipped and max(shares) <= 1 + tolerance and (len(shares) == 1 or not alike(shares, tolerance))
 
 
 def _told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed]) -> Told:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 from scipy import special
 
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.system.enums import StrEnum
 
 LEVEL = 0.05
 MOST_SEEDS = 10_000  # beyond, nobody trains so many

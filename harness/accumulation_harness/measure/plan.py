@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,10 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(budgets) + (AUTO in given) != 1 or asks:
         print(f"usage: {USAGE}", file=sys.stdout if asks else sys.stderr)
         return 0 if asks else 2
+
+    def planned(config: TrialConfig) -> Iterable[str]:
+        return by_trying(config) if AUTO in given else answered(explain, config, parse_bytes(budgets[0]))
+
+    return print_about([text for text in given if not text.startswith("memory=") and text != AUTO], planned)
+
+
+def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterable[str]]) -> int:
+    """Print the lines that answer a question about N, or what is wrong with the settings; the exit code is 0, 1 or 2."""
     try:
-        settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
         config = compose_trial([*settings, "accumulation_steps=[1]"]).trial  # N is what is asked
-        for line in by_trying(config) if AUTO in given else answered(explain, config, parse_bytes(budgets[0])):
+        for line in answer(config):
             print(line)
     except (BadInput, ConfigError) as error:
         print(one_line(error), file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,10 +56,14 @@ def marked(node: Any, name: str) -> int | None:
     return None
 
 
+def roots_of(root: Any) -> Sequence[Any]:
+    """What a backward begins at: one tensor, or several."""
+    return root if isinstance(root, (tuple, list)) else [root]
+
+
 def ways(root: Any) -> list[Way]:
     """What a root adds up."""
-    roots = [t for t in (root if isinstance(root, (tuple, list)) else [root]) if is_plain(t)]
-    waiting = [Way(t.grad_fn, None, ()) for t in roots if t.grad_fn is not None]
+    waiting = [Way(t.grad_fn, None, ()) for t in roots_of(root) if is_plain(t) and t.grad_fn is not None]
     found: list[Way] = []
     while waiting:
         way = waiting.pop()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import numpy as np
 
 from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.compare.linear import proportion
-from accumulation_harness.compare.readings import Told, Weighed, near, told
+from accumulation_harness.compare.readings import Weighed, near, told
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
@@ -180,7 +180,7 @@ class Judge:
         """What all windows say of every loss: whether all are right, what is wrong, and why nothing is known of some."""
         right = {replayed.window for replayed in self.replays if replayed.right}
         of_all = {
-            (track, key): _told(seen, self.usual, [one for one in seen if one.window in right and track == 0])
+            (track, key): told(seen, self.usual, [one for one in seen if one.window in right and track == 0])
             for (track, key), seen in self.weights.items()
         }
         findings, reasons = [], []
@@ -278,15 +278,6 @@ class Judge:
         for waiting in list(self._waiting.values()):
             self._judge(waiting)
         self._waiting.clear()
-
-
-def _told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed]) -> Told:
-    """What the windows say of one loss; no cause where its terms may be other ones."""
-    said = told(seen, usual, known)
-    if not said.causes or not any(one.unsaid for one in seen):
-        return said
-    causes = " and ".join(said.causes)
-    return Told(words=f"{causes}, if the terms of the run's own loss are what they seem (`seen.terms` tells): {said.words}")
 
 
 def _after_clip(window: Window) -> float | None:

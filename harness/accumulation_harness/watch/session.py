@@ -24,6 +24,7 @@ from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.observe.fence import Fence, See, Seeing, entry
 from accumulation_harness.observe.followed import versions
+from accumulation_harness.observe.graph import roots_of
 from accumulation_harness.observe.loop import Draws, Loop, draws
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import in_a_group, is_known, is_plain
@@ -279,7 +280,7 @@ class Watch(Loop[Track]):
         self._look_at_steps_inside()
         taken = self.heads.taken()
         scale, self._loss_scale = self._loss_scale, None
-        roots = root if isinstance(root, (list, tuple)) else [root]
+        roots = roots_of(root)
         scalar = bool(roots) and all(is_plain(r) and r.numel() == 1 for r in roots)
         loss = torch.stack([r.detach().reshape(()) for r in roots]).sum() if scalar else None
         returned = inputs is not None

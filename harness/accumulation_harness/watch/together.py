@@ -94,7 +94,9 @@ def is_sharded(module: nn.Module) -> bool:
 
 def _of_mesh(p: Any) -> Members:
     """FSDP2 cuts along the first dimension that does, before which are replicas; tensor parallelism has the dimensions behind."""
-    dims = next(dim for dim, placement in enumerate(p.placements, start=1) if hasattr(placement, "dim"))
+    dims = next((dim for dim, placement in enumerate(p.placements, start=1) if hasattr(placement, "dim")), 0)
+    if not dims:  # one that it has left out
+        return Members()
     own = p.device_mesh.mesh[(..., *p.device_mesh.get_coordinate()[dims:])]
     return Members(tuple(own.flatten().tolist()), own.shape[-1], dims)
 

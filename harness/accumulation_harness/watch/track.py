@@ -327,9 +327,7 @@ class Track(Followed):
         parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
         for m, (*sketches, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else number(scale)
-            given: Any
-            given, m.before, m.after = (None if s is None else _sketch(s, looked) / m.scale for s in sketches)
-            m.contribution = given
+            m.contribution, m.before, m.after = (_sketch(s, looked, m.scale) for s in sketches)
             m.loss = number(loss) / m.scale
             m.slopes, m.own = (
                 None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (heads, own)
@@ -374,14 +372,15 @@ def heard(together: Together, name: str, window: Window) -> Ranks | None:
     if found is None:
         return None
 
-    def of_wholes(what: str) -> list[Sketch]:
-        of_all = [one[what].astype(float) for one in found]
-        return [np.sum(of_all[i : i + together.shards], axis=0) for i in range(0, len(found), together.shards)]
+    def of(what: str, shards: int) -> list[Sketch]:
+        """Of every so many ranks together."""
+        of_all = np.stack([one[what] for one in found]).astype(float)
+        return list(of_all.reshape(-1, shards, *of_all.shape[1:]).sum(1))
 
     return Ranks(
-        contributions=[one["contribution"].astype(float) for one in found],
-        gradients=of_wholes("gradient"),
-        before=of_wholes("before"),
+        contributions=of("contribution", 1),
+        gradients=of("gradient", together.shards),
+        before=of("before", together.shards),
         terms=[float(one["terms"]) for one in found],
     )
 
@@ -408,11 +407,11 @@ def on_host(nest: Any) -> Any:
     return tree_unflatten(leaves, structure)
 
 
-def _sketch(found: Sequence[Sketch | None] | None, of: Any) -> Any:
-    """[T, WIDTH] of these tensors; zeros where there was no gradient."""
+def _sketch(found: Sequence[Sketch | None] | None, of: Any, scale: float = 1.0) -> Any:
+    """[T, WIDTH] of these tensors, without the loss scale; zeros where there was no gradient."""
     if found is None:
         return None
-    return np.stack([NOTHING if part is None or not chosen else part for part, chosen in zip(found, of, strict=True)])
+    return np.stack([NOTHING if part is None or not chosen else part for part, chosen in zip(found, of, strict=True)]) / scale
 
 
 def _norms(gradients: Sequence[Tensor | None]) -> list[Tensor]:
