@@ -23,14 +23,16 @@ from accumulation_harness.analysis.content import (
 )
 from accumulation_harness.analysis.figures.forms import (
     EXACT,
-    WIDTH,
     Curve,
+    band_curve,
     by_optimizer,
+    columns_over,
     curves,
+    formula,
+    lines,
     mean_curve,
     median_curve,
-    panels,
-    rate_axis,
+    points,
 )
 from accumulation_harness.analysis.figures.style import (
     BAND,

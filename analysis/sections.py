@@ -90,9 +90,10 @@ def gradient_error(material: Material) -> Section:
         "gradient-error",
         figures.figure_gradient_error(arms),
         "Relative error of the gradient against float64 over the number of accumulation steps, per model and precision, with "
-        "the full batch's own error as a band.",
-        "Error of the gradient against float64 at the initial weights, in the precision of the run, over N. Points inside or "
-        "below the grey band round no worse than the full batch does; points decades above it are another computation.",
+        "the full batch's own error beside it.",
+        "Error of the gradient against float64 at the initial weights, in the precision of the run, over N: medians and ranges "
+        "over trials. Points inside or below the full batch's band round no worse than the full batch does; points decades above "
+        "it are another computation.",
     )
     return Section("Error of the gradient", (Text(summary), picture) if len(ratios) else (picture,))
 
@@ -115,10 +116,10 @@ def algebra(material: Material) -> Section | None:
     picture = Picture(
         "algebra",
         figures.figure_algebra(arms),
-        "Strip of float64 differences to the full batch per normalisation on a logarithmic axis, with the gate.",
-        "The same training in float64, where rounding cannot hide anything. Blue dots left of the gate: the same computation. "
-        "Red crosses: another one. Green diamonds: what is left of BatchNorm's difference when the full batch normalises in the "
-        "same chunks.",
+        "Float64 differences to the full batch over N per normalisation on a logarithmic axis, with the gate.",
+        "The same training in float64, where rounding cannot hide anything: medians and ranges over trials. Below the gate: the "
+        "same computation. Above: another one. Black diamonds: what is left of BatchNorm's difference when the full batch "
+        "normalises in the same chunks. N = 1: the large batch with its rows permuted.",
     )
     return section("The algebra, in float64", text, picture)
 
@@ -183,16 +184,17 @@ def batch_norm(material: Material) -> Section:
         text = f"Batch statistics do not explain every arm: Ghost BatchNorm, the same chunks in one batch, leaves up to {left}."
     picture = Picture(
         "batch-norm",
-        figures.figure_batch_norm(arms, l4),
-        "Left: difference of BatchNorm's gradient to the full batch's and to its oracle's over N. Right: held-out loss "
-        "difference to the full batch by N.",
-        "Left, float64: crosses, the distance to the full batch; diamonds, the distance to the oracle (medians and ranges). "
-        "Right: the held-out loss, below zero where the accumulated run has the lower one. It is evaluated with running "
-        "statistics, which accumulation moves N times per step: in runs as short as these they catch up sooner. The page on "
-        "BatchNorm compares the same weights with recalibrated statistics.",
+        figures.figure_batch_norm(arms),
+        "Difference of BatchNorm's gradient to the full batch's and to its oracle's over N.",
+        "Float64: the distance to the full batch, and the distance to the oracle (medians and ranges).",
     )
     head = "N | b | arms | gradient difference, median | oracle error, worst | held-out loss - full batch's, means"
-    caption = "The same in numbers; means over seeds, from the lowest configuration to the highest."
+    caption = (
+        "The same in numbers; held-out losses are means over seeds, from the lowest configuration to the highest, below zero "
+        "where the accumulated run has the lower one. They are evaluated with running statistics, which accumulation moves N "
+        "times per step: in runs as short as these they catch up sooner. The page on BatchNorm compares the same weights with "
+        "recalibrated statistics."
+    )
     return section("BatchNorm", text, picture, table_by(accumulated, "accumulation_steps", head, columns, caption))
 
 
@@ -213,9 +215,9 @@ def convergence(material: Material) -> Section:
     picture = Picture(
         "convergence",
         figures.figure_convergence(l4, margin),
-        "Mean held-out loss difference to the full batch with its 95% interval per configuration, with the margin shaded.",
-        f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:.3g} "
-        f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
+        "Mean held-out loss difference to the full batch over N with its 95% interval per configuration, with the margin shaded.",
+        f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:.3g} ({material.experiment.margin_reason}). The "
+        "axis is linear within it and logarithmic beyond. N = 1: the full batch with its rows permuted.",
     )
     numbers = table_by(l4.head(MAX_FOLDED), "", L4_HEAD, columns, caption, folded=True)
     return section("Convergence over seeds", *_l4_text(cells, margin), picture, numbers)

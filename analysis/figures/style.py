@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
 DPI = 72  # at which a figure is written as SVG, and so is laid out
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9")
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9", INK, GREY)
 _NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that a file of XML cannot hold
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SETTINGS: dict[Any, Any] = {
@@ -131,8 +131,8 @@ def power_of_ten(value: float, _position: int | None = None) -> str:
 DASHED = (0, (4, 3))
 
 
-def steps_axis(axes: Axes, values: Sequence[int]) -> None:
-    """An axis of accumulation steps: evenly spaced in log N, labelled with every N."""
+def steps_axis(axes: Axes, values: Sequence[float]) -> None:
+    """An axis of accumulation steps, or of rates: evenly spaced in log N, labelled with every N."""
     chosen = sorted(set(values))
     axes.set_xscale("log", base=2)
     axes.set_xticks(chosen, [f"{n:g}" for n in chosen])

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
-    BLUE,
     CONDITIONAL,
     CONFIRMED,
-    EXACT,
-    GREEN,
-    ORANGE,
     REFUTED,
-    WIDTH,
     Claim,
     ClaimResult,
-    Curve,
     Experiment,
     Material,
     Picture,
     Results,
     Section,
     claim,
+    columns_over,
     curves,
-    log_axis,
     number,
     section,
     table_by,
@@ -116,21 +109,12 @@ def revealed(rows: DataFrame) -> str:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def figure_eps(rows: DataFrame) -> Figure:
-    """Error of Adam's displacement without 1/N over eps: after the first step, after all steps, and beside eps/N."""
-    predicted = rows.groupby("eps")["predicted_first"].median()
-    drawn = [Curve(predicted.index, predicted, {"color": BLUE, "linewidth": 1, "label": "first step, closed form"})] + [
-        Curve(rows["eps"], rows[column].clip(lower=EXACT),
-              {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.7, "label": label})
-        for column, colour, mark, label in (
-            ("fault_error_first", BLUE, "o", "first step"), ("fault_error", ORANGE, "s", "all steps"),
-            ("as_if_error", GREEN, "D", "all steps, against the right gradient at eps/N"),
-        )
-    ]  # fmt: skip
-    figure = curves({"": drawn}, "eps", "relative difference of the displacement", axes=("log", "log"), size=(WIDTH, 3.3))
-    for which in "xy":
-        log_axis(figure.axes[0], which, most=10)
-    return figure
+MISSING = {
+    "predicted_first": "first step, closed form",
+    "fault_error_first": "first step",
+    "fault_error": "all steps",
+    "as_if_error": "all steps, against the right gradient at eps/N",
+}
 
 
 def states(material: Material) -> Section:
@@ -162,11 +146,11 @@ def missing_division(material: Material) -> Section:
     )
     picture = Picture(
         "eps",
-        figure_eps(chosen),
+        curves({"": columns_over(chosen, "eps", MISSING)}, "eps", "relative difference of the displacement", axes=("log", "log")),
         "Relative difference of Adam's path without 1/N over eps: proportional to eps below 1e-6, above 1 at 1e-2; the "
         "difference to the right gradient at eps/N is zero everywhere.",
-        "Relative error of Adam's displacement without 1/N, over eps. Each point is a seed; the line is the closed form of the "
-        "first step. Differences to the right gradient at eps/N that are exactly zero are drawn at the bottom.",
+        "Relative error of Adam's displacement without 1/N, over eps: medians and ranges over seeds. Differences to the "
+        "right gradient at eps/N that are exactly zero are drawn at the bottom.",
     )
     columns = (
         "optimizer", _eps, ("weight_decay", "{:g}".format), _clipping, "accumulation_steps", "trial n",

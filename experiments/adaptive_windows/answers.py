@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
     CONDITIONAL,
     CONFIRMED,
-    DASHED,
-    EXACT,
-    INK,
     REFUTED,
-    SERIES,
     TRAJECTORY_GATE,
     UNDECIDED,
-    VERMILLION,
     ClaimResult,
     Experiment,
     Material,
@@ -29,17 +21,14 @@ from accumulation_harness.analysis.answering import (
     Section,
     claim,
     counted,
-    log_axis,
+    curves,
+    lines,
     number,
-    panels,
-    power_of_ten,
     section,
     span,
-    steps_axis,
     table_by,
     undecided,
 )
-from accumulation_harness.analysis.tables import NORMS
 from accumulation_harness.judge.statistics import equivalence_p, mean_interval
 
 ANOTHER = 1e-3  # relative difference of weights that makes another training: seven decades above rounding in float64
@@ -162,34 +151,20 @@ def ways_to_adapt(material: Material) -> Section:
     return section("N that changes from window to window", table_by(rows, "arm optimizer", head, columns, caption))
 
 
-def figure_tensor_norms(table: DataFrame) -> Figure:
-    """Largest deviation of a tensor's norm over N: a dot per window, coloured by normalisation."""
-    norms = [norm for norm in NORMS if norm in set(table["norm"])]
-
-    def draw(axes: Axes, table: DataFrame) -> None:
-        log_axis(axes, "y", most=9)
-        for place, norm in enumerate(norms):
-            own = table.query("norm == @norm")
-            shifted = own["accumulation_steps"] * 1.1 ** (place - (len(norms) - 1) / 2)
-            colour, mark = (VERMILLION, "X") if norm == "batch" else (SERIES[place], "o")
-            axes.plot(shifted, np.maximum(own["off"], EXACT), mark, color=colour, markersize=4, alpha=0.7, label=f"norm {norm}")
-        axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED, label=f"gate {power_of_ten(ALGEBRA_GATE)}")
-        steps_axis(axes, table["accumulation_steps"].astype(int).tolist())  # among other studies the column has gaps
-
-    return panels({"": table}, draw, 3.2, x="N", y="largest |norm / full batch's - 1|", ncols=len(norms) + 1)
-
-
 def tensor_balance(material: Material) -> Section:
     """Deviations of the tensors' gradient norms over N."""
     rows = material.study("tensor_norms").query("workload != 'pairs'")
     table = balance(rows)
     picture = Picture(
         "tensor-norms",
-        figure_tensor_norms(table),
+        curves(
+            {"": lines(table, "norm", "accumulation_steps", "off", "norm {}".format)},
+            "N", "largest |norm / full batch's - 1|", level=(ALGEBRA_GATE, "gate"),
+        ),
         "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
-        "Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
-        f"{rows['trial'].nunique()} trials, {rows['step'].nunique()} points along training. Dashed: the gate.",
-    )
+        "The largest relative deviation of a tensor's norm in a window at the same weights, in float64: medians and ranges over "
+        f"{rows['trial'].nunique()} trials and {rows['step'].nunique()} points along training. Dashed: the gate.",
+    )  # fmt: skip
     text = (
         "A sum of micro-batch gradients has the full batch's norm in every tensor, so accumulation cannot cause an imbalance "
         "between layers. The effect of BatchNorm is due to its statistics. Losses over pairs within the batch have their "

@@ -6,27 +6,19 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
-    BLUE,
-    GREEN,
-    GREY,
     REFUTED,
-    VERMILLION,
     ClaimResult,
     Experiment,
     Material,
-    Picture,
     Results,
     Section,
     claim,
     interval,
     needed,
     over_settings,
-    panels,
     power,
     section,
     statistics,
@@ -46,26 +38,11 @@ from accumulation_harness.experiments.shared.tuning import (
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
 LABELS = {
-    "large": ("large throughout", GREY),
-    "large_then_small": ("large, then small", VERMILLION),
-    "small_then_large": ("small, then large", BLUE),
-    "small": ("small throughout", GREEN),
+    "large": "large throughout",
+    "large_then_small": "large, then small",
+    "small_then_large": "small, then large",
+    "small": "small throughout",
 }
-
-
-def figure_orders(rows: DataFrame) -> Figure:
-    """Test loss by order, a panel per setting: a mark per seed, and the mean."""
-
-    def draw(axes: Axes, own: DataFrame) -> None:
-        for place, (arm, (_, colour)) in enumerate(LABELS.items()):
-            losses = own.loc[own["arm"] == arm, "test_loss"].astype(float)
-            axes.plot([place] * len(losses), losses, "o", color=colour, markersize=4, alpha=0.6)
-            axes.hlines(losses.mean(), place - 0.3, place + 0.3, color=colour)
-        axes.set_xticks(range(len(LABELS)), [label.replace(", ", ",\n") for label, _ in LABELS.values()], fontsize=8)
-
-    groups = {f"{workload}, {optimizer}, N = {num}": own
-              for (workload, optimizer, num), own in rows.groupby(["workload", "optimizer", "accumulation_steps"])}  # fmt: skip
-    return panels(groups, draw, 2.6, y="test loss", columns=2, share=False)
 
 
 @dataclass(frozen=True)
@@ -155,7 +132,7 @@ def orders(material: Material) -> Section:
         less=rows["test_loss"] - small.reindex(pd.MultiIndex.from_frame(rows[[*SETTING, "seed"]])).to_numpy(),
     )
     columns = (
-        lambda own: Contrast(tuple(own[SETTING].iloc[0]), [], True).name, ("arm", lambda arm: LABELS[arm][0]), "seed n", "lr",
+        lambda own: Contrast(tuple(own[SETTING].iloc[0]), [], True).name, ("arm", LABELS.get), "seed n", "lr",
         "interior ended", "test_loss mean", lambda own: interval(own["less"].dropna()),
         lambda own: statistics.detectable(own["less"].dropna()), "switch_loss mean",
     )  # fmt: skip
@@ -164,15 +141,9 @@ def orders(material: Material) -> Section:
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
         "the size of the gain does not carry over to large models, where arXiv 2505.23971 measures it."
     )
-    picture = Picture(
-        "orders",
-        figure_orders(rows),
-        "Test loss of the four orders of batch sizes at equal samples, by seed.",
-        "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
-    )
     caption = f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}"
     cells = table_by(shown, " ".join([*SETTING, "arm"]), head, columns, caption, observed=True)
-    return section("Small first or large first", advice, picture, cells)
+    return section("Small first or large first", advice, cells)
 
 
 def _advice(found: list[Contrast]) -> str:

@@ -11,31 +11,26 @@ from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
-    BLUE,
-    GREEN,
-    ORANGE,
-    SERIES,
-    VERMILLION,
-    Curve,
     Interval,
     Material,
     Picture,
     Section,
+    columns_over,
     curves,
     ends,
     estimated,
+    formula,
+    lines,
     mean_curve,
-    median_curve,
     needed,
     number,
-    power_of_ten,
+    points,
     section,
     span,
     statistics,
     table,
     table_by,
 )
-from accumulation_harness.analysis.answering import EXACT as LOWEST
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
 from accumulation_harness.experiments.batchnorm.tables import (
     EXACT,
@@ -46,6 +41,7 @@ from accumulation_harness.experiments.batchnorm.tables import (
     between_norms,
     error_cells,
     exact_rows,
+    expected_momentum,
     fixed_batch,
     trained,
 )
@@ -70,63 +66,43 @@ VERDICTS = {
 }
 
 NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
-CURVES = (
-    ("gradient_error", "accumulated", VERMILLION, "X", "accumulated"),
-    ("bias", "accumulated", ORANGE, "^", "of it: common to all cuts (bias)"),
-    ("oracle_error", "accumulated", GREEN, "D", "accumulated, against Ghost BatchNorm"),
-    ("gradient_error", "two_pass_statistics", BLUE, "o", "two-pass statistics"),
-)
-NORMS = {"batch": (VERMILLION, "X"), "group": (BLUE, "o"), "layer": (GREEN, "D")}
+CURVES = {
+    "gradient_error": "accumulated",
+    "bias": "of it: common to all cuts (bias)",
+    "oracle_error": "accumulated, against Ghost BatchNorm",
+    "two_pass": "two-pass statistics",
+}
 
 
 def figure_gradient_over_b(rows: DataFrame) -> Figure:
     """Relative gradient error over b, a panel for each model and moment; medians and ranges over trials."""
+    two_pass = rows["gradient_error"].where(rows["arm"] == "two_pass_statistics")
+    accumulated = rows[["gradient_error", "bias", "oracle_error"]].where(rows["arm"] == "accumulated")
     panels = {
-        f"{named(model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} (n = {own['trial'].nunique()})": [
-            median_curve(own.query("arm == @arm"), "micro_batch", column, color=colour, marker=mark, label=label)
-            for column, arm, colour, mark, label in CURVES
-        ]
-        for (model, after), own in rows.groupby(["model", "after_steps"], sort=False)
-    }
-    gate = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
-    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=gate, ylim=(LOWEST / 3, 300), ncols=3)
+        f"{named(model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} (n = {own['trial'].nunique()})":
+            columns_over(own, "micro_batch", CURVES)
+        for (model, after), own in rows.assign(**accumulated, two_pass=two_pass).groupby(["model", "after_steps"], sort=False)
+    }  # fmt: skip
+    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=(ALGEBRA_GATE, "gate"))
 
 
 def figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:
     """Effective momentum of the running statistics over N: measured points on the formula's curves; corrected beside it."""
-    fine = np.geomspace(plain["accumulation_steps"].min(), plain["accumulation_steps"].max(), 60)
-    panels: dict[str, list[Curve]] = {"as it is": [], "momentum 1 - (1 - m)^(1/N)": []}
-    for drawn, rows in zip(panels.values(), (plain, corrected), strict=True):
-        for colour, m in zip(SERIES, sorted(set(plain["momentum"])), strict=False):
-            own = rows.query("momentum == @m")
-            formula = 1 - (1 - m) ** fine if rows is plain else np.full_like(fine, m)
-            look = {"color": colour, "marker": "o", "linestyle": "", "label": f"m = {m:g} (line: formula)"}
-            drawn += [Curve(fine, formula, {"color": colour}), Curve(own["accumulation_steps"], own["effective_momentum"], look)]
-    return curves(panels, "accumulation steps N", "forgotten in one window", axes=("steps", "linear"), ylim=(-0.03, 1.03))
+    panels = {
+        title: [
+            *lines(rows, "momentum", "accumulation_steps", "effective_momentum", "m = {:g} (line: formula)".format, points),
+            *formula(rows.assign(formula=expected), "momentum", "accumulation_steps", "formula"),
+        ]
+        for title, rows, expected in (("as it is", plain, expected_momentum(plain)),
+                                      ("momentum 1 - (1 - m)^(1/N)", corrected, corrected["momentum"]))
+    }  # fmt: skip
+    return curves(panels, "accumulation steps N", "forgotten in one window", axes=("steps", "linear"))
 
 
 def figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
     """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; panels: cells by title."""
-    drawn = {
-        title: [
-            mean_curve(own.sort_values("b"), "b", color=colour, marker=mark, label=f"{norm} norm")
-            for norm, (colour, mark) in NORMS.items()
-            if len(own := cells.query("norm == @norm"))
-        ]
-        for title, cells in panels.items()
-    }
+    drawn = {title: lines(cells, "norm", "b", of=mean_curve, names="{} norm".format) for title, cells in panels.items()}
     return curves(drawn, "micro-batch b", "held-out error, %", axes=("steps", "linear"), sharey=False, ylim=(0, None))
-
-
-def figure_cost_over_values(costs: DataFrame) -> Figure:
-    """Points of held-out error above the full batch's over the values per channel, b H W: a line per model and B."""
-    groups = costs.sort_values("values").groupby(["model", "effective_batch"])
-    drawn = [
-        mean_curve(own, "values", color=colour, marker="o", label=f"{named(model)}, B = {batch}")
-        for ((model, batch), own), colour in zip(groups, SERIES, strict=False)
-    ]
-    x = "values per channel in a micro-batch, b H W"
-    return curves({"": drawn}, x, "points lost", axes=("steps", "linear"), level=(0, "the full batch's"))
 
 
 def gradient_over_b(material: Material) -> Section:
@@ -147,9 +123,9 @@ def gradient_over_b(material: Material) -> Section:
         "Relative gradient error over the micro-batch size at fixed effective batch, with its bias, the error against Ghost "
         "BatchNorm and that of two-pass statistics.",
         f"Same weights, same window of B = {int(rows['effective_batch'].max())}, float64; medians and ranges over trials. "
-        "Diamonds: the distance to a full batch that normalises in chunks of b, which accounts for the whole difference. Late in "
-        "training the full gradient is small, so the same disturbance is relatively larger. This does not show the effect on "
-        "accuracy.",
+        "Against Ghost BatchNorm: the distance to a full batch that normalises in chunks of b, which accounts for the whole "
+        "difference. Late in training the full gradient is small, so the same disturbance is relatively larger. This does not "
+        "show the effect on accuracy.",
     )
     return section("The gradient: batch statistics", *lines, text, picture)
 
@@ -271,27 +247,27 @@ def accuracy_over_b(material: Material) -> Section:
 
 def _over_values(costs: DataFrame) -> Picture | None:
     """The costs of all models over one axis: what a channel's statistics are taken over."""
-    return (
-        None
-        if costs.empty
-        else Picture(
-            "cost-over-values",
-            figure_cost_over_values(costs),
-            "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
-            "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer "
-            "that has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
-        )
-    )
+    if costs.empty:
+        return None
+    kinds = costs.assign(kind=costs["model"].map(named) + ", B = " + costs["effective_batch"].astype(str))
+    return Picture(
+        "cost-over-values",
+        curves({"": lines(kinds, "kind", "values", of=mean_curve)}, "values per channel in a micro-batch, b H W", "points lost",
+               axes=("steps", "linear"), level=(0, "the full batch's")),
+        "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
+        "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer "
+        "that has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
+    )  # fmt: skip
 
 
-def points(value: float) -> str:
+def to_hundredths(value: float) -> str:
     """A number of points to a hundredth: no 4e-15."""
     return number(round(value, 2) + 0.0)
 
 
 def in_points(one: Interval) -> str:
     """An estimate with its interval, in points."""
-    mean, low, high = map(points, (one.estimate, one.low, one.high))
+    mean, low, high = map(to_hundredths, (one.estimate, one.low, one.high))
     return f"{mean} ({low} to {high})"
 
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
-    BLUE,
     DASHED,
-    GREEN,
-    GREY,
     INK,
-    ORANGE,
-    SERIES,
-    VERMILLION,
-    Curve,
     Interval,
     Material,
     Picture,
@@ -27,7 +20,10 @@ from accumulation_harness.analysis.answering import (
     counted,
     curves,
     estimated,
+    lines,
     log_axis,
+    mean_curve,
+    median_curve,
     needed,
     number,
     section,
@@ -35,7 +31,6 @@ from accumulation_harness.analysis.answering import (
     table,
     table_by,
 )
-from accumulation_harness.analysis.answering import EXACT as LOWEST
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.shared.tuning import DETECTABLE, LONGEST, at_tuned_rate, longest
 
@@ -53,9 +48,6 @@ WORDS = {
     "passage_bank": "one bank, of passages",
     "momentum_bank": "two banks, momentum encoder (as MoCo)",
 }
-COLOURS = {"full": INK, "permuted": GREY, "accumulated": VERMILLION, "small": ORANGE, "grad_cache": BLUE, "dual_bank": GREEN,
-           "passage_bank": SERIES[4], "momentum_bank": SERIES[5], "temperature_repeated": GREY}  # fmt: skip
-MARKS = "osD^vP"
 MB, PEAK = 1e6, "bytes at the peak of a step, MB"
 KB = (1e3).__rtruediv__
 # Kim et al. 2024 (arXiv:2406.12356), from worst to best, as read and not measured here; GradCache and the full batch are one.
@@ -98,51 +90,33 @@ def difference(rows: DataFrame, first: Method, second: Method) -> tuple[Interval
     return statistics.mean_interval(known), known
 
 
-def looks(rows: DataFrame) -> dict[str, dict[str, Any]]:
-    """Each method's colour, whatever the size of its bank, and its sign: neighbours of one colour have different ones."""
-    return {
-        arm: {"color": COLOURS.get(arm.partition("@")[0], GREY), "marker": MARKS[place % len(MARKS)], "label": words(arm)}
-        for place, arm in enumerate(sorted(set(rows["arm"])))
-    }
-
-
-def medians(rows: DataFrame, x: str, y: str, unit: float = 1.0) -> list[Curve]:
-    """A line of medians for each method."""
-    return [
-        Curve(own.index, own.clip(lower=LOWEST) / unit, look)
-        for arm, look in looks(rows).items()
-        for own in [rows[rows["arm"] == arm].groupby(x)[y].median()]
-    ]
-
-
 def figure_gradients(rows: DataFrame) -> Figure:
     """Distance of the gradient to the full batch's over N, and the reported loss; a line per method."""
-    off, loss = (medians(rows, "accumulation_steps", name) for name in ("gradient_error", "loss"))
-    full = rows[rows["arm"] == rows["arm"].max()].groupby("accumulation_steps")["full_loss"].median()
-    loss.append(Curve(full.index, full, {"color": INK, "linestyle": DASHED, "label": "the full batch's, and the gate"}))
-    panels = {"gradient off the full batch's": off, "reported loss, nats": loss}
+    off, loss = (lines(rows, "arm", "accumulation_steps", name, words) for name in ("gradient_error", "loss"))
+    full = median_curve(rows, "accumulation_steps", "full_loss", color=INK, linestyle=DASHED, label="the full batch's")
+    panels = {"gradient off the full batch's": off, "reported loss, nats": [*loss, full]}
     figure = curves(panels, "accumulation steps N", "", axes=("steps", "linear"), size=(9.4, 4), sharey=False, ncols=2)
     log_axis(figure.axes[0], "y")
-    figure.axes[0].axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED)
     return figure
 
 
 def figure_bytes(rows: DataFrame) -> Figure:
     """Mean reciprocal rank with its interval against bytes of a step and against the time of a window; a row per N."""
-    rows = rows.query("arm != 'permuted'")
+
+    def cell(own: DataFrame) -> dict[str, float]:
+        rank = statistics.mean_interval((POINTS * own.groupby("seed")["reciprocal_rank"].mean()).tolist())
+        middle = own[["total_bytes", "slowness"]].median()
+        return {"mean": rank.estimate, "low": rank.low, "high": rank.high, **middle}
+
+    cells = tables.cells(rows.query("arm != 'permuted'"), ["arm", "accumulation_steps"], cell)
+    cells["total_bytes"] /= MB
+    titles = {"total_bytes": "memory of a step, MB", "slowness": "time of a window over the full batch's"}
     panels = {
-        f"N = {num}: over the {title}": [
-            Curve([own[column].median() / unit], [rank.estimate], {**look, "linestyle": ""}, [half] if half == half else None)
-            for arm, look in looks(rows).items()
-            if len(own := at[at["arm"] == arm])
-            for rank in [statistics.mean_interval((POINTS * own.groupby("seed")["reciprocal_rank"].mean()).tolist())]
-            for half in [rank.high - rank.estimate]
-        ]
-        for num in sorted(set(rows.query("arm != 'full'")["accumulation_steps"])) or [1]
-        for at in [rows[(rows["arm"] == "full") | (rows["accumulation_steps"] == num)]]
-        for column, unit, title in (("total_bytes", MB, "memory of a step, MB"),
-                                    ("slowness", 1, "time of a window over the full batch's"))
-    }  # fmt: skip
+        f"N = {num}: over the {title}": lines(at, "arm", column, names=words, of=mean_curve, linestyle="")
+        for num in sorted({*cells["accumulation_steps"]} - {1}) or [1]
+        for at in [cells[cells["accumulation_steps"].isin([1, num])]]
+        for column, title in titles.items()
+    }
     y = "mean reciprocal rank, %"
     return curves(panels, "", y, axes=("linear", "linear"), size=(9.4, 3.2), columns=2, ncols=2, xlim=(0, None))
 
@@ -156,7 +130,8 @@ def gradients_section(material: Material) -> Section:
         figure_gradients(plain.query("contrast == 'symmetric'")),
         "Relative error of the gradient, and the reported loss, over N for each method",
         "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
-        "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
+        "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within "
+        "micro-batches.",
     )
     head = (
         "method | loss | dropout | N | gradient off, least | most | 1 - cosine, median | temperature's gradient, times | "
@@ -248,7 +223,7 @@ def memory_section(material: Material) -> Section:
     told = "; ".join(f"{words(arm)} {reach(size)}" for arm, size in sorted(fits.items(), key=lambda one: -one[1]))
     picture = Picture(
         "contrastive-peaks",
-        curves({"": medians(rows, "window", "peak_bytes", MB)}, "window B", PEAK, size=(9.4, 3.8), ncols=2),
+        curves({"": lines(rows.assign(peak=rows["peak_bytes"] / MB), "arm", "window", "peak", words)}, "window B", PEAK, ncols=2),
         "Bytes that live at the peak of a step over the window B, a line for each method",
         f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
         "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",

@@ -6,21 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 from pandas import DataFrame
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
-    BLUE,
     CONDITIONAL,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
     REFUTED,
     UNDECIDED,
-    VERMILLION,
     Advice,
     Block,
     ClaimResult,
@@ -30,13 +23,15 @@ from accumulation_harness.analysis.answering import (
     Results,
     Section,
     Table,
+    band_curve,
     claim,
+    curves,
     estimated,
     interval,
+    lines,
     needed,
     number,
     over_settings,
-    panels,
     plain,
     section,
     share,
@@ -53,35 +48,24 @@ from accumulation_harness.experiments.convergence.wastefulness import Wasteful
 from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST
 from accumulation_harness.judge.paired import Comparison
 
-COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
-LINES = {"accumulated": "--", "permuted": ":"}
-TITLES = {"samples": "samples", "optimizer steps": "optimizer_steps", "seconds inside the steps": "seconds"}
+TITLES = {"samples": "samples", "optimizer_steps": "optimizer steps", "seconds": "seconds inside the steps"}
 
 
-def figure_curves(rows: DataFrame, targets: Sequence[float]) -> Figure:
-    """Probe loss of one setting over samples, optimizer steps and seconds: a line per arm, its band, and the three targets."""
+def figure_curves(rows: DataFrame) -> Figure:
+    """Probe loss of one setting over samples, optimizer steps and seconds: a line per arm (geometric mean), and its band."""
+    curve = [*(f"curve_{cost}" for cost in TITLES), "curve_probe_loss"]
+    points = rows[[*ARM, "seed", *curve]].explode(curve).astype(dict.fromkeys(curve, float))
+    points["point"] = points.groupby([*ARM, "seed"]).cumcount()
 
-    def draw(axes: Axes, cost: str) -> None:
-        for (arm, num), own in rows.groupby(list(ARM)):
-            logs = np.log(np.array(own["curve_probe_loss"].tolist(), dtype=float))
-            at = np.array(own[f"curve_{cost}"].tolist(), dtype=float).mean(0)
-            ends = [statistics.mean_interval(list(column)) for column in logs.T]
-            mean, low, high = np.exp([(one.estimate, one.low, one.high) for one in ends]).T
-            colour = COLOURS.get(str(arm), GREEN)
-            axes.plot(at, mean, LINES.get(str(arm), "-"), color=colour, label=arm_name(arm, num))
-            axes.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
-        for target in targets:
-            axes.axhline(target, color=GREEN, linewidth=0.7, linestyle=(0, (2, 3)))
-        axes.set_yscale("log")
-        if cost != "samples":
-            axes.set_xscale("log", nonpositive="mask")
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+    def cell(own: DataFrame) -> dict[str, float]:
+        one = statistics.mean_interval(np.log(own["curve_probe_loss"]).tolist())
+        mean, low, high = np.exp([one.estimate, one.low, one.high]).tolist()
+        return {**own[curve].mean(), "mean": mean, "low": low, "high": high}
 
-    return panels(TITLES, draw, 3.4, y="loss on the probe set, nats")
+    cells = tables.cells(points, [*ARM, "point"], cell)
+    cells["name"] = [arm_name(*key) for key in zip(*(cells[name] for name in ARM), strict=True)]
+    shown = {title: lines(cells, "name", f"curve_{cost}", of=band_curve) for cost, title in TITLES.items()}
+    return curves(shown, "", "loss on the probe set, nats", axes=("linear", "log"))
 
 
 def setting_name(key: tuple[object, ...]) -> str:
@@ -102,10 +86,10 @@ def over_costs(material: Material) -> Section:
         name = setting_name(key)
         blocks.append(Picture(
             f"curves-{plain(name)}",
-            figure_curves(own, levels[key]),
+            figure_curves(own),
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
             f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
-            f"each arm at {rates_of}. Dotted: the three targets. "
+            f"each arm at {rates_of}. "
             "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
         ))  # fmt: skip
         blocks.append(_targets_table(own, levels[key]))

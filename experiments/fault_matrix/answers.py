@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import faults, tables
 from accumulation_harness.analysis.answering import (
-    BLUE,
-    GREY,
     INHERENT,
-    INK,
     MEANINGS,
     ON_RANKS,
-    WIDTH,
     Advice,
     Answer,
     Experiment,
     Material,
-    Picture,
     Rate,
     Results,
     Section,
+    Table,
     counted,
     needed,
-    new_figure,
     of_trials,
     percent,
     rate,
     section,
     share,
-    style,
     table,
     table_by,
 )
@@ -47,8 +37,6 @@ IN_TRIALS = 0.10  # share of trials with a failure that has to be excluded where
 ENOUGH = 36  # trials: with fewer, the interval of none failed reaches beyond (0.025 ** (1 / 35) < 0.90)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
-SHADES = LinearSegmentedColormap.from_list("shares", ["#f1f5f9", "#9ec9e6", BLUE])
-HEAD = 100  # points between the cells and the titles, for the slanted names of the columns
 
 
 def active(arms: DataFrame) -> DataFrame:
@@ -107,71 +95,47 @@ def matrix(material: Material) -> Section:
     known = rows.query("visible_at.notna()")
     seen = faults.shown(known).groupby(known["arm"]).mean()
     order = seen.reindex(sorted(set(rows["arm"])), fill_value=0.0).sort_values(ascending=False, kind="stable").index
-    outcome = rows.groupby("arm")[["detected", "named"]].mean().reindex(order)
     free = rows.query("verdict_correct == 'equivalent'")
-    checks = faults.by_check(free).groupby(free["arm"]).mean().reindex(order).rename(columns=faults.CHECKS)
-    loss_curve = [("loss curve: steps until it shows", *curves(known, order))] if len(known) else []
-    picture = Picture(
-        "matrix",
-        figure_matrix(
-            [
-                ("verdict", outcome, _percents(outcome)),
-                ("which check rejects it", checks, _percents(checks)),
-                *loss_curve,
-            ]
-        ),
-        "Table of faults: share detected and named, share rejected by each check, and the median step at which the loss curve "
-        "shows the fault, per optimizer and clipping.",
-        "Shade: share of the trials that the fault changes; white: in no trial of these settings. Left and middle, in percent; "
-        f"the checks in the {free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm). Right: the "
-        "median of the optimizer steps until the reported loss leaves the correct arm's by more than "
-        f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does; never: in no trial, within "
-        f"{rows['steps'].max()} steps; missing where no step rows can be read.",
+    checks = faults.by_check(free).groupby(free["arm"]).mean().rename(columns=faults.CHECKS)
+    shares = rows.groupby("arm")[["detected", "named"]].mean().join(checks).reindex(order)
+    caption = (
+        "Share of the trials that the fault changes; the checks in the "
+        f"{free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm)."
     )
-    return section("Who sees which fault", _hiding(known), picture)
+    blocks: list[Table | str] = [
+        _hiding(known),
+        _table(shares.map(lambda value: "-" if np.isnan(value) else percent(value)), caption),
+    ]
+    if len(known):
+        curve = (
+            "The loss curve: the median of the optimizer steps until the reported loss leaves the correct arm's by more than "
+            f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does, and in which share of the trials; never: in "
+            f"no trial, within {rows['steps'].max()} steps. Trials without readable step rows are left out."
+        )
+        blocks.append(_table(until_visible(known).reindex(order).fillna("-"), curve))
+    return section("Who sees which fault", *blocks)
 
 
-def figure_matrix(panels: Sequence[tuple[str, DataFrame, DataFrame]]) -> Figure:
-    """Panels that share their rows (faults): title, shares as shades (NaN: not run), and what is written into the cells."""
-    first = panels[0][1]
-    widths = [shares.shape[1] for _, shares, _ in panels]
-    with style():
-        figure = new_figure(WIDTH, 2.0 + 0.265 * len(first))
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
-        for axes, (title, shares, words) in zip(grid, panels, strict=True):
-            values = shares.to_numpy(dtype=float)
-            axes.pcolormesh(np.ma.masked_invalid(values), cmap=SHADES, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
-            for (row, column), value in np.ndenumerate(values):
-                if np.isfinite(value):
-                    ink, text = "white" if value > 0.7 else GREY if value == 0 else INK, words.iat[row, column]
-                    axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=ink, fontsize=7.5)
-            axes.set_xticks(np.arange(values.shape[1]) + 0.5, list(map(str, shares.columns)), rotation=55, ha="left")
-            axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-            axes.set_frame_on(False)
-            axes.grid(visible=False)
-            axes.annotate(title, (0, 1), xycoords="axes fraction", xytext=(0, HEAD), textcoords="offset points", fontsize=9.5)
-        grid[0].set_yticks(np.arange(len(first)) + 0.5, list(map(str, first.index)))
-        grid[0].set_ylim(len(first), 0)
-    return figure
+def _table(cells: DataFrame, caption: str) -> Table:
+    """A line for each fault."""
+    return table(" | ".join(["fault", *map(str, cells)]), cells.reset_index().to_numpy().tolist(), caption)
 
 
-def curves(rows: DataFrame, order: pd.Index[str]) -> tuple[DataFrame, DataFrame]:
-    """Fault x setting: the share of trials in which the loss curve shows it (NaN: not run), and the median step in words."""
+def until_visible(rows: DataFrame) -> DataFrame:
+    """Fault x optimizer and clipping: the median step at which the loss curve shows it, and in which share of the trials."""
     rows = rows.assign(
-        setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"})
+        optimizer=pd.Categorical(rows["optimizer"], tables.optimizers_of(rows), ordered=True),
+        clipping=pd.Categorical(rows["clipping"], faults.CLIPPINGS, ordered=True),
+        shown=faults.shown(rows),
     )
-    pairs = sorted(
-        set(zip(rows["optimizer"], rows["clipping"], rows["setting"], strict=True)),
-        key=lambda pair: (faults.CLIPPINGS.index(pair[1]), tables.place_of(pair[0])),
-    )
-    columns, shown = [setting for *_, setting in pairs], faults.shown(rows)
-    shares = shown.groupby([rows["arm"], rows["setting"]]).mean().unstack().reindex(index=order, columns=columns)
-    medians = rows[shown].groupby(["arm", "setting"])["visible_at"].median().unstack().reindex(index=order, columns=columns)
-    return shares, medians.map(lambda step: "never" if np.isnan(step) else f"{step:g}")
+    cells = rows.groupby(["arm", "clipping", "optimizer"], observed=True)[["visible_at", "shown"]].apply(_visible)
+    wide: DataFrame = cells.unstack(["clipping", "optimizer"]).sort_index(axis=1)
+    return wide.set_axis([f"{key[1]}, clipping {key[0]}" for key in wide.columns.to_flat_index()], axis=1)
 
 
-def _percents(shares: DataFrame) -> DataFrame:
-    return shares.map(lambda value: "" if np.isnan(value) else percent(value).removesuffix("%") if value else "0")
+def _visible(own: DataFrame) -> str:
+    shown = own[own["shown"]]
+    return f"{shown['visible_at'].median():g} ({percent(own['shown'].mean())})" if len(shown) else "never"
 
 
 def _hiding(rows: DataFrame) -> str:

@@ -10,13 +10,10 @@ from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
-    BLUE,
     CONFIRMED,
     REFUTED,
     UNDECIDED,
-    VERMILLION,
     ClaimResult,
-    Curve,
     Experiment,
     Interval,
     Material,
@@ -25,6 +22,9 @@ from accumulation_harness.analysis.answering import (
     Section,
     claim,
     curves,
+    formula,
+    lines,
+    points,
     section,
     table_by,
     undecided,
@@ -34,7 +34,7 @@ from accumulation_harness.judge.statistics import mean_interval
 SLOPE_MARGIN = 0.05  # of the mean slope around -1: from B = 4 to 1,024 this is a factor of 1.3 in the variance
 FEWEST_DRAWS = 200  # batches of every size, as the claim itself asks
 AT = ["trial", "step", "replacement"]
-KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "s")}
+KINDS = {True: "with replacement", False: "without"}
 
 
 def scales(rows: DataFrame) -> DataFrame:
@@ -96,14 +96,13 @@ def _written(one: Interval) -> str:
 
 def figure_variance(rows: DataFrame, moments: Sequence[int]) -> Figure:
     """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
-    panels: dict[str, list[Curve]] = {f"step {step}": [] for step in moments}
-    for (step, replacement), own in rows.query("step in @moments").sort_values("batch").groupby(["step", "replacement"]):
-        label, colour, mark = KINDS[bool(replacement)]
-        look = {"color": colour, "marker": mark, "markerfacecolor": "none", "linestyle": "", "label": label}
-        panels[f"step {step}"] += [
-            Curve(own["batch"], own["expected"], {"color": colour}),
-            Curve(own["batch"], own["variance"], look),
+    panels = {
+        f"step {step}": [
+            *lines(own, "replacement", "batch", "variance", KINDS.get, points),
+            *formula(own, "replacement", "batch", "expected"),
         ]
+        for step, own in rows.query("step in @moments").groupby("step")
+    }
     return curves(panels, "batch B", "variance of the gradient")
 
 

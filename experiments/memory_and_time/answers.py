@@ -8,15 +8,11 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis.answering import (
-    BLUE,
     CONDITIONAL,
     CONFIRMED,
-    INK,
-    ORANGE,
     REFUTED,
     Advice,
     ClaimResult,
-    Curve,
     Experiment,
     Material,
     Picture,
@@ -25,6 +21,7 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     curves,
+    lines,
     section,
     share,
     spread,
@@ -38,7 +35,6 @@ NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost
 SLIGHTLY = 1.25  # times as long, that still counts as slightly slower
 N_TIMES = 0.1  # relative tolerance around a factor of N in time
 LARGER = 4.0  # times: S0 says 4 to 8
-COLOURS = {"sgd": BLUE, "adam": ORANGE}
 KB, MB = 1e3, 1e6
 TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
 
@@ -228,14 +224,10 @@ def fitted(rows: DataFrame) -> tuple[float, float]:
 
 
 def time_against_memory(rows: DataFrame) -> DataFrame:
-    """`total_bytes`, `static_bytes` (M_s of the fit) and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
-    groups = []
-    for _, own in rows.groupby(["workload", "model", "optimizer"]):
-        full = own.query("accumulation_steps == 1").groupby("trial")["seconds"].first()
-        slowdown = own["seconds"] / own["trial"].map(full)
-        taken = own.assign(slowdown=slowdown, static_bytes=fitted(own)[0])
-        groups.append(taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True))
-    return pd.concat(groups, ignore_index=True)
+    """`total_bytes` and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
+    full = rows.query("accumulation_steps == 1").groupby("trial")["seconds"].first()
+    taken = rows.assign(slowdown=rows["seconds"] / rows["trial"].map(full))
+    return taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True)
 
 
 def figure_cost_of_memory(rows: DataFrame) -> Figure:
@@ -244,18 +236,14 @@ def figure_cost_of_memory(rows: DataFrame) -> Figure:
     A budget is a place on the x axis: the first point to its left is the largest b measured that fits, and its height is what
     that costs.
     """
-    drawn: dict[str, list[Curve]] = {}
-    for (workload, model, optimizer), own in rows.sort_values("micro_batch").groupby(["workload", "model", "optimizer"]):
-        look = {"color": COLOURS.get(str(optimizer), INK), "marker": "o", "label": optimizer}
-        drawn.setdefault(f"{workload} {model}", []).append(Curve(own["total_bytes"] / MB, own["slowdown"], look))
-    x, y = "memory of a step, MB (dotted: its static part)", "time of a window over the full batch's"
-    level = (1, "the full batch's")
-    figure = curves(drawn, x, y, axes=("linear", "linear"), sharey=False, level=level, xlim=(0, None), ylim=(0, None))
-    for axes, (_, own) in zip(figure.axes, rows.groupby(["workload", "model"]), strict=True):
-        for row in own.to_dict("records"):
-            axes.axvline(row["static_bytes"] / MB, color=COLOURS.get(row["optimizer"], INK), linewidth=1, linestyle=":")
-            place = (row["total_bytes"] / MB, row["slowdown"])
-            axes.annotate(f"{row['micro_batch']:.0f}", place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    rows = rows.assign(mb=rows["total_bytes"] / MB, b=rows["micro_batch"].astype(int))
+    groups = {f"{workload} {model}": own for (workload, model), own in rows.groupby(["workload", "model"])}
+    drawn = {title: lines(own, "optimizer", "mb", "slowdown") for title, own in groups.items()}
+    y = "time of a window over the full batch's"
+    figure = curves(drawn, "memory of a step, MB", y, axes=("linear", "linear"), sharey=False, level=(1, "the full batch's"))
+    for axes, own in zip(figure.axes, groups.values(), strict=True):
+        for b, x, height in own[["b", "mb", "slowdown"]].to_numpy():
+            axes.annotate(f"{b:.0f}", (x, height), xytext=(4, 4), textcoords="offset points", fontsize=7)
     return figure
 
 

@@ -9,18 +9,12 @@ from pandas import DataFrame
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
-    BLUE,
     CONDITIONAL,
     CONFIRMED,
-    DASHED,
-    GREY,
     REFUTED,
-    VERMILLION,
-    WIDTH,
     Advice,
     Cause,
     ClaimResult,
-    Curve,
     Experiment,
     Material,
     Picture,
@@ -30,6 +24,7 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     curves,
+    lines,
     needed,
     number,
     section,
@@ -261,27 +256,14 @@ def end_of_an_epoch(material: Material) -> Section:
 
 
 def figure_update_size(rows: DataFrame) -> Figure:
-    """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial; a panel per optimizer, a line per trial."""
+    """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial, beside N itself; a panel per optimizer."""
     start = rows.query("accumulation_steps == 1 and arm == 'accumulated'").set_index("trial")["first_update"]
-    rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start)).sort_values("accumulation_steps")
-    numbers = sorted(set(rows["accumulation_steps"].astype(int)))  # among other studies the column has gaps
-    n_times = Curve(numbers, numbers, {"color": GREY, "linestyle": DASHED, "linewidth": 1, "label": "N times"})
-    looks = {"accumulated": (BLUE, "o", "divided by N"), UNDIVIDED: (VERMILLION, "X", "undivided")}
-    shown = {
-        name: [n_times] + [
-            Curve(line["accumulation_steps"], line["relative"], {"color": colour, "marker": mark, "alpha": 0.8, "label": label})
-            for arm, (colour, mark, label) in looks.items()
-            for _, line in own[own["arm"] == arm].groupby("trial")
-        ]
-        for name, own in by_optimizer(rows).items()
-    }  # fmt: skip
-    figure = curves(
-        shown, "N, micro-batches of one size", "first update / that of N = 1", size=(WIDTH, 3), axes=("steps", "linear")
-    )
-    for axes in figure.axes:
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
-    return figure
+    rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start))
+    own = rows.query("arm == 'accumulated'")
+    rows = pd.concat([rows, own.assign(arm="n", relative=own["accumulation_steps"])])
+    names = {"accumulated": "divided by N", UNDIVIDED: "undivided", "n": "N times"}.get
+    shown = {name: lines(own, "arm", "accumulation_steps", "relative", names) for name, own in by_optimizer(rows).items()}
+    return curves(shown, "N, micro-batches of one size", "first update / that of N = 1")
 
 
 def update_size(material: Material) -> Section:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     ALGEBRA_GATE,
-    BAND,
-    BLUE,
     CONDITIONAL,
     CONFIRMED,
     DASHED,
-    GREEN,
-    GREY,
     INK,
     REFUTED,
     ROUNDING_GATE,
     UNDECIDED,
-    VERMILLION,
-    WIDTH,
     Advice,
     ClaimResult,
-    Curve,
     Experiment,
     Material,
     Picture,
@@ -36,13 +27,15 @@ from accumulation_harness.analysis.answering import (
     claim,
     counted,
     curves,
-    log_axis,
+    ends,
+    formula,
+    lines,
+    median_curve,
     needed,
     number,
-    panels,
+    points,
     section,
     span,
-    steps_axis,
     table_by,
     takes,
     undecided,
@@ -57,7 +50,6 @@ LEVEL = tables.LEVEL
 FEWEST_SEEDS = 3
 NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
 FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in which a rounding can flip a ReLU
-ACCUMULATORS = {"bfloat16": (VERMILLION, "s"), "float16": (BLUE, "o"), "float32": (GREEN, "^")}
 HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 
 
@@ -223,48 +215,16 @@ def mixed_precision(results: Results) -> ClaimResult:
 
 def figure_accumulators(rows: Mapping[str, DataFrame]) -> Figure:
     """Relative error of the accumulated gradient over N, a panel per title: points measured, lines from independent roundings."""
-
-    def draw(axes: Axes, rows: DataFrame) -> None:
-        log_axis(axes, "y", most=8)
-        for name, (colour, mark) in ACCUMULATORS.items():
-            own = rows.query("accumulator == @name")
-            axes.plot(own["accumulation_steps"], own["arm_error"], mark, color=colour, markersize=4.5, markerfacecolor="none",
-                      label=f"sum in {name}")  # fmt: skip
-            predicted = own.groupby("accumulation_steps")["predicted_error"].median()
-            axes.plot(predicted.index, predicted, color=colour, linewidth=1, label="predicted from independent roundings")
-        axes.axhline(rows["full_error"].median(), color=INK, linewidth=0.9, linestyle=DASHED, label="the large batch's own")
-        steps_axis(axes, rows["accumulation_steps"].astype(int).tolist())
-
-    return panels(rows, draw, 3.6, x="accumulation steps N", y="relative error of the gradient", ncols=5)
-
-
-def figure_ratios(rows: Mapping[str, DataFrame], gate: float) -> Figure:
-    """Error of the accumulated over the full batch's, the sum in float32, over N; a panel per format of the forward."""
-    look = {"color": GREEN, "marker": "^", "linestyle": "", "elinewidth": 0.8, "label": "accumulated, 95% interval"}
+    at = "accumulation_steps"
     shown = {
-        f"forward in {name}": [
-            Curve(own["accumulation_steps"], own["ratio"], look,
-                  np.clip([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0, None))
+        title: [
+            *lines(own, "accumulator", at, "arm_error", "sum in {} (line: independent roundings)".format, points),
+            *formula(own, "accumulator", at, "predicted_error"),
+            median_curve(own, at, "full_error", color=INK, linestyle=DASHED, label="the large batch's own"),
         ]
-        for name, own in rows.items()
-    }  # fmt: skip
-    x, y, level = "accumulation steps N", "error over the large batch's", (gate, f"gate: {gate:g} times")
-    return curves(shown, x, y, axes=("steps", "linear"), size=(WIDTH, 2.7), level=level, ylim=(0, None))
-
-
-def figure_accuracy(cells: DataFrame, margin: float) -> Figure:
-    """Mean accuracy differences with 95 % intervals, in points, a row each; shaded: the margin."""
-
-    def draw(axes: Axes, cells: DataFrame) -> None:
-        label = f"margin of the equivalence test: {100 * margin:g} point"
-        axes.axvspan(-100 * margin, 100 * margin, color=BAND, alpha=0.5, linewidth=0, label=label)
-        axes.axvline(0, color=GREY, linewidth=0.8)
-        reach = [100 * (cells["mean"] - cells["low"]), 100 * (cells["high"] - cells["mean"])]
-        axes.errorbar(100 * cells["mean"], range(len(cells)), xerr=reach, fmt="o", color=BLUE, markersize=4, elinewidth=1)
-        axes.set_yticks(range(len(cells)), cells["label"].tolist())
-        axes.invert_yaxis()
-
-    return panels({"": cells}, draw, 0.9 + 0.3 * len(cells), x="held-out accuracy, difference in points")
+        for title, own in rows.items()
+    }
+    return curves(shown, "accumulation steps N", "relative error of the gradient")
 
 
 def accumulator_section(material: Material) -> Section:
@@ -318,31 +278,28 @@ def scaling_section(material: Material) -> Section:
 
 def mixed_section(material: Material) -> Section:
     """Rounding under autocast, accumulated beside full."""
-    rows = errors(material.results)
-    wide = rows.query("accumulator == 'float32'")
-    panels = {name: own for name in tables.PRECISIONS if len(own := wide.query("precision == @name"))}
-    ratios = Picture(
-        "ratios",
-        figure_ratios(panels, ROUNDING_GATE),
-        "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
-        "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
-        f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
+    wide = errors(material.results).query("accumulator == 'float32'")
+    head = "forward in | N | trials | error over the full batch's | upper end of its 95% interval, at most"
+    caption = (
+        "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap intervals; the gate is "
+        f"{ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both."
     )
-    return section("Mixed precision", ratios)
+    columns = ("precision", "accumulation_steps span", "trial nunique", "ratio median_span", "high max")
+    return section("Mixed precision", table_by(wide, "precision", head, columns, caption))
 
 
 def accuracy_section(material: Material) -> Section:
     """Accuracy under autocast, accumulated beside full."""
     cells = accuracy(material.results)
+    head = "trained | compared | n | points of held-out accuracy apart | 95% interval | detectable"
     caption = (
-        f"Held-out accuracy, differences paired by seed (n = {cells['n'].min()}), mean and 95% interval; shaded: "
-        f"±{100 * MARGIN:g} point. A paired t test would have found (5%, power 80%) differences of "
-        f"{100 * cells['detectable'].min():.2f} to {100 * cells['detectable'].max():.2f} points. This is one small model on "
-        "1,500 images: it does not show that large models train well in 16 bits."
+        "Differences paired by seed, mean and 95% interval; detectable: what a paired t test would have found (5%, power 80%). "
+        f"The margin is ±{100 * MARGIN:g} point. These are small models on 1,500 images: it does not show that large models "
+        "train well in 16 bits."
     )
-    alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
-    picture = Picture("accuracy", figure_accuracy(cells, MARGIN), alt, caption)
-    return section("Accuracy in 16 bits", picture)
+    columns = ("task", "label", "n", "mean", ends, "detectable")
+    points = cells.assign(**100 * cells[["mean", "low", "high", "detectable"]])
+    return section("Accuracy in 16 bits", table_by(points, "", head, columns, caption))
 
 
 def does_half_precision_hold(results: Results) -> Advice:

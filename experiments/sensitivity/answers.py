@@ -10,29 +10,26 @@ from pandas import DataFrame
 
 from accumulation_harness.analysis import faults, tables
 from accumulation_harness.analysis.answering import (
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILLION,
     Answer,
-    Curve,
     Experiment,
     Material,
     Picture,
     Rate,
     Section,
+    curves,
+    lines,
+    mean_curve,
     needed,
     percent,
     section,
     share,
     table_by,
 )
-from accumulation_harness.analysis.figures import forms
 
 WANTED = 0.95  # share of planted errors that has to be found
 ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less
 TARGETS = {"float64": 1e-11, "float32": 1e-5}
-KINDS = {"scale": (BLUE, "o"), "direction": (VERMILLION, "s"), "tensor": (ORANGE, "^")}
+KINDS = ("scale", "direction", "tensor")
 
 
 def rates(arms: DataFrame) -> DataFrame:
@@ -94,7 +91,7 @@ def _plain(size: float) -> str:
     return f"{size:.0e}".replace("e-0", "e-").replace("-", "\u2011")  # a hyphen at which no line breaks
 
 
-def curves(material: Material) -> Section:
+def shares(material: Material) -> Section:
     """The share of planted errors that are found, over their size."""
     table = rates(material.arms)
     needed(table)
@@ -103,7 +100,8 @@ def curves(material: Material) -> Section:
         figure_sensitivity(table),
         "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
         "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
-        "direction, or in the first tensor. Bars: exact 95% intervals. Points are shifted sideways to keep them apart.",
+        "direction, or in the first tensor. Bars: exact 95% intervals. Targets: "
+        f"{', '.join(f'{precision} {_plain(size)}' for precision, size in TARGETS.items())}.",
     )
     head = "precision | kind | planted | found | share | 95% interval"
     columns = ("precision", "kind", "size", *((lambda own, of=of: of(_rate(own))) for of in (
@@ -116,25 +114,16 @@ def _rate(row: DataFrame) -> Rate:
     return Rate(int(row["k"].iloc[0]), int(row["n"].iloc[0]))
 
 
-def figure_sensitivity(rates: DataFrame) -> Figure:
+def figure_sensitivity(table: DataFrame) -> Figure:
     """Share of planted errors that are found over their relative size, a panel per precision, with exact 95 % intervals."""
-    panels: dict[str, list[Curve]] = {}
-    groups = {str(precision): own for precision, own in rates.groupby("precision", sort=False)}
-    for precision, own in groups.items():
-        drawn = panels.setdefault(f"{precision} (n = {own['n'].max()} a point)", [])
-        for place, (kind, (colour, mark)) in enumerate(KINDS.items()):
-            of_kind = own.query("kind == @kind")
-            found = [Rate(k, n) for k, n in zip(of_kind["k"], of_kind["n"], strict=True)]
-            bars = [[one.share - one.low for one in found], [one.high - one.share for one in found]]
-            look = {"color": colour, "marker": mark, "label": kind}
-            drawn.append(Curve(of_kind["size"] * 1.12 ** (place - 1), [one.share for one in found], look, bars))
-    figure = forms.curves(panels, "planted relative error", "share that is found", axes=("log", "linear"),
-                          level=(WANTED, f"{WANTED:.0%}"), ncols=5, ylim=(-0.03, 1.03))  # fmt: skip
-    for axes, precision in zip(figure.axes, groups, strict=True):
-        if precision in TARGETS:
-            axes.axvline(TARGETS[precision], color=GREY, linewidth=0.9, linestyle=":")
-            axes.text(TARGETS[precision], 0.5, " target", color=GREY)
-    return figure
+    found = [Rate(*pair) for pair in zip(table["k"], table["n"], strict=True)]
+    table = table.assign(mean=[one.share for one in found], low=[one.low for one in found], high=[one.high for one in found])
+    panels = {
+        f"{precision} (n = {own['n'].max()} a point)": lines(own, "kind", "size", of=mean_curve)
+        for precision, own in table.groupby("precision", sort=False)
+    }
+    level = (WANTED, percent(WANTED))
+    return curves(panels, "planted relative error", "share that is found", axes=("log", "linear"), level=level)
 
 
 EXPERIMENT = Experiment(
@@ -146,5 +135,5 @@ EXPERIMENT = Experiment(
     " kind. The prediction holds when it is at most the target for all three kinds in both precisions; "
     f"fewer than {ENOUGH} trials of a size leave it open.",
     answer=answer,
-    sections=(curves,),
+    sections=(shares,),
 )
