@@ -12,8 +12,40 @@ import pytest
 from accumulation_harness.judge.cause import MEANINGS, Cause
 
 ROOT = Path(__file__).parents[1]
+NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("How it works")[0]
+LISTED = set(re.findall(r"^ {6}- .*: (\w+\.md)$", NAVIGATION, re.M)) - {"settings.md"}  # which is made of the declarations
+FOR_USERS = sorted(LISTED | {"index.md", "gallery.md", "affected.md"})
+DIALECT = re.compile(r"another computation|one's own|\b(?:is|are|was|be) told\b|at that b\b|\bthe texts\b")
 SOMEWHERE = r"[^>]*\b(?:src|href)=\"?https?:"
 LOADED = re.compile(rf"<(?:script|img|iframe)\b{SOMEWHERE}|<link\b[^>]*rel=\"?(?:stylesheet|preconnect){SOMEWHERE}")
+
+
+def prose(text):
+    """The words of a page, without its blocks of code and output."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S).split()
+
+
+@pytest.mark.parametrize("name", FOR_USERS)
+def test_a_page_for_users_is_short_and_begins_with_a_question_and_an_example(name):
+    text = (ROOT / "docs" / name).read_text()
+    _, question, *rest = text.split("\n\n")
+    assert question.startswith("*") and question.endswith("?*"), question
+    assert len(prose(text)) <= 900
+    before = re.split(r"^```", "\n\n".join(rest), maxsplit=1, flags=re.M)[0]
+    assert len(before.split()) <= 80 or name in ("gallery.md", "performance.md"), "before the first example"
+    assert re.search(r"^## ", text, re.M)
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_a_page_speaks_the_language_of_the_field(page):
+    found = DIALECT.findall((ROOT / page).read_text())
+    assert not found
+
+
+def test_all_pages_for_users_are_read_in_an_hour():
+    assert len(FOR_USERS) >= 20
+    assert sum(len(prose((ROOT / "docs" / name).read_text())) for name in [*FOR_USERS, "remedies.md"]) <= 12_000
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def build(root, site):

@@ -27,17 +27,20 @@ def blocks(page):
 
 def programs(page):
     """What is shown of files, by their names: in the title, or in a comment on the first line."""
-    shown = [(title, text) for language, title, text in blocks(page) if language == "python"]
-    return {title or text.partition("\n")[0].removeprefix("# "): text for title, text in shown}
+    shown = [(title or text.partition("\n")[0], text) for language, title, text in blocks(page) if language == "python"]
+    return {name.removeprefix("# "): text for name, text in shown if name.endswith(".py")}
 
 
 CONSOLES = [
     (page, text)
-    for page in ("README.md", "docs/index.md", "docs/audit.md", "docs/watch.md", "docs/sweep.md", "docs/ci.md")
+    for page in (
+        "README.md",
+        *(f"docs/{name}.md" for name in ("index", "audit", "scripts", "trainers", "watch", "sweep", "your_own", "ci")),
+    )
     for language, _, text in blocks(page)
     if language == "console"
 ]
-SLOW = ("run -m", "hf_trainer")  # continuous integration runs these too, and the pages'
+SLOW = "accumulation-harness run"  # continuous integration runs these too, and the pages'
 
 
 def test_every_block_is_run():
@@ -60,7 +63,7 @@ def test_every_block_is_run():
         pytest.param(
             *(page, text),
             id=f"{page}: {text.splitlines()[0]}",
-            marks=[pytest.mark.slow] if page != "README.md" or any(word in text for word in SLOW) else [],
+            marks=[pytest.mark.slow] if page != "README.md" or SLOW in text else [],
         )
         for page, text in CONSOLES
     ],

@@ -88,7 +88,8 @@ def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell], names: Sequence[
     causes = parsed(cause) or (Cause.unexplained,)
     whose = " This is a property of the model, not a fault of the loop." if INHERENT.issuperset(causes) else ""
     found = (
-        f"accumulation is another computation: its gradient differs by {size} of the large batch's ({', '.join(causes)}).{whose}"
+        f"accumulation is a different computation: its gradient differs from the large batch's by {size} of its norm "
+        f"({', '.join(causes)}).{whose}"
     )
     return Caveat(where, found, " ".join(MEANINGS[one].remedy for one in causes))
 
