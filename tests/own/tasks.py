@@ -334,10 +334,13 @@ class Timewise(Images):
 
 
 class Refuses(Frozen):
-    """Scores and losses that must be finite."""
+    """A distribution as outputs, and losses that must be finite."""
+
+    def forward(self, model, batch):
+        return torch.distributions.Categorical(logits=model(batch[0]))
 
     def losses(self, outputs, batch):
-        losses: Tensor = -torch.distributions.Categorical(logits=outputs).log_prob(batch[1])
+        losses: Tensor = -outputs.log_prob(batch[1])
         assert losses.isfinite().all()
         return losses
 

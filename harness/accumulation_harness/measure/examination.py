@@ -151,7 +151,7 @@ def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, wi
         cut = [nest.rows(outputs, edge, of=len(window)) for edge in edges]
         apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
     workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
-    joined = nest.joined([own for own, _ in alone], sizes)
+    joined = nest.joined([[*nest.tensors(own)] for own, _ in alone], sizes)
     workload.mixes_rows = not _same_numbers(*([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs)))
 
 
@@ -161,11 +161,16 @@ def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tup
 
 
 def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
-    """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three."""
+    """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three.
+
+    An object that holds tensors is cut by nobody but its author.
+    """
     if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
         return True
     first, *others = leaf
-    return all(first.shape == one.shape and _near(first, one) for one in others) if isinstance(first, Tensor) else True
+    if not isinstance(first, Tensor):
+        return not nest.is_opaque(first)
+    return all(first.shape == one.shape and _near(first, one) for one in others)
 
 
 def try_step(config: OptimizerConfig, initial: nn.Module) -> str:

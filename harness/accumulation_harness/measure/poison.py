@@ -194,8 +194,10 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
         if rows.shape[1:] != own.shape[1:]:
             return outputs
         mine = (rows == own.to(rows)).flatten(1).all(1)
-        met.extend([arm] * bool(mine.any()))
-        return infinite(outputs, mine)
+        poisoned = infinite(outputs, mine)
+        has_rows = any(own is not other for own, other in zip(nest.leaves(outputs), nest.leaves(poisoned), strict=True))
+        met.extend([arm] * (has_rows and bool(mine.any())))
+        return poisoned
 
     workloads = [arm.workload for arm in arms]
     handles = [arm.model.register_forward_hook(partial(by_inputs, arm)) for arm in by_outputs]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Index = Tensor | slice
 
@@ -36,9 +36,23 @@ def leaves(nest: Any) -> list[Any]:
     return found
 
 
-def tensors(nest: Any) -> Iterator[Tensor]:
-    """The leaves that are tensors."""
-    return (leaf for leaf in leaves(nest) if isinstance(leaf, Tensor))
+def tensors(nest: Any, within: int = 3) -> Iterator[Tensor]:
+    """The leaves that are tensors, and those in attributes of leaves of other classes, at most so many objects deep."""
+    for leaf in leaves(nest):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif within and is_opaque(leaf):
+            yield from tensors([getattr(leaf, name, None) for name in _attributes(leaf)], within - 1)
+
+
+def is_opaque(leaf: Any) -> bool:
+    """Whether a leaf is an object that may hold tensors and is no container: a distribution, a class of somebody's own."""
+    return not isinstance(leaf, (Tensor, np.ndarray, type, nn.Module)) and bool(_attributes(leaf))
+
+
+def _attributes(leaf: Any) -> list[str]:
+    slots = (getattr(kind, "__slots__", ()) for kind in type(leaf).__mro__)
+    return [*getattr(leaf, "__dict__", ()), *(name for own in slots for name in ([own] if isinstance(own, str) else own))]
 
 
 def is_texts(nest: Any) -> bool:
