@@ -25,7 +25,15 @@ overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched r
 
 
 def norms_by(counts: Sequence[int], values: Vector) -> Vector:
-    """[tensors] The norm of each of the parts, of so many elements, that a vector [P] is made of."""
+    """Compute the norm of each tensor that a concatenated vector is made of.
+
+    Args:
+        counts: Number of elements of each tensor.
+        values: [P] the tensors, flattened and concatenated.
+
+    Returns:
+        [tensors] the norms.
+    """
     sizes = np.asarray(counts, dtype=np.int64)
     found, filled = np.zeros(len(sizes)), sizes > 0
     if filled.any():
@@ -35,7 +43,16 @@ def norms_by(counts: Sequence[int], values: Vector) -> Vector:
 
 
 def emptied(before: Vector, after: Vector, counts: Sequence[int]) -> list[int]:
-    """The parts that hold nothing but zeros now, and held something before."""
+    """Return the indices of the tensors that are all zero now and were not before.
+
+    Args:
+        before: [P] the concatenated tensors before.
+        after: [P] the same after.
+        counts: Number of elements of each tensor.
+
+    Returns:
+        Indices into `counts`.
+    """
     return np.flatnonzero((norms_by(counts, before) > 0) & (norms_by(counts, after) == 0)).tolist()
 
 

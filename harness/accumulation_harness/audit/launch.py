@@ -32,12 +32,27 @@ def record(
     max_steps: int = MAX_STEPS,
     progress: Progress | None = None,
 ) -> Path:
-    """Make the runs of this rank, of those that torchrun or srun has started, and write what they show; the file.
+    """Run one rank's part of an audit under torchrun or srun, and write what it shows to a file.
 
-    Arguments as for `audit`, on every rank the same; `batch_size` is that of one rank. `evidence`: a folder that all ranks share.
-    The group of all ranks is made here; `train` finds it, and its own `init_process_group` does nothing. `reference` runs on
-    rank 0 alone, with the rows of all `replicas`: ranks that take rows of their own (all, unless given). Raises ValueError for
-    what cannot be run, OSError for what cannot be written; what `train` raises is evidence.
+    Call it on every rank with the same arguments; `merge` judges the files. The process group of all ranks is initialised here,
+    and `init_process_group` in `train` does nothing.
+
+    Args:
+        train: As for `audit`.
+        batch_size: Samples of one optimizer step on one rank.
+        accumulation_steps: As for `audit`.
+        evidence: A folder that all ranks share.
+        reference: As for `audit`; runs on rank 0 alone, with the samples of all replicas.
+        replicas: How many ranks take samples of their own; all of them, unless given.
+        max_steps: As for `audit`.
+        progress: As for `audit`, on rank 0.
+
+    Returns:
+        The path of this rank's file. An exception that `train` raises is part of the evidence.
+
+    Raises:
+        ValueError: An argument cannot be run.
+        OSError: The file cannot be written.
     """
     rank = Rank.of_environment()
     replicas = rank.world if replicas is None else replicas
@@ -54,7 +69,18 @@ def record(
 
 
 def merge(evidence: str | os.PathLike[str], progress: Progress | None = None) -> Report:
-    """Judge what all ranks have written. Raises ValueError, in a line, unless it is the evidence of all ranks of one audit."""
+    """Judge the evidence that all ranks have written with `record`.
+
+    Args:
+        evidence: The folder with the files of all ranks of one audit.
+        progress: Called with a line for each step of the judgement.
+
+    Returns:
+        The report, as of `audit`.
+
+    Raises:
+        ValueError: A file is missing or damaged, or belongs to another audit, source, torch or number of ranks.
+    """
     recorded = Recorded(Path(evidence))
     setting = recorded.setting
     runs = _runs(recorded, setting, progress)

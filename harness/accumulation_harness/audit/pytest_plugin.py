@@ -22,7 +22,7 @@ MARKER, FOLDER = "accumulation", "--audit-json"
 
 
 class AccumulationChanged(AssertionError):
-    """The audited function is not equivalent, or could not be judged; the message is the report."""
+    """Raised by `audit_accumulation` if the function is not equivalent or could not be judged; the message is the report."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +42,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def audit_accumulation(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`audit_accumulation(train, batch_size=32, accumulation_steps=(4, 16))`: `audit` that fails unless equivalent."""
+    """A fixture: an audit that fails the test unless its verdict is `equivalent`.
+
+    Call it as `audit_accumulation(train, batch_size=32, accumulation_steps=(4, 16))`, with the arguments of `audit`. Those that
+    are left out are taken from the marker `accumulation`.
+
+    Args:
+        request: pytest's request of the test.
+
+    Returns:
+        A function that returns the report, and raises `AccumulationChanged` if the verdict is not `equivalent`.
+    """
     marker = request.node.get_closest_marker(MARKER)
     usual: dict[str, Any] = dict(marker.kwargs) if marker else {}
     folder: Path | None = request.config.getoption(FOLDER)

@@ -48,19 +48,35 @@ def audit(
     allow: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Report:
-    """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
+    """Compare `train(batch_size // N, N)` with `train(batch_size, 1)` for every N, and name the cause of each difference.
 
-    `train` gets the micro-batch and the number of them per optimizer step; it must seed itself, take its samples in a fixed order
-    and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for what torch's hooks do
-    not see, `hand(weights=None, gradient=None, contribution=None)`, which takes nests of arrays: the weights once before training
-    and after each optimizer step, before it the gradient that the optimizer takes, and what each micro-batch adds to it.
-    With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
-    with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
-    steps. Findings of the causes in `allow` are told, and the verdict is that of the rest, as far as it was compared:
-    `allow={"stochastic_layers"}` for a model with dropout. `progress` is told in a line what is run and what is seen. torch has
-    the caller's number of threads afterwards.
-    Nothing raised by `train` escapes: see `Report.problems`.
-    Raises ValueError for arguments that cannot be run.
+    For optimizer step t, with g the gradient that the optimizer receives at N = 1 and a the one at N, the audit measures ||a -
+    g|| / ||g|| and compares it with the largest distance that rounding explains, measured on this very function. Every run
+    starts from the same random state.
+
+    Args:
+        train: The training code, called as `train(micro_batch, num_micro_batches)`. It takes its samples in a fixed order and
+            makes a few optimizer steps. It may have these keyword parameters: `dtype`, to be compared in float64 as well;
+            `order_seed`, to shuffle the samples of a window; and `hand`, for what the hooks of torch do not see.
+            `hand(weights=tree)` is to be called once before training and after each optimizer step, `hand(gradient=tree)`
+            before a step with the gradient that the optimizer receives, and `hand(contribution=tree)` for each micro-batch with
+            what it adds to that gradient. A tree is a nest of mappings and sequences of arrays.
+        batch_size: Samples of one optimizer step (on one rank).
+        accumulation_steps: The numbers N of micro-batches to compare.
+        reference: Another function, of which `reference(batch_size, 1)` takes the place of `train(batch_size, 1)`. With it, N =
+            1 of `train` is compared as well.
+        processes: Number of ranks that run `train`, with `torch.distributed` initialised. The reference runs on one, with the
+            samples of all ranks.
+        max_steps: Optimizer steps after which a run is ended.
+        allow: Names of causes that are meant, as `{"stochastic_layers"}` for a model with dropout. Their findings are reported,
+            and the verdict is that of everything else, as far as it could be compared.
+        progress: Called with a line for every run and what it shows.
+
+    Returns:
+        The report. What `train` raises does not escape: it is among `Report.problems`. torch has as many threads as before.
+
+    Raises:
+        ValueError: An argument cannot be run, such as an N that does not divide the batch.
     """
     steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
     arms = arms_of(steps, independent=reference is not None)

@@ -16,7 +16,7 @@ TOLD_APART = 1e3  # condition of the parts, up to which each has a weight of its
 
 
 class WeightedSum(NamedTuple):
-    """A vector as a sum of parts; nothing is known of it by default."""
+    """The least-squares fit of a vector by a weighted sum of parts; the defaults mean that nothing is known."""
 
     weights: tuple[float, ...] = ()  # of each part
     residual: float = math.inf  # what the sum leaves, relative to the vector
@@ -36,7 +36,15 @@ class WeightedSum(NamedTuple):
 
 
 def distance(a: Vector, b: Vector) -> float:
-    """||a - b|| / ||b||, NaN equal to NaN; infinite for other shapes, and where b alone is zero."""
+    """Compute the relative distance ||a - b|| / ||b||.
+
+    Args:
+        a: [P] a vector.
+        b: [P] the reference. NaN in the same places is equal.
+
+    Returns:
+        The distance; infinite if the shapes differ, or if only b is zero.
+    """
     if a.shape != b.shape:
         return math.inf
     if np.array_equal(a, b, equal_nan=True):
@@ -46,13 +54,29 @@ def distance(a: Vector, b: Vector) -> float:
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """<a, b> / (||a|| ||b||); NaN where one is zero."""
+    """Compute <a, b> / (||a|| ||b||).
+
+    Args:
+        a: [P] a vector.
+        b: [P] a vector.
+
+    Returns:
+        The cosine of their angle; NaN if one of them is zero.
+    """
     sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float((a * b).sum()) / sizes if sizes else math.nan
 
 
 def proportion(b: Vector, a: Vector) -> tuple[float, float]:
-    """The factor f that is best in b = f a, and ||b - f a|| / ||b||."""
+    """Compute the best factor f in b = f a, and what it leaves.
+
+    Args:
+        b: [P] a vector.
+        a: [P] a vector.
+
+    Returns:
+        f = <a, b> / <a, a>, and ||b - f a|| / ||b||.
+    """
     if not a.any() or not b.any():
         return 0.0, 0.0 if not b.any() else 1.0
     factor = float((a * b).sum() / np.square(a).sum())
@@ -60,15 +84,30 @@ def proportion(b: Vector, a: Vector) -> tuple[float, float]:
 
 
 def off_line(a: Vector, direction: Vector) -> float:
-    """||a - its projection on direction|| / ||a||; infinite where they point in opposite directions, and of one number."""
+    """Compute how far a vector is off the ray along a direction, ||a - f d|| / ||a|| with the best f.
+
+    Args:
+        a: [P] a vector.
+        direction: [P] the direction d.
+
+    Returns:
+        The relative distance; infinite if f <= 0, and for vectors of one element.
+    """
     factor, off = proportion(a, direction) if a.size > 1 else (0.0, math.inf)
     return off if factor > 0 else math.inf
 
 
 def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum:
-    """The weights w that are best in vector = sum_k w_k part_k, by least squares; those nearest to 1 where parts make up others.
+    """Find the weights w_k in vector = sum_k w_k part_k by least squares.
 
-    Nothing is known of a vector of zeros, nor where there are too few numbers to tell the parts apart.
+    If parts are linearly dependent, the solution nearest to w_k = 1 is taken.
+
+    Args:
+        vector: [P] the sum.
+        parts: K vectors [P].
+
+    Returns:
+        The fit; an unknown one if the vector is zero or not finite, or if P < 2 K.
     """
     columns, target = np.stack([part.ravel() for part in parts], axis=1), vector.ravel()
     norms, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(target))

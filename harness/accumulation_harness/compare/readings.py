@@ -71,7 +71,7 @@ class Times(Enum):
 
 
 class Constant(NamedTuple):
-    """What a loss is multiplied by between its loss function and the root of the backward."""
+    """A factor between the result of a loss function and the root of the backward pass."""
 
     factor: float
     divides: bool = False  # written as a division
@@ -98,7 +98,7 @@ RIGHT = Reading()
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """One loss in one window, as the gradient of its step has it."""
+    """The weights that one loss has in one window's gradient, by micro-batch."""
 
     window: int
     shares: tuple[float, ...]  # [K] what a loss term of each micro-batch weighs, of what it should
@@ -258,9 +258,16 @@ class Told(NamedTuple):
 
 
 def told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed] = ()) -> Told:
-    """The reading of all windows of a run whose windows have `usual` micro-batches; no cause where its terms may be other ones.
+    """Explain the weights of loss terms by a cause, over all windows of a run.
 
-    `known`: those of them that are known to be right, whatever they weigh.
+    Args:
+        seen: The weights of each loss in each window.
+        usual: The usual number of micro-batches of a window.
+        known: Those among them that are known to be right, whatever their weights are.
+
+    Returns:
+        The cause or causes, or that the weights are right. If it rests on an assumption about the terms of a loss of the run's
+        own, there is a description and no cause.
     """
     found = _told(seen, usual, known)
     if not found.right and not found.causes and _are_clipped(seen):
@@ -390,11 +397,28 @@ def _listed(numbers: Sequence[float]) -> str:
 
 
 def alike(numbers: Sequence[float], tolerance: float) -> bool:
-    """Whether they are one number."""
+    """Decide whether numbers are equal up to a tolerance.
+
+    Args:
+        numbers: The numbers.
+        tolerance: The largest spread, relative to the largest absolute value.
+
+    Returns:
+        Whether max - min is within the tolerance.
+    """
     largest = max(map(abs, numbers))
     return max(numbers) - min(numbers) <= tolerance * largest
 
 
 def near(number: float, wanted: float, tolerance: float) -> bool:
-    """Whether it is that number."""
+    """Decide whether a number equals another up to a relative tolerance.
+
+    Args:
+        number: The number.
+        wanted: The other, to which the tolerance is relative.
+        tolerance: The tolerance.
+
+    Returns:
+        Whether |number - wanted| <= tolerance |wanted|.
+    """
     return abs(number - wanted) <= tolerance * abs(wanted)

@@ -12,7 +12,11 @@ from accumulation_harness.system.enums import StrEnum
 
 
 class Cause(StrEnum):
-    """The machine name of a cause. Where two reproduce a gradient alike (as for N = 2), the first of them is named."""
+    """The machine name of a cause.
+
+    The order is that of priority: if two causes reproduce a gradient equally well (as can happen for N = 2), the first is
+    named.
+    """
 
     samples_repeated = "samples_repeated"
     window_misplaced = "window_misplaced"
@@ -54,7 +58,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What a cause says."""
+    """What a cause means, and what to change."""
 
     fault: str  # its id in the catalogue of faults; empty for `unexplained`
     sentence: str  # what is wrong, as the end of a sentence
@@ -308,10 +312,27 @@ JOINT = "+"  # between them in tables
 
 
 def joined(causes: Causes) -> str:
-    """The causes as one field of a table: `batch_statistics+loss_not_divided`; empty without any."""
+    """Write causes as one field of a table.
+
+    Args:
+        causes: The causes of one arm.
+
+    Returns:
+        Their names, as `batch_statistics+loss_not_divided`; empty without any.
+    """
     return JOINT.join(causes)
 
 
 def parsed(text: str) -> Causes:
-    """The causes of a field written by `joined`. Raises ValueError for a name that is no cause."""
+    """Read the causes from a field that `joined` has written.
+
+    Args:
+        text: The field.
+
+    Returns:
+        The causes.
+
+    Raises:
+        ValueError: A name is not that of a cause.
+    """
     return tuple(Cause(name) for name in text.split(JOINT)) if text else ()

@@ -11,7 +11,7 @@ Differences = Mapping[str, tuple[float, float]]  # those that differ: (arm, full
 
 
 class Counter(StrEnum):
-    """A counter, by the words that reasons and stored results use for it."""
+    """A counter that must agree exactly between arms, by the name that reasons and stored results use."""
 
     windows = "windows"
     samples = "samples counted"
@@ -33,7 +33,15 @@ class Counter(StrEnum):
 
 
 def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
-    """The counters of `arm` that are not the reference's, as (arm, reference). Both must have the same counters."""
+    """Return the counters that differ between an arm and the reference.
+
+    Args:
+        arm: Counters of the arm.
+        reference: The same counters of the reference.
+
+    Returns:
+        By name, (value of the arm, value of the reference).
+    """
     return {name: (value, reference[name]) for name, value in arm.items() if value != reference[name]}
 
 

@@ -28,5 +28,12 @@ def clear_gate(floor: float) -> float:
 
 
 def coarse_gate(floor: float) -> float:
-    """What a gradient may differ by in float32, where the shuffled full batch differs by `floor`; infinite of NaN."""
+    """Return how far a gradient may differ in float32, for models that have no float64.
+
+    Args:
+        floor: Relative distance of the shuffled large batch's gradient, a control.
+
+    Returns:
+        max(COARSE_LEAST, COARSE_FACTOR * floor); infinite if `floor` is NaN.
+    """
     return max(COARSE_LEAST, COARSE_FACTOR * floor) if floor == floor else float("inf")

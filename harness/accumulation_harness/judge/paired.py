@@ -20,7 +20,7 @@ Margin = Callable[[int], float]  # by the number of seeds: the difference up to 
 
 
 class Comparison(StrEnum):
-    """What paired differences say."""
+    """The result of comparing two trainings over seeds."""
 
     same = "same"  # by TOST within the margin
     below = "lower"
@@ -29,9 +29,17 @@ class Comparison(StrEnum):
 
 
 def half_spread(values: Sequence[float]) -> Margin:
-    """Half of what the standard deviation between seeds is at least: s sqrt((n - 1) / q), q the 95 % quantile of chi^2(n - 1).
+    """Return a margin of half the standard deviation between seeds.
 
-    So where a difference of half a standard deviation is called the same, it is not because few seeds looked far apart.
+    The margin at n seeds is s sqrt((n - 1) / q) / 2, where s is the sample standard deviation (with reduction n - 1) of
+    `values` and q the 95 % quantile of chi^2(n - 1): half of the lower confidence limit of the deviation. With few seeds it is
+    small, so that a difference is not called none only because few seeds happened to spread widely.
+
+    Args:
+        values: The metric of the control, one per seed.
+
+    Returns:
+        A function from the number of seeds to the margin; NaN for one seed.
     """
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
@@ -43,7 +51,7 @@ def half_spread(values: Sequence[float]) -> Margin:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Differences of one training to another by seed, and what counts as none."""
+    """Differences between two trainings, one per seed, with the margin below which a difference counts as none."""
 
     differences: tuple[float, ...]
     margin_at: Margin
@@ -93,10 +101,17 @@ class Paired:
 
 
 def corrected(found: Sequence[Paired]) -> list[Paired]:
-    """With the p values of paired t tests, Holm-corrected over all whose spread leaves a doubt.
+    """Correct paired t tests for multiple comparisons by Holm's method.
 
-    What differs from seed to seed by far less than the margin (by rounding alone, say) is the same or clearly not: it takes no
-    part in the correction of the others. The spread says so, and not the mean, which would choose what it is tested for.
+    Only comparisons whose spread over seeds leaves a doubt take part in the correction. If a training differs from seed to seed
+    by far less than the margin, as with pure rounding, its result is certain. The spread decides this and not the mean, because
+    choosing by the mean would bias the test.
+
+    Args:
+        found: The comparisons.
+
+    Returns:
+        The same, with p values and the number of tests that share the level.
     """
     each = [statistics.t_test(one.differences) for one in found]
     doubtful = [not 2 * one.detectable < one.margin and not math.isnan(p) for one, p in zip(found, each, strict=True)]

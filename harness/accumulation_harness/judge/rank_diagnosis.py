@@ -11,7 +11,7 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 @dataclass(frozen=True)
 class Variant:
-    """One form of a cause on several ranks, and the sentence for it."""
+    """One form of a cause on several ranks, and the sentence that reports it."""
 
     cause: Cause
     sentence: str
@@ -31,7 +31,7 @@ DIVIDED_TWICE = Variant(Cause.loss_divided_twice, MEANINGS[Cause.loss_divided_tw
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """One window: the gradients a_r that W ranks consumed, beside the referee's g of the whole window."""
+    """One window on W ranks: the gradient a_r that the optimizer of each rank received, and the reference gradient g."""
 
     accumulation_steps: int
     terms: tuple[float, ...]  # loss terms of each rank
@@ -65,7 +65,15 @@ class RankDiagnosis:
 
 
 def diagnose_ranks(evidence: RankEvidence) -> RankDiagnosis:
-    """The one cause that reproduces what every rank consumed; `unexplained` where there is none, or more than one."""
+    """Name the cause of a wrong step on several ranks.
+
+    Args:
+        evidence: What one window shows.
+
+    Returns:
+        The cause whose simulation reproduces the gradients of all ranks; `unexplained` if none or more than one does; no cause
+        if the step is right.
+    """
     if evidence.is_right:
         return RankDiagnosis((), "every rank took the window's step")
     seen = (

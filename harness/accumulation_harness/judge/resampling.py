@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate between the ends of its confidence interval."""
+    """An estimate with its confidence interval."""
 
     estimate: float
     low: float
@@ -16,5 +16,13 @@ class Interval:
 
 
 def permutation_rank(observed: float, null: Sequence[float]) -> float:
-    """p = (1 + #{null >= observed}) / (K + 1); its smallest value is 1 / (K + 1), so 0.01 needs K >= 99."""
+    """Compute the p value of a permutation test, p = (1 + #{null >= observed}) / (K + 1).
+
+    Args:
+        observed: The statistic.
+        null: [K] the statistic under permutations.
+
+    Returns:
+        p, which is at least 1 / (K + 1); p = 0.01 needs K >= 99.
+    """
     return (1 + sum(value >= observed for value in null)) / (len(null) + 1)

@@ -19,7 +19,16 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def text(tool: str, results: Sequence[dict[str, Any]], **run: Any) -> str:
-    """One run, with a rule for each cause of its results; `run`: what else is known of it."""
+    """Write a SARIF 2.1.0 document with one run.
+
+    Args:
+        tool: Name of the tool.
+        results: SARIF results, whose `ruleId` is the name of a cause.
+        **run: Further properties of the run.
+
+    Returns:
+        The document, with a rule for each cause.
+    """
     causes = list(dict.fromkeys(Cause(one["ruleId"]) for one in results))
     known = {"version": version("accumulation-harness"), "informationUri": documentation()}
     driver = {"name": tool, "rules": list(map(_rule, causes)), **{name: value for name, value in known.items() if value}}
@@ -42,7 +51,16 @@ def _rule(cause: Cause) -> dict[str, Any]:
 
 
 def place(file: Path, root: Path, **region: int) -> dict[str, Any]:
-    """Lines of a file, by its path in the checkout where it is in it."""
+    """Describe a location for SARIF.
+
+    Args:
+        file: The file.
+        root: The root of the checkout.
+        **region: Line and column numbers, by SARIF's names.
+
+    Returns:
+        A `location` object; the path is relative if the file is in the checkout.
+    """
     found = {"uri": file.as_uri()}
     if file.is_relative_to(root):
         found = {"uri": quote(file.relative_to(root).as_posix()), "uriBaseId": "%SRCROOT%"}

@@ -22,15 +22,32 @@ EXACT_SIZE = 50  # up to which U is counted; beyond, the normal distribution's C
 
 
 def spent(permutations: int, most: int, early: Mapping[int, float] = EARLY_LOOKS) -> float | None:
-    """What a limit may err at the look after so many of at most `most` permutations; None where there is no look."""
+    """Return the error probability that a sequential test may spend at a look.
+
+    Args:
+        permutations: Permutations that have been made.
+        most: The largest number of permutations.
+        early: By number of permutations, the error probability of each early look.
+
+    Returns:
+        The probability for each limit; None if there is no look at this number.
+    """
     return LAST_LOOK if permutations == most else early.get(permutations)
 
 
 def ratio_limits(top: Sequence[float], bottom: Sequence[float], alpha: float) -> tuple[float, float]:
-    """Limits of r, where `top` is distributed as r times `bottom`: each errs with probability alpha or less.
+    """Compute confidence limits of the factor r by which `top` is distributed as r times `bottom`.
 
-    Of the m * n ratios in ascending order, the C-th from either end, with C the largest number for which P(U < C) <= alpha
-    (Mann and Whitney's U, by inverting their test). Errors are positive; (0, inf) where too few of them were seen.
+    The limits invert the test of Mann and Whitney: with C the largest number for which P(U < C) <= alpha, they are the C-th
+    smallest and the C-th largest of the m n ratios.
+
+    Args:
+        top: [m] positive errors.
+        bottom: [n] positive errors.
+        alpha: The largest probability that one limit is wrong.
+
+    Returns:
+        (lower, upper); (0, inf) if there are too few values.
     """
     rank = _critical(len(top), len(bottom), alpha)
     if rank < 1:

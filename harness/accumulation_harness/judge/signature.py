@@ -18,7 +18,7 @@ NEARER = 10.0  # times, that a cause has to bring the gradient nearer than no ca
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """A consumed gradient a, or a part of it, beside the referee's g and its micro-batch gradients g_k."""
+    """A gradient a that an optimizer received, compared with the reference gradient g and the micro-batch gradients g_k."""
 
     distance: float  # ||a - g|| / ||g||
     scale: float  # ||a|| / ||g||
@@ -30,7 +30,7 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class WrongWindow:
-    """A probed window whose consumed gradient was not the referee's."""
+    """A probed window in which the optimizer received another gradient than the reference."""
 
     step: int
     whole: Attribution
@@ -45,7 +45,7 @@ class WrongWindow:
 
 @dataclass(frozen=True)
 class Movement:
-    """A change of the weights."""
+    """A change of the weights between two moments."""
 
     length: float = 0.0  # relative to what the user of it says
     along_weights: float = 0.0  # its cosine with the weights
@@ -58,7 +58,7 @@ class Movement:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """How the samples of a window's backwards differ from the window's."""
+    """How the samples of a window's backward passes differ from the samples of the window."""
 
     repeated: int = 0  # used more than once
     missing: int = 0  # of the window, not used
@@ -71,7 +71,14 @@ class Samples:
 
 
 def worst(*errors: float) -> float:
-    """The largest, where NaN counts as worse than any number: a measure that failed must not pass."""
+    """Return the largest error, where NaN counts as worse than any number: a failed measurement must not pass.
+
+    Args:
+        *errors: The errors.
+
+    Returns:
+        The largest; NaN if one is NaN or if there is none.
+    """
     return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
 
 
@@ -95,7 +102,7 @@ ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(lambda a, b: max(
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Everything the diagnosis looks at: of one probed window, or merged over many. The defaults say that nothing was seen."""
+    """Everything that the diagnosis looks at, of one probed window or merged over many; the defaults say that nothing was seen."""
 
     probes: int = field(default=0, metadata=COUNTED)  # windows
     gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed
@@ -197,8 +204,16 @@ def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:
 
 
 def clearly_nearer(errors: Errors, distance: float) -> dict[Causes, float]:
-    """The causes that bring the gradient at least ten times nearer than no cause at all, of one wrong window.
+    """Return the causes that explain a wrong window clearly better than the right gradient does.
 
-    Just above the gate the right gradient itself is near, and so is every cause that hardly changes it.
+    Just above the gate the right gradient itself is near, and so is every cause that hardly changes it. A cause therefore has
+    to reduce the distance at least NEARER times.
+
+    Args:
+        errors: By cause, the relative distance of the gradient from a simulation of that cause.
+        distance: The relative distance from the right gradient.
+
+    Returns:
+        The causes with errors of at most `distance` / NEARER.
     """
     return {causes: error for causes, error in errors.items() if error <= distance / NEARER}

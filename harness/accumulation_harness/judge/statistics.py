@@ -23,7 +23,15 @@ ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as 
 
 
 def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Interval:
-    """Mean and its Student t interval; NaN limits below two values."""
+    """Compute the mean and its Student t interval.
+
+    Args:
+        differences: [n] values.
+        level: Confidence of the interval.
+
+    Returns:
+        mean ± t s / sqrt(n), with s of reduction n - 1; NaN limits below two values.
+    """
     values = np.asarray(differences, dtype=np.float64)
     mean = float(values.mean()) if len(values) else float("nan")
     if len(values) < 2:
@@ -33,9 +41,14 @@ def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Inter
 
 
 def equivalence_p(differences: Sequence[float], margin: float) -> float:
-    """TOST p value of |mean difference| < margin for paired differences (Lakens 2017): the larger of two one-sided t tests.
+    """Test the equivalence of two trainings, |mean difference| < margin, by two one-sided paired t tests (TOST; Lakens 2017).
 
-    NaN below two pairs; 0 or 1 when all differences are the same.
+    Args:
+        differences: [n] paired differences.
+        margin: The largest difference that counts as none.
+
+    Returns:
+        The larger of the two p values; NaN below two pairs; 0 or 1 if all differences are the same.
     """
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
@@ -50,14 +63,20 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float:
 
 
 def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """How many times farther off the arm lies than the runs of its null from each other, and a permutation p value.
+    """Test whether an arm ends farther from its reference than control runs end from each other.
 
-    `differences`: arm - reference, one per seed; `null`: for each seed, null runs - reference. Where nothing but rounding parts
-    them, the arm, the reference and the null runs of a seed are exchangeable: any of them might have been called the arm. The
-    statistic is the mean over seeds of log(distance to the nearest other run of the seed); its null distribution calls each run
-    of each seed the arm, so that the p value holds for any mixture of distances, one flipped ReLU in a seed's reference included.
-    It is never below m ** -n, for m runs in each of n seeds. Distances below the resolution of 1.0 count as that. NaN below two
-    seeds with a null.
+    If only rounding separates the runs of a seed, the arm, the reference and the controls are exchangeable. The statistic is
+    the mean over seeds of log(distance to the nearest other run of the seed). Its null distribution calls each run of each seed
+    the arm, so the p value holds for any mixture of distances, for example if one ReLU flips in the reference of one seed.
+    Distances below 1 (the resolution) count as 1.
+
+    Args:
+        differences: [n] arm - reference, one per seed, in units of the resolution.
+        null: [n] for each seed, control runs - reference.
+
+    Returns:
+        How many times farther off the arm is (geometric mean over seeds), and the permutation p value, which is at least m^-n
+        for m runs in each of n seeds. NaN below two seeds with controls.
     """
     groups = [[own, 0.0, *others] for own, others in zip(differences, null, strict=True) if others]
     if len(groups) < 2:
@@ -95,7 +114,15 @@ def _sums(scores: NDArray[np.float64], sizes: Sequence[int]) -> NDArray[np.float
 
 
 def detectable(differences: Sequence[float], level: float = 0.05) -> float:
-    """The smallest mean difference that a paired t test on as many pairs of that spread finds with a power of 80 %."""
+    """Compute the smallest mean difference that a paired t test finds with a power of 80 %.
+
+    Args:
+        differences: [n] paired differences, whose standard deviation (reduction n - 1) is taken.
+        level: Two-sided level of the test.
+
+    Returns:
+        (t_{1 - level/2} + t_{0.8}) s / sqrt(n), with n - 1 degrees of freedom; NaN below two pairs.
+    """
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return float("nan")
@@ -136,7 +163,14 @@ def _mean_difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int) 
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values, in the order given."""
+    """Adjust p values for multiple tests by Holm's step-down method.
+
+    Args:
+        p_values: The p values.
+
+    Returns:
+        The adjusted values, in the order given.
+    """
     order = np.argsort(p_values)
     adjusted = np.empty(len(p_values))
     running = 0.0
@@ -147,9 +181,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def ratio_of_means(top: Sequence[float], bottom: Sequence[float]) -> Interval:
-    """mean(top) / mean(bottom) of pairs with Fieller's interval (1954); unbounded where the bottom's mean may be zero.
+    """Compute mean(top) / mean(bottom) of pairs, with Fieller's interval (1954).
 
-    Never the mean of the ratios: that is biased, and has no bound where a single bottom comes near zero.
+    The mean of the ratios is not used: it is biased, and has no bound if a single value of `bottom` is near zero.
+
+    Args:
+        top: [n] values.
+        bottom: [n] values, paired with them.
+
+    Returns:
+        The ratio and its 95 % interval; unbounded if the mean of `bottom` may be zero, NaN limits below two pairs.
     """
     a, b = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     num = len(a)
@@ -169,11 +210,21 @@ def ratio_of_means(top: Sequence[float], bottom: Sequence[float]) -> Interval:
 def two_batch_sizes(
     micro_batch_square: Any, window_square: Any, micro_batches: Any, window_samples: Any, population: float = math.inf
 ) -> tuple[Any, Any]:
-    """Unbiased S = tr Sigma and |G|^2, of numbers or columns: S = (m - g) / (1/b - 1/B), |G|^2 = g - S / B with b = B / N.
+    """Estimate the trace of the gradient covariance and the squared norm of the gradient from two batch sizes.
 
-    m is the mean squared norm of the micro-batches' gradients and g the window's (McCandlish et al. 2018, appendix A.1).
-    `population`: the number of samples D from which a window is drawn without replacement, if it is; g - S / B then estimates
-    |G|^2 - S / D, and S / D is added.
+    S = (m - g) / (1/b - 1/B) and |G|^2 = g - S / B with b = B / N are unbiased (McCandlish et al. 2018, appendix A.1); all
+    gradients are means over samples.
+
+    Args:
+        micro_batch_square: m, the mean of |g_b|^2 over the micro-batches; a number or a column.
+        window_square: g = |g_B|^2 of the window.
+        micro_batches: N.
+        window_samples: B.
+        population: Number D of samples from which the window is drawn without replacement. For D < inf, S / D is added to
+            |G|^2.
+
+    Returns:
+        S = tr Sigma, and |G|^2.
     """
     trace = (micro_batch_square - window_square) * window_samples / (micro_batches - 1)
     return trace, window_square - trace / window_samples + trace / population

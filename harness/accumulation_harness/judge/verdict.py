@@ -52,7 +52,7 @@ ROUNDED_ONCE = (Precision.bfloat16, Precision.float16)  # products add up in flo
 
 
 class Doubt(StrEnum):
-    """Why an arm cannot be judged, as the sentence of it begins: properties of the settings, with what would tell."""
+    """Why an arm cannot be judged; each value is the beginning of the sentence that says so and what would help."""
 
     diverged = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
     diverged_at_once = "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
@@ -66,7 +66,7 @@ class Doubt(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What is said of an arm: the full batch's computation, less exact, another one, or nothing."""
+    """The verdict on an arm."""
 
     equivalent = "equivalent"
     degraded = "degraded"
@@ -76,7 +76,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Algebra:
-    """L0: in float64."""
+    """Check L0: the errors of an arm in float64."""
 
     gradient_error: float  # largest over the probes, clipping as configured, off and active
     state_error: float  # optimizer state after the first step, largest over its entries
@@ -105,7 +105,7 @@ class Algebra:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
+    """Check L1: rounding in the target precision, at the initial weights, relative to float64; NaN for trials in float64."""
 
     ratio: float = math.nan  # median error of the arm over median error of the full batch
     low: float = math.nan  # of the errors' ratio, as exact limits that hold with 95 % at whatever look it was decided
@@ -133,7 +133,7 @@ class Rounding:
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """L3: reported, never a gate; and gradients along the training beside float64's at the arm's own weights."""
+    """Check L3: how far the weights drift (reported, never a gate), and the gradients along the training against float64."""
 
     ratio: float  # largest d_t over the largest null at t, before the null's first jump
     step: int = 0  # t of that
@@ -146,7 +146,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that is known of one arm."""
+    """Everything that was measured of one arm."""
 
     precision: Precision
     algebra: Algebra
@@ -166,7 +166,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is said of an arm, and why."""
+    """The verdict on an arm, with its causes and reasons."""
 
     verdict: Outcome
     causes: Causes = ()  # empty when there is nothing to explain
@@ -180,7 +180,14 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict of one arm: L0 and L2 decide `different`, then L1 decides `degraded`."""
+    """Judge one arm: checks L0 and L2 decide `different`, then L1 decides `degraded`.
+
+    Args:
+        evidence: Everything that was measured of the arm.
+
+    Returns:
+        The verdict, with its causes and reasons.
+    """
     if evidence.algebra.not_float64:
         return judged_in_float32(evidence)
     verdict = _judged(evidence)
@@ -355,7 +362,14 @@ def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
 
 
 def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
-    """What fails of L0, in words. A NaN is a measure that failed, no difference: see `unmeasured`."""
+    """Describe which measures of check L0 are above their gates.
+
+    Args:
+        algebra: The measures. NaN, a measurement that failed, is not a failure here.
+
+    Returns:
+        A sentence for each.
+    """
     return _above(algebra_measures(algebra))
 
 

@@ -45,7 +45,7 @@ LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe to be judged, under the name it has in the tables."""
+    """A way of training to be judged: a recipe, and the name of its arm in the tables."""
 
     arm: str
     recipe: Recipe
@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """All that a trial found; plain JSON types inside."""
+    """The result of a trial, in plain JSON types."""
 
     arms: list[Row]  # the columns of verdicts.csv, and "evidence", "outcome", "reasons"
     summary: Row  # the reference's outcome, the null band's, environment, seconds by phase
@@ -82,7 +82,15 @@ class Permuted:
 
 
 def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
-    """How `accumulation_steps` micro-batches cut a window."""
+    """Return how a window is cut into micro-batches.
+
+    Args:
+        config: The trial; `split` says whether micro-batches are equal or ragged.
+        accumulation_steps: Their number N.
+
+    Returns:
+        A plan that gives the sizes of the N micro-batches of a window.
+    """
     if accumulation_steps == 1 or config.split == Split.even:
         return Even(config.effective_batch // accumulation_steps)
     return Ragged(accumulation_steps, config.effective_batch)
@@ -110,7 +118,14 @@ def permuted(config: TrialConfig, stream: int) -> Recipe:
 
 
 def standard_candidates(config: TrialConfig) -> list[Candidate]:
-    """Every N of the configuration, and one permuted full batch: the A/A test beside the A/B tests."""
+    """Return the candidates of an ordinary trial.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        A right recipe for every N of the configuration, and the large batch with its rows shuffled (the control).
+    """
     right = [Candidate(ACCUMULATED, accumulated(config, num)) for num in config.accumulation_steps]
     return [*right, Candidate(PERMUTED, permuted(config, 0))]
 
@@ -122,14 +137,36 @@ def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
 
 
 def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
-    """The standard candidates, and for every N each fault applied to the right recipe, under the fault's name."""
+    """Return the standard candidates and, for every N, one candidate per planted fault.
+
+    Args:
+        config: The trial.
+        faults: By name, a function from the right recipe to a faulty one.
+
+    Returns:
+        The candidates; a faulty one has the name of its fault.
+    """
     standard = standard_candidates(config)
     right = [candidate.recipe for candidate in standard if candidate.arm == ACCUMULATED]
     return [*standard, *(Candidate(name, apply(recipe)) for name, apply in faults.items() for recipe in right)]
 
 
 def judge_loop(config: TrialConfig, loop: Loop) -> Row:
-    """The verdict of a hand-written loop (`hand_written.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
+    """Judge a training loop of your own beside the large batch, at the first N of the configuration.
+
+    Args:
+        config: The trial: data, model, optimizer, precision, batch size.
+        loop: Called as `loop(arm, window)` for every window. It has to compute the gradients of the window's micro-batches with
+            `arm.model`, step `arm.optimizer` and `arm.schedule` once, and return the loss of the window.
+            `recipes/hand_written.py` describes `arm` and `window`.
+
+    Returns:
+        A row of `verdicts.csv` with `verdict`, `cause` and `reasons`. The verdict is `inconclusive` if the loop passed the
+        whole window at once at N > 1.
+
+    Raises:
+        ConfigError: The trial cannot be run on this machine or with this data, or the loop raised an exception.
+    """
     num, forwards = config.accumulation_steps[0], [0]
     mine = hand_written(loop, accumulation_steps=num, split=split_plan(config, num))
     take = mine.loop
@@ -153,11 +190,19 @@ def run_trial(
     candidates: Sequence[Candidate] | None = None,
     shared: Measurements | None = None,
 ) -> TrialResult:
-    """Measure L0 to L3 of every candidate and judge it.
+    """Train candidates beside the large batch on the same samples, and judge each of them.
 
-    `on_step(step, rows)` receives one row per arm after each optimizer step of the target-precision run. `shared`: measurements
-    that other trials have made or will need, where the configuration says all of the candidates. Raises `ConfigError` for what
-    cannot be run on this machine or with this data.
+    Args:
+        config: The trial.
+        on_step: Called as `on_step(step, rows)` after each optimizer step, with one row of metrics per arm.
+        candidates: What to judge; by default `standard_candidates(config)`.
+        shared: Measurements that trials of one store share; by default none are shared.
+
+    Returns:
+        A row per candidate with its verdict and evidence, and a summary of the trial.
+
+    Raises:
+        ConfigError: The trial cannot be run on this machine or with this data, or code of yours raised an exception.
     """
     validate(config)
     device = choose_device(config.device)

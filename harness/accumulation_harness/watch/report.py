@@ -24,7 +24,7 @@ PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The answer of a watched run."""
+    """The result of a watched run."""
 
     verdict: Status
     windows: int
@@ -38,7 +38,14 @@ class Report:
 
     @classmethod
     def ended(cls, reason: str) -> Report:
-        """Of a watch that could not even say what it had seen."""
+        """Return the report of a watch that failed before it had seen anything.
+
+        Args:
+            reason: Why.
+
+        Returns:
+            An inconclusive report.
+        """
         return cls(
             verdict=Status.inconclusive, windows=0, micro_batches={}, findings=(), reasons=(reason,), properties=(), checked={},
             metrics={},
@@ -46,7 +53,14 @@ class Report:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Report:
-        """What `as_dict` has said."""
+        """Return the report that `as_dict` has written.
+
+        Args:
+            found: The mapping.
+
+        Returns:
+            An equal report.
+        """
         kept = {each.name: found[each.name] for each in fields(cls)}
         sizes = {int(size): many for size, many in found["micro_batches"].items()}
         findings = tuple(Finding(**{**one, "cause": Cause(one["cause"]), "rung": Rung(one["rung"])}) for one in found["findings"])
@@ -55,12 +69,12 @@ class Report:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What is wrong, in the order in which it was seen."""
+        """The causes of all findings, in the order in which they were seen."""
         return tuple(finding.cause for finding in self.findings)
 
     @property
     def headline(self) -> str:
-        """One line."""
+        """The verdict in one line."""
         sizes = ", ".join(f"{many} of {size}" for size, many in self.micro_batches.items()) or "none"
         seen = f"{self.windows} windows (micro-batches: {sizes})"
         if self.verdict is Status.different:
@@ -87,7 +101,7 @@ class Report:
             yield f"not seen: {line}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """Return the report in JSON types, with the causes and the versions of packages."""
         return {"format": FORMAT, **plain(asdict(self)), "causes": list(self.causes), "versions": versions()}
 
     def to_json(self) -> str:
@@ -95,7 +109,17 @@ class Report:
         return json.dumps(self.as_dict(), indent=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON, or a page for an issue where the name ends in `.md`; whole or not at all."""
+        """Write the report to a file, atomically.
+
+        Args:
+            path: A name that ends in `.json`, or in `.md` for a page for an issue.
+
+        Returns:
+            The path.
+
+        Raises:
+            Refused: The name has another ending.
+        """
         path = Path(path)
         if path.suffix not in SUFFIXES:
             raise Refused(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}, got {path.suffix or 'none'}")
@@ -103,7 +127,7 @@ class Report:
         return path
 
     def issue(self) -> str:
-        """A page that can be attached to an issue."""
+        """Return the report as a page in markdown that can be attached to an issue."""
         causes = ", ".join(f"`{cause}`" for cause in self.causes)
         title = {
             Status.different: f"Accumulated micro-batches are not one large batch: {causes}",

@@ -61,7 +61,10 @@ def _itself(seen: Watch) -> Watch:
 
 
 class Watch(Loop[Track]):
-    """Watches the windows of a run, as a context manager or between `attach` and `detach`."""
+    """Watches the windows of a training run, as a context manager or between `attach` and `detach`.
+
+    The run trains as before, bit by bit. If the watch itself fails, it detaches, and its verdict is `inconclusive`.
+    """
 
     def __init__(
         self,
@@ -75,23 +78,24 @@ class Watch(Loop[Track]):
         tell: TextIO | EllipsisType | None = ...,
         path: str | Path | None = None,
     ) -> None:
-        """Watch this model.
+        """Watch the training of a model.
 
         Args:
-            model: What is trained; where it is wrapped (DDP, `torch.compile`), either the wrapper or what is inside.
-            optimizer: One, or several.
-            every: Every how many windows one is replayed (the second of a run is, too); only with `loss`.
-            loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
-                micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
-            accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
-            log: Called after each window with `accumulation/*` metrics; one that takes `commit`, as `wandb.log` does, with
-                `commit=False`: they go with the loop's own next row. Or a TensorBoard writer, whose `add_scalar` is called with
-                each of them and the number of the window.
-            tell: Where a line goes as soon as something is wrong: `sys.stderr` unless given.
-            path: Where the report is kept while the run goes on, as JSON or, where it ends in `.md`, as a page for an issue:
+            model: The model that is trained; if it is wrapped (DDP, `torch.compile`), the wrapper or the module inside.
+            optimizer: Its optimizer, or several.
+            every: With `loss`: a window is replayed every so many windows, and the second one of the run as well.
+            loss: `loss(model, batch)` returns the loss of one batch, not divided by the number of micro-batches; or its sum and
+                its number of terms, with which a window is replayed in halves of its micro-batches.
+            accumulation_steps: The number of micro-batches that the run is set to; by default the most frequent one.
+            log: Called after each window with `accumulation/*` metrics. A function that takes `commit`, as `wandb.log` does,
+                gets `commit=False`, so that the metrics go with the loop's own next row. A TensorBoard writer will do as well:
+                its `add_scalar` is called with each metric and the number of the window.
+            tell: Where a line is written as soon as something is wrong; by default `sys.stderr`, with None nowhere.
+            path: Where the report is kept while the run goes on, as JSON or, if it ends in `.md`, as a page for an issue. It is
                 written whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
 
-        Raises ValueError for arguments that cannot be watched. Whatever fails later ends the watch, and not the run.
+        Raises:
+            ValueError: An argument cannot be watched. What fails later ends the watch, and not the run.
         """
         if every < 1:
             raise ValueError(f"every: expected at least 1, got {every}")
@@ -194,26 +198,41 @@ class Watch(Loop[Track]):
 
     @entry(lambda _, batch: batch)
     def batch(self, batch: Any) -> Any:
-        """Hand over the batch of the next micro-batch, for the replay; returns it."""
+        """Hand over the batch of the next micro-batch, for a replay.
+
+        Args:
+            batch: The batch, as `loss(model, batch)` takes it.
+
+        Returns:
+            The same batch.
+        """
         if self.replay is not None and not self.fence.paused:
             self.batches.handed.append(batch)
         return batch
 
     @entry(lambda *_, **__: None)
     def terms(self, number: float | Tensor, *, summed: bool = False) -> None:
-        """Say that the loss that is differentiated next has terms that hang on rows of their own, and how many.
+        """State that each term of the next loss depends on its own row only, and how many terms this micro-batch has.
 
         Args:
-            number: What the loss of this micro-batch alone is divided by: its labels, its sequences, the sum of its mask. One
-                large batch is divided by the sum of these numbers.
-            summed: Of a loss whose terms PyTorch's graph does not show (a fused one): whether it is their sum, and no mean.
+            number: What the loss of this micro-batch alone is divided by: its labels, its sequences, the sum of its mask. The
+                loss of one large batch is divided by the sum of these numbers.
+            summed: For a loss whose terms the autograd graph does not show (a fused one): whether it is the sum of its terms
+                and not their mean.
         """
         if not self.fence.paused:
             self.heads.said = Said(float(number), summed)
 
     @entry(lambda seen, *_: Report.ended(seen.fence.reason))
     def report(self, path: str | Path | None = None) -> Report:
-        """What is known now; also written to `path`, as JSON or, where it ends in `.md`, as a page for an issue."""
+        """Return the report so far.
+
+        Args:
+            path: Where to write it as well, as JSON or, if it ends in `.md`, as a page for an issue.
+
+        Returns:
+            The report.
+        """
         found = concluded(self.judge)
         unlooked = [track.unlooked for track in self.tracks if track.unlooked]
         is_unknown = self.fence.reason or (unlooked and found.verdict is Status.equivalent)
@@ -225,12 +244,12 @@ class Watch(Loop[Track]):
 
     @entry(lambda seen: Report.ended(seen.fence.reason).to_json())
     def to_json(self) -> str:
-        """The report as JSON."""
+        """Return the report so far as JSON text."""
         return self.report().to_json()
 
     @entry(lambda _: dict[str, float]())
     def metrics(self) -> dict[str, float]:
-        """`accumulation/*` of the last window, as far as there are numbers."""
+        """Return the `accumulation/*` metrics of the last window, as far as there are numbers."""
         return dict(self.judge.metrics())
 
     def _ended(self) -> None:

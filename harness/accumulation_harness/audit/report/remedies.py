@@ -11,7 +11,7 @@ from accumulation_harness.system.enums import StrEnum
 
 
 class Status(StrEnum):
-    """What was concluded, of a run or of an arm."""
+    """The verdict of a run, or of one of its arms."""
 
     equivalent = "equivalent"
     different = "different"
@@ -19,15 +19,28 @@ class Status(StrEnum):
 
 
 def remedy(cause: Cause) -> str:
-    """Where the cause and what to change are explained: one address, in every format."""
+    """Return the address of the page or section that explains a cause.
+
+    Args:
+        cause: The cause.
+
+    Returns:
+        A URL if the documentation is served somewhere, otherwise a path and an anchor.
+    """
     return page_of(cause)
 
 
 def short(value: Any) -> str:
-    """Three digits of a number, also in lists.
+    """Format a number, or a list of numbers, with three digits.
 
     >>> short((0.123456, 7, "AdamW"))
     '0.123, 7, AdamW'
+
+    Args:
+        value: A number, a sequence of values, or another object.
+
+    Returns:
+        The text.
     """
     if isinstance(value, (list, tuple)):
         return ", ".join(short(item) for item in value)
@@ -35,7 +48,14 @@ def short(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """JSON types; non-finite numbers become None."""
+    """Convert a value to JSON types.
+
+    Args:
+        value: Any nest of mappings, sequences, numbers and other objects.
+
+    Returns:
+        The same with mappings as dict, sequences as list, non-finite numbers as None and other objects as text.
+    """
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

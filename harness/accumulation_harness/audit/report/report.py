@@ -23,22 +23,47 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
 
 
 class Report(Conclusion):
-    """The answer: `equivalent` only when every arm ran, was judged, and no finding was made."""
+    """The result of an audit.
+
+    `status` is "equivalent" only if every N ran, could be judged, and no difference was found; else "different" or
+    "inconclusive". `str(report)` is the table and the findings of the terminal.
+    """
 
     def told(self, format: Format) -> str:
-        """In one of the formats. Raises ValueError for the issue of a function that is in no file."""
+        """Return the report in one of the formats.
+
+        Args:
+            format: "text", "json", "markdown", "junit", "sarif" or "issue".
+
+        Returns:
+            The whole document.
+
+        Raises:
+            ValueError: An issue is asked for, and the function is in no file.
+        """
         return TELLERS[format](self)
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON types; numbers that are not finite are None."""
+        """Return the report in JSON types; numbers that are not finite are None."""
         return json_document.document(self)
 
     def to_json(self) -> str:
-        """Strict JSON: a non-finite number is written as null."""
+        """Return the report as strict JSON; numbers that are not finite are null."""
         return self.told("json")
 
     def save(self, path: str | os.PathLike[str], format: Format | None = None) -> Path:
-        """Write in a format, or in that of the path's ending, whole or not at all. Raises ValueError for another ending."""
+        """Write the report to a file, atomically.
+
+        Args:
+            path: The file.
+            format: A name as for `told`; by default the path's ending decides (.json, .md, .xml, .sarif).
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: The ending belongs to no format.
+        """
         target = Path(path)
         write_atomically(target, self.told(format or format_of(target)).encode(errors="backslashreplace"))
         return target

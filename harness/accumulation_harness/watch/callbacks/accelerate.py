@@ -9,9 +9,16 @@ from accumulation_harness.watch.session import Watch, watch
 
 
 def watch_prepared(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> Watch:
-    """Watch what `accelerator.prepare` returned; `options`: those of `watch`.
+    """Watch a model and an optimizer that `accelerator.prepare` has returned.
 
-    Metrics go to `accelerator.log` where there are trackers; to W&B with the loop's own next row.
+    Args:
+        accelerator: Its trackers receive the metrics, `accumulation/*`, with the loop's own next row.
+        model: The prepared model.
+        optimizer: The prepared optimizer, or several.
+        **options: Those of `watch`.
+
+    Returns:
+        The watch, a context manager around the training loop.
     """
     if accelerator.trackers and "log" not in options:
         options["log"] = partial(accelerator.log, log_kwargs={"wandb": {"commit": False}})

@@ -20,10 +20,18 @@ else:
 
 
 class WatchCallback(KeptWatch, TrainerCallback):
-    """Watches a `Trainer`; `.report()` when it has ended, and a line on the terminal when something is wrong."""
+    """A callback that watches a `Trainer` of transformers or TRL.
+
+    It prints a line on stderr as soon as something is wrong; `.report()` is the report, also while the training goes on.
+    """
 
     def __init__(self, path: str | Path | None = None, **options: Any) -> None:
-        """`path`: where the report is kept while the training goes on; `options`: those of `watch`."""
+        """Create the callback.
+
+        Args:
+            path: Where the report is kept while the training goes on (.json or .md).
+            **options: Those of `watch`.
+        """
         super().__init__(path, **options)
         from transformers import Trainer
 

@@ -11,16 +11,27 @@ from accumulation_harness.watch.session import Watch, watch
 
 
 class KeptWatch:
-    """A watch that is begun with a training and ended with it."""
+    """What the callbacks of all trainers share: a watch that begins and ends with the training."""
 
     def __init__(self, path: str | Path | None = None, **options: Any) -> None:
-        """`path`: where the report is kept while the training goes on; `options`: those of `watch`."""
+        """Create the callback.
+
+        Args:
+            path: Where the report is kept while the training goes on (.json or .md).
+            **options: Those of `watch`.
+        """
         self.options = {"path": path, **options}
         self.seen: Watch | None = None
         self._refused = ""  # why nothing is watched
 
     def begin(self, model: Any, optimizer: Any, accumulation_steps: int) -> None:
-        """Attach: the optimizers exist by now."""
+        """Attach the watch to the optimizers, which exist by now.
+
+        Args:
+            model: The model that is trained.
+            optimizer: Its optimizer, or several.
+            accumulation_steps: The trainer's number of micro-batches.
+        """
         self.end()  # a trainer begins anew where it looks for a batch that fits
         try:
             self.seen = watch(model, optimizer, **{"accumulation_steps": accumulation_steps, **self.options}).attach()
@@ -38,7 +49,14 @@ class KeptWatch:
         return {} if self.seen is None else self.seen.metrics()
 
     def report(self) -> Report:
-        """What is known now; raises ValueError before training has begun."""
+        """Return the report so far.
+
+        Returns:
+            The report.
+
+        Raises:
+            ValueError: Training has not begun, or could not be watched.
+        """
         if self._refused:
             return Report.ended(self._refused)
         if self.seen is None:

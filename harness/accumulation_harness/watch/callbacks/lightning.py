@@ -19,7 +19,7 @@ else:
 
 
 class WatchCallback(KeptWatch, Callback):
-    """Watches a `Trainer`; `.report()` when it has ended."""
+    """A callback that watches a `Trainer` of Lightning; `.report()` is the report, also while the training goes on."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
