@@ -145,15 +145,32 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
 
 
 def from_store(results: Path | str, experiment: str | None = None) -> DataFrame:
-    """One row per arm of every finished trial."""
+    """Read the verdicts of a store.
+
+    Args:
+        results: The folder of the store.
+        experiment: Read this experiment only.
+
+    Returns:
+        A table with one row per arm of every finished trial: the columns of `verdicts.csv`, the evidence, and `group` and
+        `model`.
+    """
     return read(results, experiment).arms
 
 
 def from_wandb(project: str, experiment: str | None = None) -> DataFrame:
-    """One row per arm of every finished run of a W&B project, `entity/project`.
+    """Read the verdicts from a W&B project.
 
-    It has the columns of `verdicts.csv`, the outcomes, `group` and `model`. What rests on the evidence of a verdict is in the
-    store alone.
+    Args:
+        project: `entity/project`.
+        experiment: Read this experiment only.
+
+    Returns:
+        A table with one row per arm of every finished run: the columns of `verdicts.csv`, the outcomes, `group` and `model`.
+        The evidence of a verdict is only in the store.
+
+    Raises:
+        ConfigError: The project cannot be read.
     """
     rows = []
     for run in _mirrored(project, experiment):
@@ -165,7 +182,18 @@ def from_wandb(project: str, experiment: str | None = None) -> DataFrame:
 
 
 def steps_from_wandb(project: str, experiment: str | None = None) -> DataFrame:
-    """Step rows of the runs of a W&B project, one per arm and step, with `experiment` and `trial`, as `steps` gives them."""
+    """Read the metrics of every optimizer step from a W&B project.
+
+    Args:
+        project: `entity/project`.
+        experiment: Read this experiment only.
+
+    Returns:
+        A table with one row per arm and step, with `experiment` and `trial`, as `steps` gives it.
+
+    Raises:
+        ConfigError: The project cannot be read.
+    """
     rows: list[dict[str, Any]] = []
     for run in _mirrored(project, experiment):
         for logged in run.rows:
@@ -186,7 +214,16 @@ def _mirrored(project: str, experiment: str | None) -> Iterator[MirroredRun]:
 
 
 def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[DataFrame, tuple[Missing, ...]]:
-    """Step rows of the trials named, with a column `trial`; and the trials whose rows cannot be read."""
+    """Read the metrics of every optimizer step from a store.
+
+    Args:
+        results: The folder of the store.
+        experiment: The experiment.
+        trials: Names of its trials.
+
+    Returns:
+        A table with one row per arm and step, with a column `trial`; and the trials whose rows cannot be read.
+    """
     store, frames, missing = Store(results), [], []
     for name in trials:
         try:
@@ -240,7 +277,14 @@ def _of_full_batch(ending: Mapping[str, float]) -> dict[str, float]:
 
 
 def settings(trial: StoredTrial) -> dict[str, Any]:
-    """What distinguishes a trial from others: the scalar settings, those of the optimizer and the model by their own names."""
+    """Return the settings of a trial as columns of a table.
+
+    Args:
+        trial: The trial.
+
+    Returns:
+        All scalar settings; those of the optimizer and the model have their own names without a prefix.
+    """
     config = trial.config
     nested = {**config.get("workload", {}), **config.get("optimizer", {})}
     scalars = {name: value for name, value in {**nested, **config}.items() if not isinstance(value, (dict, list))}

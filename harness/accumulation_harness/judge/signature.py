@@ -102,7 +102,7 @@ ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(lambda a, b: max(
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Everything that the diagnosis looks at, of one probed window or merged over many; the defaults say that nothing was seen."""
+    """Everything the diagnosis looks at, of one probed window or merged over many; the defaults say that nothing was seen."""
 
     probes: int = field(default=0, metadata=COUNTED)  # windows
     gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed

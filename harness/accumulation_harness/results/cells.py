@@ -18,9 +18,9 @@ SEVERITY = (Outcome.equivalent, Outcome.inconclusive, Outcome.degraded, Outcome.
 
 @dataclass(frozen=True, kw_only=True)
 class ArmCell(VerdictRow):
-    """The trials (seeds, sizes) of one combination of settings at one N: the worst of them.
+    """The trials (seeds, sizes) of one combination of settings at one N, summarised by the worst of them.
 
-    `algebra_error` is the largest, `rounding_ratio` the median of what was measured, or NaN.
+    `algebra_error` is the largest and `rounding_ratio` the median over the trials, or NaN.
     """
 
     agreeing: int  # trials with that verdict
@@ -33,7 +33,14 @@ class ArmCell(VerdictRow):
 
 
 def by_cell(rows: Iterable[VerdictRow]) -> list[ArmCell]:
-    """A cell for every combination of settings and N, in the order in which they first come, N ascending."""
+    """Group rows of verdicts by settings and N.
+
+    Args:
+        rows: One row per arm and trial.
+
+    Returns:
+        One cell per combination, in the order in which the settings first occur, with N ascending.
+    """
     groups: dict[tuple[object, ...], list[VerdictRow]] = defaultdict(list)
     for row in rows:
         groups[row.workload, row.norm, row.optimizer, row.precision, row.arm, row.accumulation_steps].append(row)
@@ -53,7 +60,7 @@ def _cell(rows: Sequence[VerdictRow]) -> ArmCell:
 
 @dataclass(frozen=True)
 class Caveat:
-    """What has to be known about some of the cells: where, what was found with its numbers, and what to do."""
+    """What a user has to know about some cells: in which settings, what was found, and what to do."""
 
     settings: dict[str, tuple[str, ...]]  # those of the cells, by name
     finding: str
@@ -65,7 +72,15 @@ class Caveat:
 
 
 def caveats(cells: Sequence[ArmCell]) -> list[Caveat]:
-    """One for each way in which accumulated cells are not equivalent, the largest group first; none where all are."""
+    """Summarise the cells that are not equivalent.
+
+    Args:
+        cells: The cells of a sweep.
+
+    Returns:
+        One caveat for each pair of verdict and cause among the accumulated arms, the largest group first; none if all are
+        equivalent.
+    """
     groups: dict[tuple[str, str], list[ArmCell]] = defaultdict(list)
     for cell in cells:
         if cell.arm == ACCUMULATED and cell.verdict != Outcome.equivalent:
@@ -95,7 +110,14 @@ def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell], names: Sequence[
 
 
 def control_failed(cells: Sequence[ArmCell]) -> list[ArmCell]:
-    """Controls (the large batch with its rows shuffled) that are not equivalent for another reason than random layers."""
+    """Return the controls (large batches with shuffled rows) that are not equivalent, except where random layers explain it.
+
+    Args:
+        cells: The cells of a sweep.
+
+    Returns:
+        The controls that failed.
+    """
     return [
         cell
         for cell in cells
@@ -104,10 +126,16 @@ def control_failed(cells: Sequence[ArmCell]) -> list[ArmCell]:
 
 
 def spread(values: Iterable[float]) -> str:
-    """The range of some numbers with two digits, as one number where both ends read the same.
+    """Format the range of some numbers with two digits, or as one number if both ends read the same.
 
     >>> spread([0.121, 0.6]), spread([4.0, 4.0]), spread([2.5, 168.2]), spread([])
     ('0.12 to 0.6', '4', '2.5 to 168', 'an unknown part')
+
+    Args:
+        values: The numbers; NaN is left out.
+
+    Returns:
+        The text.
     """
     known = [value for value in values if not math.isnan(value)]
     if not known:

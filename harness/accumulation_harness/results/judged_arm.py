@@ -19,7 +19,7 @@ from accumulation_harness.judge.verdict import Evidence, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRow:
-    """The columns of `verdicts.csv`, in their order. Measures are explained at `Algebra`, `Rounding` and `Trajectory`."""
+    """The columns of `verdicts.csv`, in their order; `Algebra`, `Rounding` and `Trajectory` explain the measures."""
 
     experiment: str
     trial: str  # its identity
@@ -78,7 +78,7 @@ def with_arguments(label: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRow:
-    """The evidence that tables and figures use, of one arm; NaN where there is no such number."""
+    """The evidence of one arm that tables and figures use; NaN where there is no such number."""
 
     gradient_error: float
     state_error: float
@@ -118,7 +118,7 @@ class EvidenceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Where the training of an arm ended; losses per loss term, in nats."""
+    """Where the training of an arm ended; losses are per loss term, in nats."""
 
     final_loss: float  # of the last window
     tail_loss: float  # mean over the last tenth of the windows
@@ -132,6 +132,16 @@ VERDICT_COLUMNS, EVIDENCE_COLUMNS, OUTCOMES = (
 
 
 def to_stored(row: VerdictRow, reasons: Sequence[str], evidence: Evidence, ending: Ending) -> dict[str, Any]:
-    """The arm in plain JSON types: all columns, flat, and `evidence` whole."""
+    """Return an arm as it is stored, in plain JSON types.
+
+    Args:
+        row: The columns of `verdicts.csv`.
+        reasons: The reasons of the verdict.
+        evidence: Everything that was measured of the arm.
+        ending: Where its training ended.
+
+    Returns:
+        All columns by name, and `evidence` as a mapping.
+    """
     columns = {**vars(row), **vars(EvidenceRow.of(evidence)), **vars(ending)}
     return {**columns, "reasons": "; ".join(reasons), "evidence": evidence.stored()}

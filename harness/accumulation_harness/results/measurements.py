@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Measurement(Generic[Value]):
-    """What is measured, and all that its result depends on."""
+    """A measurement that trials can share: how to make it, and everything that its result depends on."""
 
     name: str
     kind: Any  # the type of the result: dataclasses, collections, numbers and texts
@@ -47,7 +47,10 @@ class Measurement(Generic[Value]):
 
 
 class Measurements:
-    """Those of the store at `root`, for the trial `made_by`; with None for `root` nothing is kept."""
+    """The shared measurements of a store.
+
+    With None for `root` nothing is kept, and every measurement is made anew.
+    """
 
     def __init__(self, root: Path | None = None, made_by: str = "") -> None:
         self._root, self._folder = root or Path(), None if root is None else root / FOLDER
@@ -55,7 +58,14 @@ class Measurements:
         self.used: dict[str, str] = {}  # identity -> the trial that has made it
 
     def of(self, measurement: Measurement[Value]) -> Value:
-        """Its result: read where a trial has made it, else made, and kept for the others."""
+        """Return the result of a measurement: read if another trial has made it, otherwise made and kept.
+
+        Args:
+            measurement: What to measure.
+
+        Returns:
+            Its result.
+        """
         if self._folder is None:
             return measurement.make()
         found = self._read(measurement)
@@ -114,7 +124,14 @@ class Measurements:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a measurement's file is the one that was written."""
+    """Decide whether the file of a measurement is undamaged.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Whether its checksum matches.
+    """
     try:
         return _body(path) is not None
     except OSError:

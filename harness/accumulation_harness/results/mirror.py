@@ -21,7 +21,7 @@ FLAT = ("algebra_error", "rounding_ratio", "trajectory_ratio", "held_out_loss", 
 
 
 class Mirror(ExitStack):
-    """What is told to W&B of one trial; as a context manager it closes its runs, as failed after an exception."""
+    """A trial's W&B runs. As a context manager it closes them, as failed after an exception."""
 
     def __init__(self, config: TrackingConfig, trial: TrialConfig, *, name: str, folder: Path) -> None:
         """`name`: the trial's identity; `folder`: where the logs of the runs are written."""
@@ -69,7 +69,14 @@ def settings(trial: TrialConfig, name: str, arm: ArmName | None = None) -> dict[
 
 
 def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The trial's own of the settings that a run has."""
+    """Return the settings of a W&B run that are settings of the trial.
+
+    Args:
+        config: The configuration of the run.
+
+    Returns:
+        Those that are fields of `TrialConfig`.
+    """
     return {name: value for name, value in config.items() if name in TrialConfig.__dataclass_fields__}
 
 

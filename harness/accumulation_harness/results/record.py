@@ -30,7 +30,7 @@ class StoreError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTrial:
-    """A finished trial as `trial.json` tells it."""
+    """A finished trial, as read from its `trial.json`."""
 
     folder: Path
     experiment: str
@@ -51,9 +51,18 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_trial(folder: Path, *, evidence: bool = False) -> StoredTrial:
-    """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written.
+    """Read the `trial.json` of a finished trial.
 
-    `evidence`: each arm with what its verdict rests on.
+    Args:
+        folder: The folder of the trial.
+        evidence: Whether to read what the verdict of each arm rests on as well.
+
+    Returns:
+        The trial.
+
+    Raises:
+        FileNotFoundError: The trial is not finished.
+        StoreError: The file is damaged, or was written by another version or for another trial.
     """
     path = folder / "trial.json"
     try:
@@ -101,12 +110,27 @@ def write_failed(folder: Path, error: str) -> None:
 
 
 def in_one_line(text: str) -> str:
-    """The text with line breaks, and whatever else a terminal would obey, spelled out."""
+    """Escape line breaks, and everything else that a terminal would interpret.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text on one line.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def told(findings: Sequence[str], what: str) -> list[str]:
-    """A line for each, after `what` they are; of many, the first and how many more there are."""
+    """Format findings as lines, each after a heading.
+
+    Args:
+        findings: The findings.
+        what: The heading.
+
+    Returns:
+        The lines; of many findings the first ones, and how many more there are.
+    """
     more = [f"{what}: {len(findings) - MOST_TOLD} more"] if len(findings) > MOST_TOLD else []
     return [*(f"{what}: {one}" for one in findings[:MOST_TOLD]), *more]
 

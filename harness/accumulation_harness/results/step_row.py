@@ -10,7 +10,7 @@ Scalar = str | int | float
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A new metric is a field here, and is given a value where it is measured. What is not known of a step is None."""
+    """The metrics of one arm at one optimizer step; what is not known is None. A new metric is a field here."""
 
     step: int
     arm: str

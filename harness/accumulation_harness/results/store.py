@@ -69,7 +69,7 @@ class StoreWarning(UserWarning):
 
 
 class TrialTaken(RuntimeError):
-    """The trial needs no run by us: another process runs it now, or it is finished (see `state`)."""
+    """The trial needs no run by this process: another process is running it, or it is finished (see `state`)."""
 
     def __init__(self, folder: Path, state: State) -> None:
         super().__init__(f"{folder} is {state}")
@@ -77,7 +77,7 @@ class TrialTaken(RuntimeError):
 
 
 class State(StrEnum):
-    """Where a trial stands, as its folder tells."""
+    """The state of a trial, as its folder shows it."""
 
     finished = "finished"
     running = "running"
@@ -89,9 +89,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Where one trial stands; `detail`: the error of a failed trial, the damage, or what makes it stale, on one line.
+    """The state of one trial.
 
-    A finished trial whose `steps.parquet` is not the one written is damaged, and `stored` is there all the same.
+    `detail` is one line: the error of a failed trial, the damage, or what makes the trial stale. A finished trial with a
+    damaged `steps.parquet` is damaged, and `stored` is there all the same.
     """
 
     experiment: str
@@ -103,13 +104,24 @@ class Status:
 
 
 class Store:
-    """The results under `root`. Any number of processes on one file system may use the same root."""
+    """The results under a folder. Any number of processes on one file system may use the same folder."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
 
     def folder(self, experiment: str, trial: str) -> Path:
-        """Where a trial lives; ValueError for a name that is not one plain folder name."""
+        """Return the folder of a trial.
+
+        Args:
+            experiment: Name of the experiment.
+            trial: Name of the trial.
+
+        Returns:
+            The path; it need not exist.
+
+        Raises:
+            ValueError: A name is not that of one plain folder.
+        """
         for name in (experiment, trial):
             if not _is_name(name) or "/" in name or "\0" in name:
                 raise ValueError(f"expected the name of a folder, got {name!r}")

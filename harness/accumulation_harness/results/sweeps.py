@@ -20,16 +20,20 @@ FOLDER = ".sweeps"
 
 @dataclass(frozen=True)
 class Sweep:
-    """The trials that one command asked for, as `experiment/trial`, and when it (last) started."""
+    """The trials of one sweep, as `experiment/trial`, and when it was last started."""
 
     trials: tuple[str, ...]
     started: float  # seconds since the epoch
 
 
 def announce(root: Path, trials: Sequence[str]) -> None:
-    """Write down the trials of a sweep that starts now; the same trials again replace their own note.
+    """Record the trials of a sweep that starts now, so that `status` knows what is still to come.
 
-    There is none where it cannot be written, as when somebody deletes the folder at this moment.
+    If the note cannot be written, there is none.
+
+    Args:
+        root: The folder of the store.
+        trials: The trials, as `experiment/trial`. The same trials replace their earlier note.
     """
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
     with suppress(OSError):
@@ -39,7 +43,14 @@ def announce(root: Path, trials: Sequence[str]) -> None:
 
 
 def announced(root: Path) -> list[Sweep]:
-    """Every sweep's note, oldest first; one that cannot be read is left out."""
+    """Read the notes of all sweeps.
+
+    Args:
+        root: The folder of the store.
+
+    Returns:
+        The sweeps, oldest first, without those whose notes cannot be read.
+    """
     found, paths = [], []
     with suppress(OSError):
         paths = list((root / FOLDER).glob("*.json"))

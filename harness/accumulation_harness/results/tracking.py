@@ -51,7 +51,14 @@ class TrackingWarning(UserWarning):
 
 
 def check(config: TrackingConfig) -> None:
-    """Before a sweep: raise ConfigError within 20 s when mode is online and there is no valid key or no server that answers."""
+    """Check before a sweep that the W&B server can be reached.
+
+    Args:
+        config: The settings of the tracking; nothing is checked unless the mode is online.
+
+    Raises:
+        ConfigError: There is no valid key, or no server that answers within CHECK_SECONDS.
+    """
     if config.mode != TrackingMode.online:
         return
     command, said = [sys.executable, "-c", _CHECK], f"no answer in {CHECK_SECONDS:.0f} s"
@@ -74,16 +81,34 @@ def check(config: TrackingConfig) -> None:
 
 
 def finish_seconds(mode: TrackingMode) -> float:
-    """How long the end of a run may take."""
+    """Return how long the end of a W&B run may take.
+
+    Args:
+        mode: The mode of the tracking.
+
+    Returns:
+        Seconds.
+    """
     return FINISH_SECONDS if mode == TrackingMode.online else LOG_SECONDS
 
 
 def open_run(
     config: TrackingConfig, settings: Mapping[str, Any], *, experiment: str, name: str, folder: Path, **about: Any
 ) -> Run:
-    """A W&B run, logged under `folder`/wandb: its group is the experiment, its config `settings`.
+    """Open a W&B run.
 
-    Mode online falls back to offline, with a warning, when the server does not take the run.
+    If the mode is online and the server does not accept the run, it is opened offline, with a warning.
+
+    Args:
+        config: The settings of the tracking.
+        settings: The configuration of the run.
+        experiment: The group of the run.
+        name: The name of the run.
+        folder: The log is written under `folder`/wandb.
+        **about: Further arguments of `wandb.init`, such as the job type and tags.
+
+    Returns:
+        The run.
     """
     modes = {TrackingMode.disabled: [], TrackingMode.online: [TrackingMode.online, TrackingMode.offline]}
     for mode in modes.get(config.mode, [TrackingMode.offline]):
@@ -197,7 +222,16 @@ class Run:
 
 
 def upload(logs: Sequence[Path], project: str | None = None, entity: str | None = None) -> int:
-    """Have `wandb sync` send offline runs to the server, to another project or entity if that is said; its exit code."""
+    """Upload offline runs with `wandb sync`.
+
+    Args:
+        logs: The log files of the runs.
+        project: Another project than that of the runs.
+        entity: Another entity than that of the runs.
+
+    Returns:
+        The exit code of `wandb sync`.
+    """
     where = [*(("--project", project) if project else ()), *(("--entity", entity) if entity else ())]
     command = [sys.executable, "-m", "wandb", "sync", *where, *(str(log.parent.resolve()) for log in logs)]
     with tempfile.TemporaryDirectory() as scratch:  # wandb's commands leave a log folder where they are called
@@ -206,7 +240,7 @@ def upload(logs: Sequence[Path], project: str | None = None, entity: str | None 
 
 @dataclass(frozen=True, kw_only=True)
 class MirroredRun:
-    """A run read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric."""
+    """A run read back from W&B: `rows` are the logged metrics with `step`; `summary` also has the last value of each metric."""
 
     name: str
     group: str
@@ -217,9 +251,17 @@ class MirroredRun:
 
 
 def read_online(project: str, experiment: str | None = None) -> Iterator[MirroredRun]:
-    """The runs of a W&B project (`entity/project`), of one experiment or of all; ConfigError when the server does not know us.
+    """Read the runs of a W&B project.
 
-    Numbers are those that were logged, as far as the server keeps them.
+    Args:
+        project: `entity/project`.
+        experiment: Read this group of runs only.
+
+    Yields:
+        The runs; numbers are those that were logged, as far as the server keeps them.
+
+    Raises:
+        ConfigError: The project cannot be read.
     """
     os.environ.update(_environment())
     import wandb
