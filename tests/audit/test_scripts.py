@@ -343,14 +343,9 @@ def test_a_script_that_torchrun_starts(planted, home):
     if planted:
         CASES["DDP"].plant(home)
     before = everything(home)
-    words = ["--set", "--batch-size {batch_size} --accumulate {accumulation_steps}", "--evidence", str(home.parent / "evidence")]
+    words = ["--set", "--batch-size {batch_size} --accumulate {accumulation_steps}", "--launched", "--format", "json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "accumulation_harness.audit"]
-    sizes = ["--batch-size", "32", "--accumulation-steps", "4"]
-    code, out, err = run([*torchrun, "by_ddp.py", *sizes, *words], home)
-    assert code == 0, out + err
-    code, out, err = audit(home, "merge", str(home.parent / "evidence"), "--format", "json")
-    told = json.loads(out)
-    assert (code, {finding["cause"] for finding in told["findings"]}) == ((1, {"loss_not_divided"}) if planted else (0, set())), (
-        out
-    )
+    code, out, err = run([*torchrun, "by_ddp.py", "--batch-size", "32", "--accumulation-steps", "4", *words], home)
+    causes = {finding["cause"] for finding in json.loads(out)["findings"]}
+    assert (code, causes) == ((1, {"loss_not_divided"}) if planted else (0, set())), out + err
     assert everything(home) == before

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accumulation_harness.audit.evidence import Finding
-    from accumulation_harness.audit.launch import merge, record
+    from accumulation_harness.audit.launch import audit_launched
     from accumulation_harness.audit.report import Report
     from accumulation_harness.audit.session import audit
 
-__all__ = ["Finding", "Report", "audit", "merge", "record"]
+__all__ = ["Finding", "Report", "audit", "audit_launched"]
 
 
 def __getattr__(name: str) -> object:
@@ -19,5 +19,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from accumulation_harness.audit import evidence, launch, report, session
 
-    homes = {"Finding": evidence, "Report": report, "audit": session, "merge": launch, "record": launch}
+    homes = {"Finding": evidence, "Report": report, "audit": session, "audit_launched": launch}
     return getattr(homes[name], name)

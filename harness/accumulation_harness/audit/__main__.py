@@ -1,7 +1,7 @@
 """The command line: `accumulation-harness audit FILE.py:FUNCTION --batch-size 32 --accumulation-steps 4,16`.
 
-Exit code 0: equivalent; 1: different; 2: could not be run or judged. With `--evidence DIR` this is one rank of several, and
-`accumulation-harness audit merge DIR` judges what all of them have written.
+Exit code 0: equivalent; 1: different; 2: could not be run or judged. With `--launched` this is one rank of several, and rank 0
+judges.
 
 The audited code runs in a process of its own (`command.py`), and nothing that ends it there says how this one ends: only what the
 judging code hands over does.
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed(given)  # refused at once
-    if options.merge is None and options.explain:
+    if options.explain:
         from accumulation_harness.audit.explain import explained
 
         try:

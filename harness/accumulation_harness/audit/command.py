@@ -1,6 +1,6 @@
 """The process in which the audited code runs: it judges, and hands over what is to be said and the exit code.
 
-With `--evidence` it is one rank of several, writes what its runs showed and judges nothing; `merge` judges what all have written.
+With `--launched` it is one rank of several: rank 0 judges, the others make the runs that it asks for.
 
 Started by `__main__.py` as `accumulation-harness audit.command DESCRIPTOR ARGUMENT...`.
 """
@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, MAX_STEPS_OF_SCRIPT, Format, causes_of, format_of
 from accumulation_harness.system import dynamo
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 SETS = ("--set", "--set-env", "--set-file")
 
-MERGE = "merge"  # first word of the command that judges the evidence of ranks
 DESCRIPTION = "Does gradient accumulation change what a training function computes, and why?"
 EPILOG = (
     """exit code 0: equivalent, 1: different, 2: could not be run or judged
@@ -43,26 +43,21 @@ A script is run as it is, once for each way to cut a batch; what is behind -- is
 """
     + """
 
-Ranks that another program starts write evidence (exit code 0 where it is written), which is judged later:
+Of ranks that another program starts, rank 0 says what all have shown:
     torchrun --nproc-per-node 4 -m accumulation_harness.audit FILE.py:FUNCTION --batch-size 4 \
-        --accumulation-steps 4 --evidence DIR
-    accumulation-harness audit merge DIR"""
+        --accumulation-steps 4 --launched"""
 )
 
 
-def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The options of the command; other ones where the first of the arguments is `merge`."""
-    return _merging() if arguments[:1] == [MERGE] else _auditing()
-
-
-def _auditing() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     made = argparse.ArgumentParser(
         prog="accumulation-harness audit",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(merge=None, rest=())
+    made.set_defaults(rest=(), rank=0)
     made.add_argument(
         "train",
         nargs="?",
@@ -100,25 +95,8 @@ def _auditing() -> argparse.ArgumentParser:
         metavar="CAUSE,CAUSE",
         help="findings that are told and no fault, as stochastic_layers",
     )
-    made.add_argument("--evidence", type=_folder, metavar="DIR", help="be a rank of torchrun or srun, and write evidence there")
-    made.add_argument("--replicas", type=int, help="with --evidence: ranks that take rows of their own (default all)")
-    _add_telling(made)
-    return made
-
-
-def _merging() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"accumulation-harness audit {MERGE}",
-        description="Judge the evidence that ranks have written with --evidence.",
-        epilog=EPILOG.partition("\n")[0],
-    )
-    made.set_defaults(evidence=None)
-    made.add_argument(MERGE, type=_folder, metavar="DIR", help="folder with the evidence of all ranks")
-    _add_telling(made)
-    return made
-
-
-def _add_telling(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--launched", action="store_true", help="be a rank of torchrun or srun, of which rank 0 judges")
+    made.add_argument("--replicas", type=int, help="with --launched: ranks that take rows of their own (default all)")
     made.add_argument(
         "--format",
         choices=get_args(Format),
@@ -129,26 +107,31 @@ def _add_telling(made: argparse.ArgumentParser) -> None:
         "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
     )
     made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
+    return made
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """What the command line asks for. Ends the process where it asks for what does not go together."""
-    made = parser(arguments)
+    made = parser()
     own, rest = _apart(arguments)
-    given = made.parse_args(own[1:] if own[:1] == [MERGE] else own)
-    if given.merge is None and given.train is None:  # behind `--`, where it is taken for no option of ours
+    given = made.parse_args(own)
+    if given.train is None:  # behind `--`, where it is taken for no option of ours
         if not rest:
             made.error("the following arguments are required: TARGET")
         given.train, *rest = rest
     given.rest = tuple(rest)
-    if given.merge is None and given.explain and given.format != "text":
+    if given.explain and given.format != "text":
         made.error("expected no --format with --explain, which says it in text")
-    if given.evidence is not None:
-        options = ("processes", "format", "save", "report", "allow")
-        if off := [f"--{name}" for name in options if getattr(given, name) != made.get_default(name)]:
-            made.error(f"expected no {' and no '.join(off)} with --evidence: a rank judges nothing, `{MERGE}` does")
-    elif given.merge is None and given.replicas is not None:
-        made.error("expected --replicas with --evidence alone")
+    if given.launched and given.processes != 1:
+        made.error("expected no --processes with --launched: whoever launches the ranks says how many they are")
+    if given.replicas is not None and not given.launched:
+        made.error("expected --replicas with --launched alone")
+    if given.launched:
+        try:
+            rank = Rank.of_environment()
+        except ValueError as error:
+            made.error(str(error))
+        given.rank, given.processes = rank.number, rank.world
     return given
 
 
@@ -178,14 +161,6 @@ def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return of
-
-
-@_argument
-def _folder(text: str) -> Path:
-    path = Path(text).absolute()
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"expected a folder, got {text}, which is a file")
-    return path
 
 
 @_argument
@@ -229,15 +204,15 @@ def _target(text: str) -> Path:
 
 def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
-    if given.evidence is not None:
-        return _evidence(given)
     begun, said, remarks = time.monotonic(), "", ""
     subject = subject_of(given)
     try:
         from accumulation_harness.audit.report import github
 
-        report = _merged(given) if subject is None else replace(_audited(given), subject=subject)
-        report = replace(report, seconds=time.monotonic() - begun)
+        report = _audited(given)
+        if report is None:  # of a rank that judges nothing
+            return 0, "", ""
+        report = replace(report, subject=subject, seconds=time.monotonic() - begun)
         said = report.told(given.format)
         remarks = github.tell(report)
         remarks += _written(given, report)
@@ -249,28 +224,29 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     return report.exit_code, *_streams(given.format, said, remarks)
 
 
-def _merged(given: argparse.Namespace) -> Report:
-    from accumulation_harness.audit.launch import merge
-
-    return merge(given.merge)
-
-
-def _audited(given: argparse.Namespace) -> Report:
+def _audited(given: argparse.Namespace) -> Report | None:
     import numpy as np
     import torch
 
+    from accumulation_harness.audit.launch import audit_launched
     from accumulation_harness.audit.session import audit
 
     train, asked = _asked(given)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)  # code that seeds nothing gets the same numbers in every audit
-    report = audit(train, processes=given.processes, allow=given.allow, **asked)
+    report = (
+        audit_launched(train, replicas=given.replicas, **asked)
+        if given.launched
+        else audit(train, processes=given.processes, **asked)
+    )
+    if report is None:
+        return None
     problems = tuple(problem.said_by(train.there(problem)) for problem in report.problems)
     return replace(report, problems=problems, notes=(*report.notes, *train.remarks))
 
 
 def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:
-    """The code, and what an audit and a rank of one are both told."""
+    """The code, and what is asked of it."""
     from accumulation_harness.audit.user_code.call import load
     from accumulation_harness.audit.user_code.settings import Settings
 
@@ -282,20 +258,9 @@ def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:
         "accumulation_steps": given.accumulation_steps,
         "reference": load(given.reference, in_place=given.in_place) if given.reference else None,
         "max_steps": most if given.max_steps is None else given.max_steps,
-        "progress": _tell,
+        "allow": given.allow,
+        "progress": (lambda line: None) if given.rank else _tell,
     }
-
-
-def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
-    """Be one rank: exit code 0 once its evidence is written, whatever it shows (another one has torchrun end the other ranks)."""
-    try:
-        from accumulation_harness.audit.launch import record
-
-        train, asked = _asked(given)
-        path = record(train, evidence=given.evidence, replicas=given.replicas, **asked)
-    except BaseException as error:  # reading the file can raise anything
-        return BAD_INPUT, "", f"audit could not run: {_told(error)}\n"
-    return 0, f"saved {path}\n", ""
 
 
 def _told(error: BaseException) -> str:
@@ -308,18 +273,18 @@ def _tell(line: str) -> None:
         print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
-def subject_of(given: argparse.Namespace) -> Subject | None:
-    """What the command line asks for, before the audited code can change the working folder; None where it is to merge."""
+def subject_of(given: argparse.Namespace) -> Subject:
+    """What the command line asks for, before the audited code can change the working folder."""
     from accumulation_harness.audit.report.subject import Place, Subject
 
-    if given.merge is not None:
-        return None
     return Subject(
         train=Place.of(given.train),
         reference=Place.of(given.reference) if given.reference else None,
         batch_size=given.batch_size,
         accumulation_steps=given.accumulation_steps,
         processes=given.processes,
+        launched=given.launched,
+        replicas=given.replicas,
         settings=_settings(given),
         folder=Path.cwd(),
     )
@@ -335,19 +300,22 @@ def _settings(given: argparse.Namespace) -> tuple[str, ...]:
 def _written(given: argparse.Namespace, report: Report) -> str:
     """A line per page and issue, once it is written."""
     paths = [report.save(path) for path in given.save]
-    if given.report is not None and report.subject is not None:
+    if given.report is not None:
         paths.append(report.save(given.report, "issue"))
     return "".join(f"saved {path}\n" for path in paths)
 
 
-def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tuple[int, str, str]:
-    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
+def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int, str, str]:
+    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem.
+
+    Of several ranks, the one that judges says what became of the others, and the exit code.
+    """
     from accumulation_harness.audit.report import Problem, Report, github
 
-    batch_size = 0 if subject is None else subject.batch_size
-    report = Report(batch_size=batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
-    is_about = given.format != "text" and (given.format != "issue" or subject is not None)
-    said = report.told(given.format) if is_about else ""
+    if given.rank:
+        return 0, "", f"rank {given.rank}: {what}\n"
+    report = Report(batch_size=given.batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
+    said = report.told(given.format) if given.format != "text" else ""
     return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 
 

@@ -361,7 +361,7 @@ class ExtraRuns:
 
 
 def _with_place(finding: Finding, place: Place) -> Finding:
-    evidence = {**finding.evidence, "place": str(place)}
+    evidence = {**finding.evidence, "place": str(place), "module": place.path}
     return replace(finding, message=f"{finding.message}; the first difference is {place}", evidence=evidence)
 
 

@@ -6,39 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from accumulation_harness.audit.compare.floors import Floor
 from accumulation_harness.audit.convention import Names
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run, special
 from accumulation_harness.audit.observe.pooling import pooled
-from accumulation_harness.audit.observe.runs import Job
+from accumulation_harness.audit.observe.runs import Functions, Job
 
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
-
-
-class Runner(Protocol):
-    """Where the audited function and the reference run: in this process, or on several ranks."""
-
-    def accepts(self, name: str, *, independent: bool = False) -> bool:
-        """Whether the function (or the independent one) has a parameter of that name."""
-
-    def run(self, job: Job) -> list[Run]:
-        """The evidence of every rank."""
 
 
 @dataclass(frozen=True)
 class Runs:
     """What can be run: `batch_size` samples per optimizer step; `independent`: N=1 is another function than the audited one."""
 
-    runner: Runner
+    runner: Functions
     batch_size: int
     independent: bool
     max_steps: int
     progress: Progress
     total: bool = False  # the function is given the samples of an optimizer step in place of a micro-batch's
     apart: bool = False  # its evaluations leave no trace on the random numbers of training
-    is_recorded: bool = False  # by ranks of another program: no other runs can be made
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
     _alone: list[Run] = field(default_factory=list)  # the first run of the independent function
     _names: Names = field(default_factory=Names)

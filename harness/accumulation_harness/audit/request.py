@@ -10,8 +10,8 @@ from typing import Any, Literal
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.terminal import closest
 
-Format = Literal["text", "json", "markdown", "junit", "sarif", "issue"]
-ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json"}
+Format = Literal["text", "json", "markdown", "junit", "sarif", "issue", "svg"]
+ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json", ".svg": "svg"}
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 MAX_STEPS_OF_SCRIPT = 8  # of one that is run as it is, with the evaluations of real training; all its windows are looked into
 SIZES = ("batch_size", "accumulation_steps")

@@ -24,7 +24,7 @@ from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.ranks import Ranks
 from accumulation_harness.audit.observe.recorder import OBSERVER
-from accumulation_harness.audit.observe.runs import Local, Train
+from accumulation_harness.audit.observe.runs import Functions, Local, Train
 from accumulation_harness.audit.report import ArmResult, Problem, Report
 from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
@@ -82,8 +82,15 @@ def audit(
     arms = arms_of(steps, independent=reference is not None)
     permitted = causes_of(allow)
     with same_threads(), Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
-        runs = Runs(runner, batch_size, reference is not None, max_steps, progress or (lambda line: None))
-        return with_allowed(Session(runs, arms).report(), permitted)
+        return judged(runner, arms, batch_size, max_steps, permitted, progress)
+
+
+def judged(
+    runner: Functions, arms: Sequence[int], batch_size: int, max_steps: int, allowed: frozenset[Cause], progress: Progress | None
+) -> Report:
+    """The report of one audit."""
+    runs = Runs(runner, batch_size, runner.functions[True] is not None, max_steps, progress or (lambda line: None))
+    return with_allowed(Session(runs, arms).report(), allowed)
 
 
 @contextmanager
@@ -134,7 +141,7 @@ class Session:
     def _look_beside_aliases(self, family: Family) -> None:
         """Where each of N micro-batches has N rows, division by either is the same: another N tells them apart."""
         size, arms = self.runs.batch_size, [n for n in self.arms if n > 1]
-        if not arms or any(size != n * n for n in arms) or self.runs.is_recorded:
+        if not arms or any(size != n * n for n in arms):
             return
         n, other = arms[0], next((k for k in range(2, size) if size % k == 0 and size != k * k), 0)
         run = self._candidate(family, other) if other else None
@@ -172,7 +179,7 @@ class Session:
     def _understood(self, family: Family) -> Family:
         """The family, of runs that call the function as it wants to be called: as its first run with N micro-batches shows."""
         n = next((n for n in self.arms if n > 1), None)
-        if n is None or self.runs.is_recorded or self.problems or not family.reference.num_steps:
+        if n is None or self.problems or not family.reference.num_steps:
             return family
         run = family.candidates[n] = self._candidate(family, n)
         size, one = self.runs.batch_size // n, family.reference

@@ -11,6 +11,8 @@ from accumulation_harness.config.questions import grids
 from accumulation_harness.system.terminal import in_columns
 
 HEADER = """\
+usage: accumulation-harness run [-m] [+experiment=NAME] [key=value ...]
+
 Is gradient accumulation the same computation as one large batch? Each trial trains the same model with one batch of B samples
 per optimizer step, and with N micro-batches of b = B / N samples, and compares both with a double-precision reference.
 

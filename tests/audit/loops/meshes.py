@@ -1,6 +1,6 @@
 """Four ranks: data, tensor and pipeline parallelism, right ones, and faults that were released.
 
-Under a launcher this file records several of its functions in one start: `meshes.py FOLDER NAME NAME`.
+Under a launcher this file audits several of its functions in one start: `meshes.py FOLDER NAME NAME`.
 """
 
 import gc
@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from accumulation_harness.audit import record
+from accumulation_harness.audit import audit_launched
 from scoreboard import data
 from tests.audit.loops import frame, replicas
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, token_mean_over_window
@@ -324,12 +324,14 @@ WRONG: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 def main(folder, *names):
-    """Record these functions one after the other."""
+    """Audit these functions one after the other."""
     gc.freeze()  # what was imported need not be looked through in every run
     for name in names:
         options = {"batch_size": 4, **(RIGHT.get(name) or WRONG.get(name, ({}, set()))[0])}
         train = globals().get(name) or getattr(replicas, name)
-        record(train, accumulation_steps=(4,), evidence=Path(folder, name), **options)
+        report = audit_launched(train, accumulation_steps=(4,), **options)
+        if report is not None:
+            report.save(Path(folder, f"{name}.json"))
 
 
 if __name__ == "__main__":

@@ -1,187 +1,83 @@
-"""One rank of several that another program starts (torchrun, srun): its runs, and the evidence that it writes."""
+"""Ranks that another program starts (torchrun, srun): rank 0 judges, and all ranks make the runs that it asks for."""
 
 from __future__ import annotations
 
-import atexit
-import hashlib
-import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+import secrets
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import lru_cache
+from itertools import count
+from multiprocessing.connection import Client, Listener
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from typing_extensions import Self
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, Key, Setting, key, name_of
-from accumulation_harness.audit.observe.runs import Functions, Job, Train, accepts, failed
-from accumulation_harness.audit.observe.sample import everything
-from accumulation_harness.audit.request import OFFERED
-from accumulation_harness.observe.patches import GROUP_STAYS, Patches
+from accumulation_harness.audit.observe.ranks import PATIENCE_S, Meeting, Ranks, serve
+from accumulation_harness.audit.observe.runs import Job, Train, failed
+from accumulation_harness.audit.rank import Rank
 
-STARTERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
-OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AT_HOME = ("localhost", "127.0.0.1")
+_numbers = count()  # of the audits of this process; on every rank the same
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Which rank this process is."""
+class Launched(Ranks):
+    """What rank 0 asks. A process that it starts is the rank itself, so that the judging one waits in no collective."""
 
-    number: int
-    world: int
-    local: int  # among those of its machine
-
-    @classmethod
-    def of_environment(cls) -> Rank:
-        """Raises ValueError where no launcher has said it."""
-        for names in STARTERS:
-            given = [os.environ.get(name, "") for name in names]
-            if all(number.isdecimal() for number in given[:2]):
-                return cls(int(given[0]), int(given[1]), int(given[2]) if given[2].isdecimal() else 0)
-        raise ValueError(
-            "expected to be started by torchrun (RANK, WORLD_SIZE) or srun (SLURM_PROCID, SLURM_NTASKS), got neither's variables"
-        )
-
-
-class Launched(Functions):
-    """Makes the jobs of this rank and keeps what they show. It makes none after one that failed: the others would wait for it.
-
-    The independent reference runs on rank 0 alone, on the whole batch, before the ranks join; the others read what it showed.
-    """
-
-    def __init__(self, train: Train, reference: Train | None, rank: Rank, setting: Setting, folder: Path) -> None:
-        super().__init__(train, reference)
-        self.rank, self.setting, self.folder = rank, setting, folder
-        self.made: list[tuple[Key, Run]] = []
-        self._alone: list[tuple[Key, Run]] = []
-        self._joined = self._failed = False
-        self._patches = Patches()
-
-    def __enter__(self) -> Self:
-        folder = self.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name_of(self.rank.number, self.rank.world)).unlink(missing_ok=True)  # of an earlier audit
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._patches.restore()
+    def __init__(self, train: Train, reference: Train | None, rank: Rank, replicas: int) -> None:
+        """`replicas`: ranks that take rows of their own."""
+        super().__init__(train, reference, rank.world, replicas)
+        self.rank, self.meeting = rank, _next_meeting()
+        self.unseen: list[str] = []
+        self._open = ExitStack()
 
     def run(self, job: Job) -> list[Run]:
-        """The evidence of this rank alone."""
-        if job.independent:
-            return [self._independent(job)]
-        self._join()
-        if self._failed:
-            return [failed(job, "not made")]
-        with everything():
-            run = self.watched(_keeping(job))
-        self._failed = run.error is not None
-        self.made.append((key(job), run))
-        return [run]
+        """The evidence of every rank, in order; of ranks that are gone, none."""
+        return [failed(job, "the ranks are gone")] if self.unseen else super().run(job)
 
-    def write(self) -> Path:
-        """Write the evidence of this rank, whole or not at all; the file."""
-        return self._write(name_of(self.rank.number, self.rank.world), self.made)
+    def _start(self) -> None:
+        secret, store = secrets.token_bytes(), self.meeting.store()
+        listener = self._open.enter_context(
+            Listener((self.meeting.host if self.meeting.host in AT_HOME else "", 0), authkey=secret)
+        )
+        store.set("judge", f"{listener.address[1]} {secret.hex()}")
+        self._spawn(self.rank, self.meeting, cuda=torch.cuda.is_available(), variables=self.rank.variables)
+        store.wait([f"rank {n}" for n in range(1, self.rank.world)], timedelta(seconds=PATIENCE_S))
+        links = [self._open.enter_context(listener.accept()) for _ in range(1, self.rank.world)]
+        self.connections += sorted(links, key=lambda link: int(link.recv()))
 
-    def _write(self, name: str, made: list[tuple[Key, Run]]) -> Path:
-        path = self.folder / name
-        targets = tuple(None if f is None else target(f) for f in self.functions.values())
-        Evidence(
-            rank=self.rank.number,
-            world=self.rank.world,
-            setting=self.setting,
-            targets=(str(targets[0]), targets[1]),
-            runs=tuple(made),
-        ).write(path)
-        return path
+    def _stop(self) -> None:
+        super()._stop()
+        self._open.close()
 
-    def _independent(self, job: Job) -> Run:
-        if self.rank.number:
-            self._join()
-            if not self._alone:
-                self._alone = list(Evidence.read(self.folder / REFERENCE).runs)
-            return dict(self._alone)[key(job)]
-        whole = replace(job, batch_size=job.batch_size * self.setting.replicas)
-        with _as_one_process(), everything():
-            run = self.watched(_keeping(whole))
-        self._alone.append((key(job), run))
-        return run
-
-    def _join(self) -> None:
-        """Be one of the group; rank 0 has the reference's runs written by then."""
-        if self._joined:
-            return
-        if self.functions[True] is not None and not self.rank.number:
-            self._write(REFERENCE, self._alone)
-        os.environ |= {"RANK": str(self.rank.number), "WORLD_SIZE": str(self.rank.world), "LOCAL_RANK": str(self.rank.local)}
-        if torch.cuda.is_available():
-            torch.cuda.set_device(self.rank.local % torch.cuda.device_count())
-        if dist.is_initialized():
-            dist.barrier()  # the reference's runs are written
-        else:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-            atexit.register(dist.destroy_process_group)
-        self._joined = True
-        namespaces = [f.__globals__ for f in self.functions.values() if f is not None and hasattr(f, "__globals__")]
-        self._patches.replace(GROUP_STAYS, namespaces)
+    def _renew(self) -> None:
+        """Nobody starts them again."""
+        self.unseen.append("what further runs would have shown: a rank has raised, and its launcher starts it only once")
 
 
-def _keeping(job: Job) -> Job:
-    """With the contributions of all micro-batches kept: there is no second run for those that turn out to be needed."""
-    steps = job.max_steps or 0
-    return replace(job, intervention=replace(job.intervention, keep=frozenset(range(steps))))
+def answer(train: Train, rank: Rank) -> None:
+    """The life of a rank besides 0: it makes the runs that rank 0 asks for."""
+    os.environ |= rank.variables
+    meeting = _next_meeting()
+    store = meeting.store()
+    store.set(f"rank {rank.number}", "here")
+    port, secret = store.get("judge").decode().split()
+    with Client((meeting.host, int(port)), authkey=bytes.fromhex(secret)) as link:
+        link.send(rank.number)
+        serve(rank, meeting, train, link, cuda=torch.cuda.is_available())
 
 
-@contextmanager
-def _as_one_process() -> Iterator[None]:
-    """Without what says that this is one of several ranks."""
-    hidden = {name: os.environ.pop(name) for name in OF_A_GROUP if name in os.environ}
-    try:
-        yield
-    finally:
-        with suppress(KeyError):
-            os.environ |= hidden
+def _next_meeting() -> Meeting:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    _store_is_there(host, port)
+    return Meeting(host, port, f"audit {next(_numbers)}")
 
 
-def setting_of(
-    train: Train,
-    reference: Train | None,
-    *,
-    batch_size: int,
-    accumulation_steps: tuple[int, ...],
-    max_steps: int,
-    replicas: int,
-) -> Setting:
-    """What this rank is asked for, and of which source text."""
-    return Setting(
-        function=train.__name__,
-        source=_source(train),
-        reference=None if reference is None else reference.__name__,
-        reference_source=None if reference is None else _source(reference),
-        batch_size=batch_size,
-        accumulation_steps=accumulation_steps,
-        max_steps=max_steps,
-        replicas=replicas,
-        accepts=(_accepted(train), _accepted(reference)),
-        torch=str(torch.__version__),
-    )
-
-
-def target(train: Train) -> str:
-    """FILE.py:FUNCTION, or SCRIPT.py."""
-    return f"{_file(train)}:{getattr(train, 'function', train.__name__)}".removesuffix(":")
-
-
-def _source(train: Train) -> str:
-    return hashlib.sha256(_file(train).read_bytes()).hexdigest()
-
-
-def _file(train: Train) -> Path:
-    return Path(getattr(train, "source", None) or inspect.getfile(train)).resolve()
-
-
-def _accepted(train: Train | None) -> tuple[str, ...]:
-    return tuple(name for name in OFFERED if accepts(train, name))
+@lru_cache(maxsize=1)
+def _store_is_there(host: str, port: int) -> Any:
+    """The store of torchrun; under srun, which has none, rank 0 makes it."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or Rank.of_environment().number:
+        return None
+    return TCPStore(host, port, is_master=True, wait_for_workers=False)

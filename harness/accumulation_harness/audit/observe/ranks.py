@@ -6,11 +6,10 @@ import inspect
 import os
 import socket
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,24 +18,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.runs import Functions, Job, Train, failed, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
+from accumulation_harness.audit.rank import Rank
 from accumulation_harness.observe.patches import GROUP_STAYS, Patches
 from accumulation_harness.system import processes
 
 Address = tuple[str, str] | Train  # of a function in a file; other code is sent as it is
 PATIENCE_S = 600.0  # for one call of the function
+HERE = "127.0.0.1"
+OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks find each other."""
+
+    host: str
+    port: int
+    name: str
+
+    def store(self) -> Store:
+        """A store that all of them share."""
+        return PrefixStore(self.name, TCPStore(self.host, self.port, is_master=False))
 
 
 class Ranks(Functions):
-    """Processes that stay for the whole audit; the independent reference runs here, on one process and the whole batch."""
+    """Processes that stay for the whole audit; the independent reference runs here, with the rows of all replicas."""
 
-    def __init__(self, train: Train, reference: Train | None, processes: int) -> None:
+    def __init__(self, train: Train, reference: Train | None, processes: int, replicas: int | None = None) -> None:
         super().__init__(train, reference)
-        self.train, self.processes = train, processes
+        self.train, self.processes, self.replicas = train, processes, replicas or processes
         self.address = _address(train)
         self.connections: list[Connection] = []
         self.workers: list[Any] = []
@@ -52,8 +68,8 @@ class Ranks(Functions):
     def run(self, job: Job) -> list[Run]:
         """Evidence of every rank, in order. A rank that died or hangs gives a run with an error, and all ranks start afresh."""
         if job.independent:
-            with everything():
-                return [self.watched(replace(job, batch_size=job.batch_size * self.processes))]
+            with _as_one_process(), everything():
+                return [self.watched(replace(job, batch_size=job.batch_size * self.replicas))]
         prepared = getattr(self.train, "prepared", None)  # of code that shares a folder between its ranks
         with nullcontext() if prepared is None else prepared(job.batch_size, job.accumulation_steps):
             with suppress(OSError):  # a rank that is gone is reported below
@@ -61,8 +77,7 @@ class Ranks(Functions):
                     connection.send(job)
             runs = [self._receive(connection, job) for connection in self.connections]
         if any(run.error is not None for run in runs):
-            self._stop()
-            self._start()
+            self._renew()
         return runs
 
     def _receive(self, connection: Connection, job: Job) -> Run:
@@ -71,69 +86,93 @@ class Ranks(Functions):
                 run: Run = connection.recv()
                 self._failed |= run.error is not None
                 return run
-            error = f"rank did not answer within {PATIENCE_S:.0f} s"
+            error = f"did not answer within {PATIENCE_S:.0f} s"
         except (EOFError, OSError):
-            error = "rank ended without an answer"
+            error = "ended without an answer"
         self._failed = True
         return failed(job, error)
 
+    def _renew(self) -> None:
+        self._stop()
+        self._start()
+
     def _start(self) -> None:
         self._failed = False
-        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        port = _free_port()
+        self.store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+        variables = {"LOCAL_WORLD_SIZE": str(self.processes), "MASTER_ADDR": HERE, "MASTER_PORT": str(_free_port())}
+        cuda = torch.cuda.is_available() and torch.cuda.device_count() >= self.processes
+        for number in range(self.processes):
+            rank = Rank(number, self.processes, number)
+            self._spawn(rank, Meeting(HERE, self.store.port, "audit"), cuda=cuda, variables=variables | rank.variables)
+
+    def _spawn(self, rank: Rank, meeting: Meeting, *, cuda: bool, variables: Mapping[str, str]) -> None:
         context = mp.get_context("spawn")
-        self.connections, self.workers = [], []
-        for rank in range(self.processes):
-            mine, theirs = context.Pipe()
-            store = str(Path(self.folder.name) / "store")
-            arguments = (rank, self.processes, store, port, self.address, list(sys.path), torch.get_num_threads(), theirs)
-            worker = context.Process(target=serve, args=arguments, daemon=True)
-            with processes.interrupts_blocked(), _our_modules_found():
-                worker.start()
-            theirs.close()
-            self.connections.append(mine)
-            self.workers.append(worker)
+        mine, theirs = context.Pipe()
+        arguments = (rank, meeting, self.address, theirs, cuda, variables, list(sys.path), torch.get_num_threads())
+        worker = context.Process(target=_serve_here, args=arguments, daemon=True)
+        with processes.interrupts_blocked(), _our_modules_found():
+            worker.start()
+        theirs.close()
+        self.connections.append(mine)
+        self.workers.append(worker)
 
     def _stop(self) -> None:
         processes.end(self.connections, self.workers)
-        self.folder.cleanup()
+        self.connections, self.workers = [], []
 
 
-def serve(
-    rank: int, world: int, store: str, port: int, address: Address, path: list[str], threads: int, link: Connection
+@contextmanager
+def _as_one_process() -> Iterator[None]:
+    """Without what says that this is one of several ranks."""
+    hidden = {name: os.environ.pop(name) for name in OF_A_GROUP if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= hidden
+
+
+def _serve_here(
+    rank: Rank,
+    meeting: Meeting,
+    address: Address,
+    link: Connection,
+    cuda: bool,
+    variables: Mapping[str, str],
+    path: list[str],
+    threads: int,
 ) -> None:
-    """The life of one rank: join the group, answer jobs until there are none."""
+    """A rank in a process that was started for it."""
     processes.die_with_parent()
     sys.path[:] = path
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= variables
     torch.set_num_threads(threads)
-    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= world
+    serve(rank, meeting, address, link, cuda=cuda)
+
+
+def serve(rank: Rank, meeting: Meeting, address: Address, link: Connection, *, cuda: bool) -> None:
+    """Join the group, and answer jobs until there are none, or one fails: to leave ends the others' waiting for this rank."""
     if cuda:
-        torch.cuda.set_device(rank)
-    torch.distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",  # a loop may stay on the CPU of a machine with GPUs
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world,
-    )
+        torch.cuda.set_device(rank.local % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"  # a loop may stay on the CPU of a machine with GPUs
+    dist.init_process_group(backend, store=meeting.store(), rank=rank.number, world_size=rank.world)
     patches = Patches()
     patches.replace(GROUP_STAYS)
     train: Train | None = None
+    run: Run | None = None
     try:
-        while (job := link.recv()) is not None:
+        while (run is None or run.error is None) and (job := link.recv()) is not None:
             try:
                 train = train or _find(address)
                 run = watch(train, job)
             except Exception as error:
                 run = failed(job, "".join(traceback.format_exception_only(error)).strip())
             link.send(run)
-    except (EOFError, OSError):  # the parent is gone
+    except (EOFError, OSError):  # whoever asks is gone
         return
     finally:
         patches.restore()
-    if dist.is_initialized():
-        dist.destroy_process_group(dist.group.WORLD)
+        if dist.is_initialized():
+            dist.destroy_process_group(dist.group.WORLD)
 
 
 @contextmanager
@@ -174,6 +213,6 @@ def _find(address: Address) -> Train:
 
 def _free_port() -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((HERE, 0))
         port: int = listener.getsockname()[1]
         return port

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -45,8 +46,8 @@ class Job:
 QUICK = 1.0  # seconds of the processor; a collection of garbage takes a tenth of that
 
 
-class Functions:
-    """What jobs call: the audited function, or the independent one."""
+class Functions(ABC):
+    """What jobs call, the audited function or the independent one, and where: in this process, or on several ranks."""
 
     def __init__(self, train: Train, reference: Train | None) -> None:
         self.functions = {False: train, True: reference}
@@ -54,6 +55,10 @@ class Functions:
     def accepts(self, name: str, *, independent: bool = False) -> bool:
         """Whether the function (or the independent one) has a parameter of that name."""
         return accepts(self.functions[independent], name)
+
+    @abstractmethod
+    def run(self, job: Job) -> list[Run]:
+        """The evidence of every rank."""
 
     def watched(self, job: Job, *, collect: bool = True) -> Run:
         """One call of that which the job asks for, in this process."""

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.figure import charts, lines
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
 from accumulation_harness.audit.report.remedies import Status, remedy, short
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, is_tried, reproduction
 from accumulation_harness.audit.report.subject import Subject
-from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
 
 SCRIPT_SECONDS = 60.0
@@ -35,7 +35,7 @@ def text(conclusion: Conclusion) -> str:
         "## To reproduce",
         *_to_reproduce(conclusion, subject, reproduced),
         *(["## What was measured", table(conclusion.lines), LEGEND] if conclusion.results else []),
-        *_weights(conclusion),
+        *_figures(conclusion),
         *_causes(conclusion),
         *_limits(conclusion),
         *_source(subject),
@@ -105,8 +105,9 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
     yield f"With this tool: {code(subject.command)}"
 
 
-def _weights(conclusion: Conclusion) -> Iterator[str]:
-    for title, bars in weights_of(conclusion).items():
+def _figures(conclusion: Conclusion) -> Iterator[str]:
+    for chart in charts(conclusion):
+        title, *bars = lines(chart)
         yield f"## {title}"
         yield block("\n".join(bars))
 

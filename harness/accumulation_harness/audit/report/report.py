@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.report import issue, json_document, junit, markdown, sarif, terminal
+from accumulation_harness.audit.report import figure, issue, json_document, junit, markdown, sarif, terminal
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.request import Format, format_of
 from accumulation_harness.system.files import write_atomically
@@ -19,6 +19,7 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
     "junit": junit.text,
     "sarif": sarif.text,
     "issue": issue.text,
+    "svg": figure.text,
 }
 
 

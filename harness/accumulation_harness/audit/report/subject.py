@@ -84,8 +84,8 @@ class Subject:
     batch_size: int
     accumulation_steps: tuple[int, ...]
     processes: int = 1
-    evidence: Path | None = None  # folder of what ranks have written that another program started
-    replicas: int = 1  # of these ranks, those that take rows of their own
+    launched: bool = False  # another program starts the processes
+    replicas: int | None = None  # of these, those that take rows of their own; None for all
     settings: tuple[str, ...] = ()  # words of the command that say how a script is told the two numbers
     folder: Path  # in which the command was called
 
@@ -107,18 +107,15 @@ class Subject:
     @property
     def command(self) -> str:
         """The command line, for a shell."""
-        tool = [TOOL, "audit"]
-        started = (
-            ["torchrun", "--nproc-per-node", str(self.processes), "-m", "accumulation_harness.audit"] if self.evidence else tool
-        )
-        words = [*started, self.name, "--batch-size", str(self.batch_size)]
+        torchrun = ["torchrun", "--nproc-per-node", str(self.processes), "-m", "accumulation_harness.audit"]
+        words = [*(torchrun if self.launched else [TOOL, "audit"]), self.name, "--batch-size", str(self.batch_size)]
         words += ["--accumulation-steps", ",".join(str(n) for n in self.accumulation_steps)]
         words += ["--reference", self.shown(self.reference)] if self.reference else []
-        if self.evidence is None:
-            words += ["--processes", str(self.processes)] if self.processes > 1 else []
-            return shlex.join([*words, *self.settings])
-        words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
-        return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join([*tool, 'merge', str(self.evidence)])}"
+        if self.launched:
+            words += ["--launched", *(["--replicas", str(self.replicas)] if self.replicas else [])]
+        elif self.processes > 1:
+            words += ["--processes", str(self.processes)]
+        return shlex.join([*words, *self.settings])
 
     def versions(self, callers: Collection[str]) -> dict[str, str]:
         """Of the packages that called the backward, those that the audited file imports, Python, the platform and this tool."""

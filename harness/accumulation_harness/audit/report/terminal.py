@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator
 
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
+from accumulation_harness.audit.report.figure import decisive, lines
 from accumulation_harness.audit.report.frameworks import advice
 from accumulation_harness.audit.report.remedies import remedy, short
-from accumulation_harness.audit.report.weights import weights_of
 from accumulation_harness.judge.cause import MEANINGS
 
 WIDTH = 130
@@ -30,16 +30,16 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    {finding.message}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
-    for title, bars in weights_of(conclusion).items():
-        yield from (title, *bars)
+    for chart in decisive(conclusion):
+        yield from lines(chart)
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
-    for title, lines in (
+    for title, remarks in (
         ("could not be judged", conclusion.problems),
         ("could not be seen", conclusion.hidden),
         ("note", conclusion.notes),
     ):
-        for line in lines:
+        for line in remarks:
             yield from _wrapped(f"{title}: {line}")
 
 

@@ -220,7 +220,8 @@ def _foreign(facts: StepFacts) -> Iterator[Finding]:
 def _last_only(facts: StepFacts) -> Iterator[Finding]:
     """Gradients were cleared, and the step takes what came after."""
     inside, at_last, fit = facts.cleared_inside, facts.cleared_at_last, facts.since_clear
-    if not (inside or at_last) or not fit <= facts.gate:
+    kept_aside = "zero_grad" in facts.mine.calls_after and not at_last  # the sum is one of the loop's own, beside `.grad`
+    if not (inside or at_last) or kept_aside or not fit <= facts.gate:
         return
     cause = Cause.gradients_cleared_in_window
     message = f"gradients are cleared {inside} times inside the window: only what came after counts"

@@ -1,0 +1,176 @@
+"""What was measured, as bars: how often each micro-batch counts, how far each window is off, in which module it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.report.conclusion import Conclusion, Line
+from accumulation_harness.audit.report.remedies import short
+from accumulation_harness.audit.rules.finding import UNEQUAL
+from accumulation_harness.compare.linear import WeightedSum
+
+COLUMNS = 32  # of the longest bar of a text
+MOST = 16  # bars that are drawn
+BEYOND = "in powers of ten beyond what rounding explains"
+ROW, LABEL, BAR, WIDTH = 18, 200, 270, 800  # pixels of an SVG
+STYLE = (
+    "text{font:13px ui-monospace,monospace;fill:#22272e}.title{font-weight:bold}.bar{fill:#0072b2}.first{fill:#d55e00}"
+    ".mark{stroke:#7a828c;stroke-dasharray:3}@media(prefers-color-scheme:dark){text{fill:#e6e9ec}}"
+)
+
+
+class Bar(NamedTuple):
+    """One line of a chart."""
+
+    label: str
+    value: float  # negative: of a weight that is subtracted
+    said: str  # the number, and what belongs to it
+    is_first: bool = False  # whether the difference begins here
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars of one unit."""
+
+    title: str
+    bars: Sequence[Bar]
+    mark: float = 0.0  # the value that is right
+
+    @property
+    def unit(self) -> float:
+        """The longest bar, or the mark."""
+        return max(self.mark, *(abs(bar.value) for bar in self.bars)) or 1.0
+
+    @property
+    def left_out(self) -> str:
+        """How many bars are not drawn; empty where all are."""
+        return f"and {len(self.bars) - MOST} more" if len(self.bars) > MOST else ""
+
+
+def charts(conclusion: Conclusion) -> list[Chart]:
+    """Of each arm that differs and each optimizer: weights and modules where they are known, and the distances of all windows."""
+    wrong = [line for line in conclusion.lines if line.arm.findings]
+    made = [*decisive(conclusion), *filter(None, map(_distances, wrong or conclusion.lines))]
+    return list({chart.title: chart for chart in reversed(made)}.values())[::-1]
+
+
+def decisive(conclusion: Conclusion) -> list[Chart]:
+    """Those that say what is wrong: weights of the micro-batches, and the module in which a difference begins."""
+    wrong = [line for line in conclusion.lines if line.arm.findings and line.first is not None and not line.first.agrees]
+    made = [chart for line in wrong for chart in (_weights(line), _modules(line)) if chart is not None]
+    return list({chart.title: chart for chart in reversed(made)}.values())[::-1]
+
+
+def _weights(line: Line) -> Chart | None:
+    step = line.first
+    if step is None or not (_known(step, step.taken) and _known(step, step.parts)):
+        return None
+    counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, step.parts.weights, strict=True)]
+    if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
+        return None
+    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts (1 is right)"
+    return Chart(title, [Bar(str(k), count, short(round(count, 3) + 0.0)) for k, count in enumerate(counts, 1)], mark=1.0)
+
+
+def _known(step: StepFacts, parts: WeightedSum) -> bool:
+    """Whether the parts make up the vector, each with one weight and no other."""
+    return len(parts.weights) > 1 and parts.residual <= step.gate and parts.told_apart
+
+
+def _distances(line: Line) -> Chart | None:
+    steps = line.facts.steps
+    bars = [
+        Bar(f"step {s.step}", beyond(s.raw.distance, s.gate), f"{short(s.raw.distance)} (rounding explains {short(s.gate)})")
+        for s in steps
+    ]
+    name = f"N={line.arm.accumulation_steps}, {line.arm.arithmetic}, {line.facts.run.track}"
+    return Chart(f"{name}: distances of the gradients, {BEYOND}", bars) if bars else None
+
+
+def _modules(line: Line) -> Chart | None:
+    """The modules around the one in which the difference begins, and those inside it."""
+    step, path = line.first, next((f.evidence["module"] for f in line.arm.findings if f.evidence.get("module")), None)
+    if step is None or path is None:
+        return None
+    parts = path.split(".")
+    above = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
+    off: dict[str, float] = {}
+    for tensor, seen in step.tensors.items():
+        inside = tensor.split(".")[:-1]
+        for depth in range(1, len(inside) + 1):
+            module = ".".join(inside[:depth])
+            if ".".join(inside[: depth - 1]) in above:
+                off[module] = max(off.get(module, 0.0), seen.distance)
+    bars = [
+        Bar(
+            "  " * module.count(".") + module.rpartition(".")[2],
+            beyond(apart, step.gate),
+            short(apart) + " ◀ the first difference" * (module == path),
+            module == path,
+        )
+        for module, apart in off.items()
+    ]
+    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: gradients by module, {BEYOND}"
+    return Chart(title, bars) if path in off else None
+
+
+def beyond(distance: float, gate: float) -> float:
+    """The powers of ten by which a distance is above a gate; 0 within it.
+
+    >>> beyond(1e-3, 1e-7), beyond(1e-8, 1e-7)
+    (4.0, 0.0)
+    """
+    return max(0.0, math.log10(distance / gate)) if gate > 0 and 0 < distance < math.inf else 0.0
+
+
+def lines(chart: Chart) -> Iterator[str]:
+    """For a terminal; `┊` stands at what is right, and a weight that is subtracted is hatched."""
+    scale, shown = COLUMNS / chart.unit, chart.bars[:MOST]
+    width = max(4, *(len(bar.label) for bar in shown))
+    at = round(chart.mark * scale)
+    yield chart.title
+    for bar in shown:
+        drawn = ("█" if bar.value > 0 else "▒") * round(abs(bar.value) * scale)
+        if at:
+            drawn = drawn.ljust(at) + "┊" if len(drawn) <= at else f"{drawn[:at]}┊{drawn[at:]}"
+        label = bar.label.rjust(width) if at else bar.label.ljust(width)
+        yield f"{label} {drawn} {bar.said}"
+    if chart.left_out:
+        yield f"{' ' * width} {chart.left_out}"
+
+
+def text(conclusion: Conclusion) -> str:
+    """The charts as one SVG."""
+    drawn, y = [], ROW
+    for chart in charts(conclusion):
+        drawn.append(_text(0, y, chart.title, "title"))
+        scale, top = BAR / chart.unit, y + 6
+        for bar in chart.bars[:MOST]:
+            y += ROW
+            length = abs(bar.value) * scale
+            kind = "first" if bar.is_first or bar.value < 0 else "bar"
+            drawn.append(
+                _text(0, y, bar.label) + f'<rect class="{kind}" x="{LABEL}" y="{y - 12}" width="{length:.1f}" height="14"/>'
+            )
+            drawn.append(_text(LABEL + max(length, chart.mark * scale) + 8, y, bar.said))
+        if chart.mark:
+            at = LABEL + chart.mark * scale
+            drawn.append(f'<path class="mark" d="M{at:.1f} {top}V{y + 4}"/>')
+        if chart.left_out:
+            y += ROW
+            drawn.append(_text(LABEL, y, chart.left_out))
+        y += 2 * ROW
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -24 {WIDTH + 20} {y + 24}" role="img"><style>{STYLE}</style>'
+    title = f"audit of batches of {conclusion.batch_size}: {conclusion.status}"
+    return "\n".join([head, f"<title>{escape(title)}</title>", _text(0, -6, title, "title"), *drawn, "</svg>\n"])
+
+
+def _text(x: float, y: float, words: str, kind: str = "") -> str:
+    """Blanks in front of a name are its depth in the model."""
+    indent = 8 * (len(words) - len(words.lstrip()))
+    return f'<text x="{x + indent:.1f}" y="{y}"{f""" class="{kind}" """.rstrip() if kind else ""}>{escape(words.strip())}</text>'

@@ -1,0 +1,72 @@
+"""Bars: how often each micro-batch counts, how far windows are off, and where a difference begins."""
+
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.report.figure import BAR, COLUMNS, MOST, Bar, Chart, decisive, lines
+from tests.audit import test_place
+
+X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def counting(counts):
+    """Least squares whose micro-batches count so often."""
+
+    def train(batch_size, accumulation_steps):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for window in X.split(batch_size * accumulation_steps):
+            optimizer.zero_grad()
+            for rows, count in zip(window.split(batch_size), counts if accumulation_steps > 1 else (1,), strict=True):
+                (count * model(rows).square().mean() / accumulation_steps).backward()
+            optimizer.step()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("counts", "wanted"),
+    [
+        ((1, 0.5, 1, 1), ["█" * 32 + "┊", "█" * 16 + " " * 16 + "┊", "█" * 32 + "┊", "█" * 32 + "┊"]),
+        ((4, 4, 4, 4), ["█" * 8 + "┊" + "█" * 24] * 4),
+        ((1, 1, -2, 1), ["█" * 16 + "┊", "█" * 16 + "┊", "▒" * 16 + "┊" + "▒" * 16, "█" * 16 + "┊"]),
+        ((1, 1, 1, 1), []),
+    ],
+)
+def test_each_micro_batch_has_its_bar(counts, wanted):
+    said = str(audit(counting(counts), batch_size=20, accumulation_steps=(4,))).splitlines()
+    drawn = [line for line in said if "┊" in line]
+    assert [line[5:].rpartition(" ")[0].rstrip() for line in drawn] == wanted
+    assert [float(line.split()[-1]) for line in drawn] == [float(count) for count in counts] * bool(wanted)
+
+
+def test_no_more_are_drawn_than_can_be_read():
+    title, *drawn = lines(
+        Chart("counts", [Bar(str(k), count, "") for k, count in enumerate((1.0,) * 20 + (0.0,) * 20)], mark=1.0)
+    )
+    assert title == "counts" and len(drawn) == MOST + 1
+    assert drawn[-1].split() == ["and", "24", "more"] and drawn[0].count("█") == COLUMNS
+
+
+def test_a_difference_that_begins_in_a_module_is_marked_there():
+    train = test_place.planted(test_place.keeps_a_mean, "blocks.1.mlp.0")
+    report = audit(train, batch_size=test_place.B, accumulation_steps=[3])
+    tree = next(chart for chart in decisive(report) if "by module" in chart.title)
+    first = [bar for bar in tree.bars if bar.is_first]
+    assert [bar.label.split() for bar in first] == [["0"]] and "the first difference" in first[0].said
+    assert any("the first difference" in line for line in str(report).splitlines())
+
+
+def test_the_figure_shows_every_window_beside_what_rounding_explains():
+    report = audit(counting((1, 0.5, 1, 1)), batch_size=20, accumulation_steps=(4,))
+    drawn = ElementTree.fromstring(report.told("svg"))
+    said = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert said[0] == "audit of batches of 20: different"
+    steps = report.results[0].facts[0].steps
+    assert [words for words in said if words.startswith("step ")] == [f"step {step.step}" for step in steps]
+    bars = [float(rect.get("width")) for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(bars) == 4 + len(steps) and max(bars) == BAR
