@@ -165,6 +165,25 @@ def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degra
     assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
 
 
+def in_groups(groups, lr):
+    """A parameter group for each tensor."""
+    return torch.optim.SGD([{"params": [p]} for group in groups for p in group["params"]], lr)
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, "equivalent"), (1.5, "degraded")])
+def test_a_small_group_in_the_format_under_test_alone_is_judged_by_itself(factor, outcome):
+    def take(arm, window):
+        total = accumulate(arm, window)
+        arm.model.scale.grad.mul_(factor if arm.precision == "float32" else 1.0)
+        return stepped(arm, None, total)
+
+    optimizer = OptimizerConfig(name=OptimizerName.custom, target=f"{__file__}:in_groups", lr=0.05)
+    workload = WorkloadConfig(data="custom", target=f"{tasks.__file__}:Temperature")
+    row = judge_loop(dataclasses.replace(CONFIG, workload=workload, optimizer=optimizer), take)
+    assert row["verdict"] == outcome, row["reasons"]
+    assert ("times the full batch's (5.0e-01)" in row["reasons"]) == (outcome == "degraded")
+
+
 def cast(arm, window):
     """Scores in float32, as language models take their losses, and a sum of one's own in float32."""
     main = [torch.zeros_like(p, dtype=torch.float32) for p in arm.model.parameters()]

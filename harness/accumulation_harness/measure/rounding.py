@@ -19,15 +19,16 @@ from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from accumulation_harness.judge.resampling import permutation_rank
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
-from accumulation_harness.judge.verdict import Rounding, rounding_failures
+from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
+from accumulation_harness.referee.gradients import Comparison, Decomposition, by_group, compare, decompose, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, no_clipping, restore, snapshot
 from accumulation_harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
+WHOLE_MODEL = ""  # beside the names of parameter groups
 DEPENDS_ON = (
     "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
     "permutations", "seed",
@@ -88,12 +89,14 @@ def measure(
             apart[label] = decompose(gradient, referee.parts(state, window, recipe.split(len(window))).parts)
     setting.shelf.release()
     generator = setting.generator(PERMUTATION_STREAM)
-    errors: dict[str, list[float]] = {label: [] for label in recipes}
+    places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
+    errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in places} for label in recipes}
     for done in range(1, config.permutations + 1):
         step(ids[torch.randperm(len(ids), generator=generator)])
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
-                errors[label].append(relative_distance(watch.gradient, exact))
+                for name, of_place in errors[label].items():
+                    of_place.append(relative_distance(watch.gradient, exact, places=places[name]))
                 setting.shelf.release()
         alpha = spent(done, config.permutations, early)
         if alpha is None:
@@ -167,26 +170,29 @@ def _rounding(
     alpha: float,
     natural: Comparison,
     apart: Decomposition,
-    errors: list[float],
-    full_errors: list[float],
+    errors: Mapping[str, list[float]],
+    full_errors: Mapping[str, list[float]],
 ) -> Rounding:
     """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
-    usable = len(errors) > 0 and len(full_errors) > 0 and statistics.median(full_errors) > 0
-    ratio = low = high = rank = math.nan
-    if usable and precision != Precision.float64:
-        ratio = statistics.median(errors) / statistics.median(full_errors)
-        low, high = ratio_limits(errors, full_errors, alpha)
-        rank = permutation_rank(natural.distance, full_errors)
+
+    def part(own: list[float], full: list[float]) -> Part:
+        found = Part(
+            full_error=statistics.median(full) if full else math.nan, arm_error=statistics.median(own) if own else math.nan
+        )
+        if not (own and found.full_error > 0) or precision == Precision.float64:
+            return found
+        low, high = ratio_limits(own, full, alpha)
+        return dataclasses.replace(found, ratio=found.arm_error / found.full_error, low=low, high=high)
+
+    parts = {name: part(own, full_errors[name]) for name, own in errors.items()}
+    whole, full = parts.pop(WHOLE_MODEL), full_errors[WHOLE_MODEL]
     return Rounding(
-        ratio=ratio,
-        low=low,
-        high=high,
-        full_error=statistics.median(full_errors) if full_errors else math.nan,
-        arm_error=statistics.median(errors) if errors else math.nan,
-        rank_p=rank,
+        **vars(whole),
+        groups=parts,
+        rank_p=math.nan if math.isnan(whole.ratio) else permutation_rank(natural.distance, full),
         permutations=done,
         scale=natural.scale,
         cosine=natural.cosine,
         **vars(apart),
-        skipped=2 * done - len(errors) - len(full_errors),
+        skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full),
     )

@@ -156,10 +156,10 @@ def compare(a: Tensor, g: Tensor) -> Comparison:
     return comparison(moments(a, g).tolist())
 
 
-def relative_distance(a: Tensor, g: Tensor) -> float:
-    """||a - g|| / ||g||; 0 when both are zero, infinite when only g is."""
-    scale = float(torch.linalg.vector_norm(g))
-    distance = float(torch.linalg.vector_norm(a - g))
+def relative_distance(a: Tensor, g: Tensor, *, places: Sequence[slice] = (slice(None),)) -> float:
+    """||a - g|| / ||g||, of the elements at `places` together; 0 when both are zero, infinite when only g is."""
+    scale = math.hypot(*(float(torch.linalg.vector_norm(g[place])) for place in places))
+    distance = math.hypot(*(float(torch.linalg.vector_norm(a[place] - g[place])) for place in places))
     if scale == 0:
         return 0.0 if distance == 0 else math.inf
     return distance / scale
