@@ -12,6 +12,9 @@ INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https:/
 # The experiments that a report is made of are small: on a GPU they take longer than on two cores, and one at a time.
 DEVICE ?= cpu
 
+# What one process has compiled, the others load, also where the environment says that no bytecode is to be written.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help report report-full test test-floor test-slow chaos docs check format bench doctor gpu trainer scoreboard museum clean
 
