@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
-from accumulation_harness.analysis.content import Picture, Section, Text, counted, plain
+from accumulation_harness.analysis.content import Block, Matrix, Picture, Section, Text, counted, plain
 from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.question import Answer, Experiment, Material, made_of, registered
 
@@ -49,6 +49,12 @@ class Article:
     def ended(self) -> float:
         """When its latest trial was finished, in seconds since the epoch."""
         return float(self.results.trials["ended"].max())
+
+    @property
+    def lead(self) -> Block | None:
+        """The figure, or else the matrix, that carries the answer: the first on its page."""
+        shown = [block for section in self.sections for block in section.blocks]
+        return next((block for kind in (Picture, Matrix) for block in shown if isinstance(block, kind)), None)
 
     @property
     def has_cells(self) -> bool:

@@ -48,7 +48,7 @@ INHERENT_OF: dict[str | None, str] = dict([*NORMS.items(), *STATES.items(), *FOR
 AS_IT_IS = "accumulate as it is"
 REMEDIES = {Cause.batch_statistics: "use GroupNorm, or a trained model with its statistics frozen"}
 WITHOUT_CAUSE = {
-    Outcome.different: "find out why it is another computation before accumulating",
+    Outcome.different: "find out why it is a different computation before accumulating",
     Outcome.degraded: "keep the accumulator in float32, or accumulate fewer micro-batches",
     Outcome.inconclusive: "nothing is known where it could not be judged",
 }
@@ -131,7 +131,7 @@ def _clipping(arms: DataFrame) -> str:
     return (
         f"Clipping (clip_norm {spread(arms['clip_norm'])}) was active in {active} of {len(arms)} runs; median share of the "
         f"windows: {100 * float(arms['clipped_share'].median()):.0f}%. Clip once per window, after the last backward and after "
-        "unscaling: clipping each micro-batch is another computation. Where it was never active, nothing is known about it."
+        "unscaling: clipping each micro-batch is a different computation. Where it was never active, nothing is known about it."
     )
 
 

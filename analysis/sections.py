@@ -93,7 +93,7 @@ def gradient_error(material: Material) -> Section:
         "the full batch's own error beside it.",
         "Error of the gradient against float64 at the initial weights, in the precision of the run, over N: medians and ranges "
         "over trials. Points inside or below the full batch's band round no worse than the full batch does; points decades above "
-        "it are another computation.",
+        "it are a different computation.",
     )
     return Section("Error of the gradient", (Text(summary), picture) if len(ratios) else (picture,))
 
@@ -117,9 +117,10 @@ def algebra(material: Material) -> Section | None:
         "algebra",
         figures.figure_algebra(arms),
         "Float64 differences to the full batch over N per normalisation on a logarithmic axis, with the gate.",
-        "The same training in float64, where rounding cannot hide anything: medians and ranges over trials. Below the gate: the "
-        "same computation. Above: another one. Black diamonds: what is left of BatchNorm's difference when the full batch "
-        "normalises in the same chunks. N = 1: the large batch with its rows permuted.",
+        "How far accumulated gradients are from those of one batch, in float64, where rounding cannot hide anything. Below the "
+        "gate: the same computation. Above: a different one. Points are medians with ranges over trials. Black diamonds: what is "
+        "left of BatchNorm's difference when the full batch normalises in the same chunks. N = 1: the large batch with its rows "
+        "shuffled.",
     )
     return section("The algebra, in float64", text, picture)
 

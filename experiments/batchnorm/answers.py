@@ -181,7 +181,7 @@ def and_with_batch_norm(results: Results) -> Advice | None:
     costly = lost[lost["costs"]]["b"]
     return Advice(
         "And with BatchNorm, at my b?",
-        "It is another computation, however small the loss of accuracy",
+        "It is a different computation, however small the loss of accuracy",
         "Held-out error above the large batch's, where it is largest (95% intervals): " + "; ".join(cells),
         f"It costs accuracy up to b = {costly.max()} (t tests, Holm over all models and B): there try norm=as_is,group on your "
         "model. Of a trained one the statistics can be frozen."

@@ -225,8 +225,8 @@ EXPERIMENT = Experiment(
     advice=may_i_accumulate,
     sections=(
         sections.verdict_matrix,
-        sections.gradient_error,
         sections.algebra,
+        sections.gradient_error,
         sections.losses,
         sections.distances,
         sections.batch_norm,

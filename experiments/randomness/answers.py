@@ -1,4 +1,4 @@
-"""Does dropout make accumulation another computation, or only another draw of the same?"""
+"""Does dropout make accumulation a different computation, or only another draw of the same?"""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def masks_section(material: Material) -> Section:
 
 
 EXPERIMENT = Experiment(
-    title="Does dropout make accumulation another computation?",
+    title="Does dropout make accumulation a different computation?",
     question="Are accumulated gradients under dropout the full batch's, for each draw of masks or in distribution? Does a remedy "
     "make them equal?",
     prediction="Single runs differ, since masks are drawn per micro-batch. Means and spreads over the draws are the same. "
