@@ -266,6 +266,26 @@ def in_two_ways(arm, window, factor=1.0):
     return stepped(arm, None, accumulate(arm, window, loss, factor=lambda: factor))
 
 
+def filled_up(arm, window, factor=1.0):
+    """A closure, which differentiates a copy of the model; the last micro-batch is filled up with rows that weigh nothing."""
+    model, total = copy.deepcopy(arm.model), torch.zeros((), dtype=torch.float64)
+
+    def closure():
+        for k in range(0, len(window), 4):
+            places = torch.arange(k, k + 4)
+            rows = window.rows(places.clamp(max=len(window) - 1))
+            losses = arm.workload.losses(model(rows.inputs[0].transpose(0, 1)), rows)
+            loss = (losses * (places < len(window))).sum() / len(window)
+            (loss * factor).backward()
+            total.add_(loss.detach())
+        for p, own in zip(arm.model.parameters(), model.parameters(), strict=True):
+            p.grad = own.grad
+
+    arm.optimizer.step(closure)
+    arm.schedule.step()
+    return total
+
+
 def repeated(arm, window):
     """The first micro-batch in the last one's place, where every row has an equal one."""
 
@@ -315,6 +335,8 @@ def one_small_tensor(arm, window):
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
         (repeated, "Alike", "samples_repeated"),
+        (filled_up, "Turned", ""),
+        (partial(filled_up, factor=3.0), "Turned", "loss_not_divided"),
     ],
 )
 def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take, task, cause):

@@ -324,6 +324,21 @@ class Steps(nn.Module):
         return self.net(x).view(len(x), 9, 4).transpose(0, 1).log_softmax(-1)
 
 
+class Turned(Images):
+    """A model that takes its rows along the second dimension."""
+
+    def model(self, norm):
+        return Turning(50, 3)
+
+    def forward(self, model, batch):
+        return model(batch[0].transpose(0, 1))
+
+
+class Turning(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1).flatten(1))
+
+
 class Timewise(Images):
     def model(self, norm):
         return Steps()

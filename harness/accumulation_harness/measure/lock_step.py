@@ -277,10 +277,27 @@ class Watch:
     def _versions_of_gradients(self) -> list[int | None]:
         return [None if p.grad is None else p.grad._version for p in self.parameters]
 
-    def _see_step(self, *_: object) -> None:
+    def __deepcopy__(self, _memo: object) -> Self:
+        """A copy of the model has these hooks as well, and no watch of its own."""
+        return self
+
+    def _see_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         self._inside += 1
         if self._inside > 1:  # a step of a class whose own calls that of its parent, both of which torch has wrapped
-            return
+            return None
+        closure = kwargs.get("closure", next(iter(args[1:]), None))
+        if closure is None:
+            self._see_gradients()
+            return None
+
+        def seen() -> Any:
+            loss = closure()
+            self._see_gradients()
+            return loss
+
+        return args[:1], kwargs | {"closure": seen}
+
+    def _see_gradients(self) -> None:
         self._versions = self._versions_of_gradients() if self.keeps else []
         taken = Taken(
             rates=learning_rates(self._optimizer),

@@ -269,7 +269,7 @@ class Probe:
     def _unequal_terms(self, seen: ConsumedWindow) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
         exact = self.setting.exact
-        terms = {exact.num_terms(exact.batch(part)).sum().item() for part in seen.arm.seen}
+        terms = {exact.num_terms(exact.batch(part)).sum().item() for part in seen.arm.seen if len(part)}
         if len(terms) == 1 and seen.is_whole:
             terms = {n.sum().item() for n in exact.num_terms(seen.in_its_order.window).split(seen.sizes)}
         return len(terms) > 1

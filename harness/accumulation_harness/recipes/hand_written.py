@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
-from accumulation_harness.config import Precision
+from accumulation_harness.config import ConfigError, Precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.system import nest
@@ -51,13 +52,19 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
         rows, counted, own = Rows(window, arm.workload), arm.samples, arm.workload
         arm.workload = copy.copy(own)
         vars(arm.workload).update(losses=rows.losses, forward=rows.forward)
-        handle = arm.model.register_forward_hook(rows.see, with_kwargs=True)
+        handles = [
+            arm.model.register_forward_hook(rows.see, with_kwargs=True),
+            arm.optimizer.register_step_post_hook(rows.note_step),
+        ]
         try:
             with _wide(arm) if arm.recipe.widens and arm.precision == Precision.float64 else nullcontext():
                 loss = loop(arm, window)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
             arm.workload = own
+        if not isinstance(loss, (Tensor, float, int)):
+            raise ConfigError("loop", "by hand", f"a loop that returns the loss of its window, got {type(loss).__name__}")
         seen = rows.seen()
         arm.knows_rows, arm.seen, arm.strangers = seen is not None, [window.ids] if seen is None else seen, 0
         known = [part[part != NO_SAMPLE] for part in arm.seen]
@@ -88,8 +95,20 @@ class Rows:
         self.forwards: dict[int, tuple[int, Tensor | None]] = {}
         self.asked: dict[int, tuple[int, Tensor | None]] = {}  # the same of calls of `losses`
         self.hidden = False  # whether a transform of torch.func has hidden some
+        self.consumed = False  # whether a step found gradients although nothing of the model was seen
         self._batch: Batch | None = None  # of the workload's forward, while it runs
+        self._met = defaultdict[int, set[int]](set)  # ids of rows, by the identity of `forwards` or `asked`
         self._place = 0  # of the tensor among the window's by which rows were recognised
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """The forwards of a copy of the model are watched as its own."""
+        return self
+
+    def note_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """See a step at its end, which only matters where no forward has been seen."""
+        if not (self.forwards or self.asked):
+            weights = (p for group in optimizer.param_groups for p in group["params"])
+            self.consumed = any(p.grad is not None and bool(p.grad.any()) for p in weights)
 
     def see(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Watch a forward of the model."""
@@ -118,7 +137,8 @@ class Rows:
         """Sample ids of each micro-batch; None where nobody can tell."""
         forwards, asked = by_backward(self.forwards), by_backward(self.asked)
         told = [ids for number, own in forwards.items() for ids in _of_one_backward(own, asked.get(number, []))]
-        if self.hidden or any(ids is None for ids in told):
+        hidden = self.hidden or any(ids is None for ids in told)
+        if hidden or (not told and (asked or self.consumed)):
             told = [ids for own in asked.values() for ids in own]
             return [ids for ids in told if ids is not None] or None
         return self._apart([ids for ids in told if ids is not None]) or [torch.empty(0, dtype=torch.long)]
@@ -138,10 +158,23 @@ class Rows:
             self.hidden = True
             return
         computed = [one for one in nest.tensors(outputs) if one.grad_fn is not None]  # a parameter is of every backward
-        if computed:
-            number, own = next(self._number), ids()
-            for output in computed:
-                output.register_hook(lambda _gradient: found.__setitem__(number, (torch._C._current_graph_task_id(), own)))
+        if not computed:
+            return
+        number, own = next(self._number), ids()
+        again = [] if own is None else self._again(own.tolist(), self._met[id(found)])
+
+        def reached(gradient: Tensor) -> None:
+            kept = own  # but for rows that are met again to fill up, which weigh nothing
+            if own is not None and again and len(gradient) == len(own) and not bool(gradient[again].any()):
+                kept = own[[k for k in range(len(own)) if k not in again]]
+            found[number] = torch._C._current_graph_task_id(), kept
+
+        for output in computed:
+            output.register_hook(reached)
+
+    def _again(self, own: Sequence[int], met: set[int]) -> list[int]:
+        """The places of rows that were there before, in this window."""
+        return [k for k, one in enumerate(own) if one >= 0 and (one in met or met.add(one))]  # type: ignore[func-returns-value]
 
     def _ids(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """Of the rows of the first input that is of a kind with some part of the window."""
@@ -149,6 +182,9 @@ class Rows:
             for own in inputs:
                 if own.dim() == known.dim() and len(own) and own.shape[2:] == known.shape[2:]:
                     ids, self._place = sample_ids(own, known, self.window.ids), k
+                    if own.dim() > 2 and bool((ids == FOREIGN).all()):  # a model that takes time first
+                        turned = sample_ids(own.transpose(0, 1), known, self.window.ids)
+                        ids = ids if bool((turned == FOREIGN).any()) else turned
                     if bool((ids == FOREIGN).any()) and not self._is_training_sample(own[ids == FOREIGN][:1], k):
                         ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
                     return ids
