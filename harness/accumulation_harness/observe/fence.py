@@ -78,13 +78,15 @@ class Fence:
         """Whether nothing is to be seen now: it has ended, is not to look, or a compiler traces the run alone."""
         return not self.is_open or self.paused or torch.compiler.is_compiling()
 
-    def replace(self, sees: Mapping[Place, See], namespaces: Iterable[dict[str, Any]] = ()) -> None:
-        """See the calls of these functions and methods, before and after."""
-        self.patches.replace({place: self._wrap(see) for place, see in sees.items()}, namespaces)
+    def replace(
+        self, sees: Mapping[Place, See], changes: Mapping[Place, Wrap] | None = None, namespaces: Iterable[dict[str, Any]] = ()
+    ) -> None:
+        """See the calls of these functions and methods, before and after; and change those of others, compiled ones as well.
 
-    def change(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[dict[str, Any]] = ()) -> None:
-        """Call `wrap(original, *args, **kwargs)` for each of these; it may call it otherwise. Compiled calls as well."""
-        self.patches.replace({place: self._around(wrap) for place, wrap in wraps.items()}, namespaces)
+        A change is `wrap(original, *args, **kwargs)`, which may call the original otherwise.
+        """
+        seen = {place: self._wrap(see) for place, see in sees.items()}
+        self.patches.replace(seen | {place: self._around(wrap) for place, wrap in (changes or {}).items()}, namespaces)
 
     def _around(self, wrap: Wrap) -> Wrap:
         def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

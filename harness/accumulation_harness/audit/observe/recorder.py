@@ -69,8 +69,7 @@ class Recorder:
             if self._modules is not None:
                 self._steps_seen.removing(register_module_forward_pre_hook(self._lend))
             fence.hooked(register_module_forward_hook, self._leave, with_kwargs=True, always_call=True)
-            fence.replace(self.observed.calls(), self._namespaces)
-            fence.change(self._layers.wraps(), self._namespaces)
+            fence.replace(self.observed.calls(), self._layers.wraps(), self._namespaces)
             self._fastai.look()
         except BaseException:
             self._put_back()
