@@ -42,7 +42,7 @@ def bank_error(setting: Setting, method: str, recipe: Recipe, full: Recipe, num:
 
 @dataclasses.dataclass(frozen=True)
 class WindowStep:
-    """A window taken by a method, without a step of the optimizer."""
+    """A window as a method computed it, without a step of the optimizer."""
 
     gradient: Tensor  # [P]
     loss: float
@@ -50,7 +50,14 @@ class WindowStep:
 
 
 def reading(recipe: Recipe) -> Recipe:
-    """The recipe with its gradient read and dropped in place of a step; dropout's masks belong to samples."""
+    """Change a recipe so that it reads and clears the gradient instead of stepping.
+
+    Args:
+        recipe: The recipe.
+
+    Returns:
+        The recipe that leaves the gradient in `arm.memory["consumed"]`; masks of dropout belong to samples.
+    """
 
     def read(arm: Arm) -> None:
         arm.memory["consumed"] = flatten(gradients(arm.model.parameters()))
@@ -59,7 +66,15 @@ def reading(recipe: Recipe) -> Recipe:
 
 
 def count_forwards(model: nn.Module, take: Any) -> int:
-    """Samples that go through `model`, or a copy of it, while `take()` runs."""
+    """Count the samples that go through a model.
+
+    Args:
+        model: The model; copies of its class count as well.
+        take: Called without arguments; its forward passes are counted.
+
+    Returns:
+        The number of samples.
+    """
     counted = [0]
 
     def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -75,7 +90,18 @@ def count_forwards(model: nn.Module, take: Any) -> int:
 
 
 def taken(setting: Setting, arm: Arm, reference: Arm, window: Batch, t: int) -> WindowStep:
-    """The window at the reference's weights, with the arm's own way to take it."""
+    """Compute a window with an arm's method at the weights of the reference.
+
+    Args:
+        setting: The setting of the trial.
+        arm: The arm, with a recipe made by `reading`.
+        reference: The arm whose weights are used.
+        window: The window.
+        t: Its number, which seeds the random draws.
+
+    Returns:
+        Gradient, loss, and forward passes per sample.
+    """
     arm.model.load_state_dict(reference.model.state_dict())
     losses: list[float] = []
     with setting.randomness(t):
@@ -86,7 +112,20 @@ def taken(setting: Setting, arm: Arm, reference: Arm, window: Batch, t: int) -> 
 def oracle_row(
     model: nn.Module, method: str, recipe: Recipe, window: Batch, own: WindowStep, past: negatives.Past | None, setting: Setting
 ) -> Row:
-    """The distance to the exact oracle of what the method computes, where there is one."""
+    """Compare a method's gradient with an exact oracle of what the method is meant to compute.
+
+    Args:
+        model: The model at the weights of the window.
+        method: Name of the method.
+        recipe: Its recipe, which cuts the window.
+        window: The window.
+        own: What the method computed.
+        past: What a memory bank is meant to hold; None without one.
+        setting: The setting of the trial.
+
+    Returns:
+        `oracle_error` = ||a - o|| / ||o|| and `oracle_loss_error`, relative to the loss; empty if there is no oracle.
+    """
     contrast, sizes = setting.config.workload.contrast, recipe.split(len(window))
     if past is not None:
         objective = negatives.beside_bank(sizes, contrast, past)
@@ -101,7 +140,14 @@ def oracle_row(
 
 
 def past_of(method: str) -> negatives.Past | None:
-    """What the bank of a method of that name is to hold; None where it has none."""
+    """Return what the memory bank of a method is meant to hold.
+
+    Args:
+        method: Name of the method.
+
+    Returns:
+        An empty bank of its size; None if the method has no bank.
+    """
     bank = contrastive.bank_named(method)
     if bank is None:
         return None

@@ -231,7 +231,7 @@ def tensors_of(arm: Arm) -> Iterator[Tensor]:
 
 
 class Watch:
-    """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
+    """Records the gradient that an arm's optimizer receives at each step, and the weights at each forward."""
 
     def __init__(self, arm: Arm, *, compares: bool = True) -> None:
         self.compares = compares  # whether anything but its steps is wanted
@@ -406,12 +406,16 @@ class StepRecord:
 
 
 class LockStep:
-    """One reference arm and its candidates, stepped together."""
+    """A reference arm and its candidates, which step on the same windows together."""
 
     def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), shelf: Shelf | None = None) -> None:
-        """`arms` by label; the one labelled `REFERENCE` comes first. Of the `band` only weights are compared.
+        """Create the lock step.
 
-        `shelf`: where an arm lies while another one steps; in memory unless told.
+        Args:
+            arms: By label; the one labelled `REFERENCE` comes first.
+            seed: Seeds the random draws of each window.
+            band: Labels of controls, of which only the weights are compared.
+            shelf: Where the tensors of an arm are kept while another arm steps; by default in memory.
         """
         self.shelf = shelf or Shelf()
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
@@ -568,7 +572,14 @@ class LockStep:
 
 
 def arm_state(arm: Arm) -> dict[str, Tensor]:
-    """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
+    """Return what an arm carries from step to step besides its weights.
+
+    Args:
+        arm: The arm.
+
+    Returns:
+        By name, float64 vectors of the optimizer state and of the moving average of the weights.
+    """
     ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
     return optimizer_state(arm.optimizer, arm.model.parameters()) | ema
 

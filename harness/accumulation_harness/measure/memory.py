@@ -28,7 +28,7 @@ from accumulation_harness.workloads import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one window's step, each at its largest."""
+    """The bytes of one window's step, each part at its largest."""
 
     parameters: int  # and buffers
     gradients: int
@@ -85,9 +85,17 @@ class Held:
 
 
 def of_step(arm: Arm, window: Batch) -> Memory:
-    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit.
+    """Take one step of an arm on a window, and count the bytes that it needs; the step itself is the same to the bit.
 
-    On a GPU another step comes before it: the optimizer's state is made in an arm's first, after the activations are gone.
+    On a GPU another step is taken before it, because the optimizer creates its state in the first step of an arm, after the
+    activations are gone.
+
+    Args:
+        arm: The arm.
+        window: The window.
+
+    Returns:
+        The bytes of each part.
     """
     device = None if arm.device.type == "cpu" else accelerator.module(arm.device)
     if device is not None:
@@ -140,10 +148,11 @@ def of_step(arm: Arm, window: Batch) -> Memory:
 
 
 class Live(TorchDispatchMode):
-    """The bytes of the tensors that live at a time, those between operations included: `most`, the largest sum so far.
+    """Counts the bytes of all tensors that are alive, including those between operations; `most` is the largest sum so far.
 
-    `held`: what is there before. Each storage counts once, from the operation that makes it until its last tensor is gone.
-    MemoryError after the operation that brings the sum above `budget`. Temporaries inside an operation are not seen.
+    Each storage counts once, from the operation that creates it until its last tensor is gone. Temporaries inside an operation
+    are not seen. A MemoryError is raised after the operation that brings the sum above `budget`. `held` are tensors that are
+    there before.
     """
 
     def __init__(self, held: Iterable[Tensor] = (), budget: int | None = None) -> None:
@@ -178,7 +187,14 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
 
 
 def kept(arm: Arm) -> Iterator[Tensor]:
-    """What the arm holds on its device between two steps."""
+    """Yield the tensors that an arm holds on its device between two steps.
+
+    Args:
+        arm: The arm.
+
+    Yields:
+        Parameters, buffers, gradients, optimizer state and averaged weights.
+    """
     model = arm.model
     yield from (*model.parameters(), *model.buffers(), *gradients_of(model.parameters()))
     yield from (one for one in state_tensors(arm) if one.device.type == arm.device.type)
@@ -187,12 +203,26 @@ def kept(arm: Arm) -> Iterator[Tensor]:
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all elements together."""
+    """Count the bytes of tensors.
+
+    Args:
+        tensors: The tensors.
+
+    Returns:
+        The sum over all elements.
+    """
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def state_tensors(arm: Arm) -> Iterator[Tensor]:
-    """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
+    """Yield the tensors of the optimizer state that grow with the model.
+
+    Args:
+        arm: The arm.
+
+    Returns:
+        The tensors with at least one dimension; scalar counters are left out.
+    """
     return (one for one in optimizer_state.state_tensors(arm.optimizer) if one.dim() > 0)
 
 

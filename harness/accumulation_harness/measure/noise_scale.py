@@ -65,14 +65,29 @@ class NoiseWatch:
 
 
 def watch(arms: Mapping[str, Arm], every: int) -> dict[str, NoiseWatch]:
-    """A watch on every so many windows for each arm that accumulates; the arms' recipes are right ones."""
+    """Observe the gradient norms of micro-batches.
+
+    Args:
+        arms: The arms, by label.
+        every: Every how many windows to observe one.
+
+    Returns:
+        By label, an observer for each arm that accumulates.
+    """
     return {label: NoiseWatch(arm, every) for label, arm in arms.items() if arm.recipe.accumulation_steps > 1}
 
 
 def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
-    """What a step row says of each arm's last window, before clipping and without loss scale: sum_k w_k |g_k|^2 and |g_B|^2.
+    """Return the squared gradient norms of each arm's last window, before clipping and without the loss scale.
 
-    One transfer from the device for all arms; the arithmetic, on a few hundred numbers, is the host's.
+    All arms share one transfer from the device.
+
+    Args:
+        watches: By label, as `watch` has made them.
+
+    Returns:
+        By label, `micro_batch_square` = sum_k w_k |g_k|^2 with w_k the share of the window's loss terms, `window_square` =
+        |g_B|^2, `micro_batches` = N and `window_samples` = B; windows that were not observed are left out.
     """
     seen = {label: watch for label, watch in watches.items() if watch.is_seen}
     if not seen:

@@ -20,10 +20,16 @@ STEP = "step"  # an optimizer counts its steps by this name, for each parameter 
 
 
 def optimizer_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> dict[str, Tensor]:
-    """What is kept for each parameter, by entry name (`exp_avg`, ...): a float64 vector in the order of `parameters`.
+    """Return the state of an optimizer as vectors.
 
-    A list or dictionary has its numbers one after the other. A parameter without an entry that others have in their own shape
-    (it never had a gradient) has zeros there. Left out are the counter `step` and what is neither a tensor nor a number.
+    Args:
+        optimizer: The optimizer.
+        parameters: Its parameters, in the order wanted.
+
+    Returns:
+        By name of the entry (`exp_avg`, ...), a float64 vector over all parameters. A list or mapping is flattened. A parameter
+        without an entry that others have in their own shape (it never had a gradient) has zeros. The counter `step`, and what
+        is neither a tensor nor a number, are left out.
     """
     own = [(p, _entries_of(optimizer, p)) for p in parameters]
     found = {}

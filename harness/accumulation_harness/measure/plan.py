@@ -36,7 +36,7 @@ TRIED_STEPS = 2  # the first step makes the optimizer's state, which is there th
 
 @dataclass(frozen=True)
 class Plan:
-    """N micro-batches of b samples, and the bytes they are expected to take."""
+    """N micro-batches of b samples, and the bytes that they are expected to take."""
 
     micro_batch: int
     accumulation_steps: int
@@ -66,7 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterable[str]]) -> int:
-    """Print the lines that answer a question about N, or what is wrong with the settings; the exit code is 0, 1 or 2."""
+    """Print the answer to a question about N, or what is wrong with the settings.
+
+    Args:
+        settings: The settings of a trial, as on the command line.
+        answer: Returns the lines for a configuration.
+
+    Returns:
+        The exit code: 0, 1 if the model cannot be tried, 2 if a setting is wrong.
+    """
     try:
         config = compose_trial([*settings, "accumulation_steps=[1]"]).trial  # N is what is asked
         for line in answer(config):
@@ -121,10 +129,19 @@ def take_windows(config: TrialConfig, micro_batch: int) -> None:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes with its unit; `ConfigError` for anything else.
+    """Parse a number of bytes with its unit.
 
     >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
     (24000000000, 1610612736, 800)
+
+    Args:
+        text: The number, with an optional unit.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ConfigError: It is something else.
     """
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS:
@@ -133,9 +150,18 @@ def parse_bytes(text: str) -> int:
 
 
 def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
-    """(M_s, a, M_step) in bytes, from a window each at two micro-batches; M_step is what the optimizer's own step takes.
+    """Measure the memory model of a training at two sizes of micro-batches.
 
-    Both windows accumulate: beside the gradients that are there already, those of a micro-batch take memory of their own.
+    Both windows accumulate, because the gradients of a later micro-batch need memory besides those that are there already.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        M_s, a and M_step in bytes, as in `choose`.
+
+    Raises:
+        ConfigError: The batch has too few samples to measure two sizes.
     """
     device = choose_device(config.device)
     with deterministic(config.precision, device):
@@ -154,7 +180,23 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
 
 
 def choose(effective_batch: int, budget: float, static: float, per_sample: float, step: float = 0) -> Plan:
-    """The largest divisor b of B with M within the budget less its margin; ConfigError when not even b = 1 fits."""
+    """Choose the largest micro-batch that fits a memory budget.
+
+    The model is M(b) = max(M_s + a b, M_step).
+
+    Args:
+        effective_batch: B.
+        budget: Bytes, of which the share MARGIN stays free.
+        static: M_s, bytes that do not depend on b.
+        per_sample: a, bytes per sample of a micro-batch.
+        step: M_step, bytes while the optimizer steps.
+
+    Returns:
+        The plan with the largest divisor b of B that fits.
+
+    Raises:
+        ConfigError: Not even b = 1 fits.
+    """
     divisors = [b for b in range(1, effective_batch + 1) if effective_batch % b == 0]
     plans = [Plan(b, effective_batch // b, static, per_sample, step) for b in divisors]
     fitting = [plan for plan in plans if plan.total <= budget * (1 - MARGIN)]

@@ -177,9 +177,15 @@ def without(parts: Parts, lost: int) -> Iterator[Tensor]:
 
 @contextmanager
 def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = ()) -> Iterator[list[Arm]]:
-    """Inside, the loss of `sample` (one row or none) is infinite, and its gradients are not finite; gives the arms that met it.
+    """Make the loss of one sample infinite, so that its gradients are not finite, inside a context.
 
-    `by_outputs`: arms that take other losses than their workload's, whose model's output is infinite instead.
+    Args:
+        arms: The arms.
+        sample: One row, or none.
+        by_outputs: Arms whose loss is not their workload's; the output of their model is made infinite instead.
+
+    Yields:
+        A list of the arms that have met the sample so far.
     """
     met: list[Arm] = []
 

@@ -192,12 +192,28 @@ def sizes(num: int, split: Split, num_samples: int) -> list[int]:
 
 
 def whole_windows(setting: Setting) -> list[Tensor]:
-    """Ids of the trial's windows ([B] int64 each); short ones are left out."""
+    """Return the windows of a trial that have the full number of samples.
+
+    Args:
+        setting: The setting of the trial.
+
+    Returns:
+        [B] int64 ids of each.
+    """
     return list(setting.windows(last=LastWindow.drop))
 
 
 def micro_batches(config: TrialConfig, world: int, num: int) -> list[list[int]]:
-    """Samples of each rank's micro-batches, in the order in which they are in the window."""
+    """Return how a window is cut into micro-batches on several ranks.
+
+    Args:
+        config: The trial.
+        world: Number of ranks.
+        num: Number of micro-batches of a rank.
+
+    Returns:
+        Samples of each rank's micro-batches, in the order of the window.
+    """
     return [sizes(num, config.split, share) for share in sizes(world, config.split, config.effective_batch)]
 
 
@@ -206,7 +222,7 @@ def micro_batches(config: TrialConfig, world: int, num: int) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one rank did, by window."""
+    """What one rank did, window by window."""
 
     gradients: list[Vector]  # [P] each, as its optimizer consumed them
     parameters: list[Vector]  # [P] each, after the step
@@ -261,7 +277,7 @@ class RankFailed(RuntimeError):
 
 @dataclass
 class Ranks:
-    """The processes of a trial; they end with the context, and with the process that opened it."""
+    """The processes of a trial on several ranks; they end with the context, and with the process that opened it."""
 
     setting: Setting
     world: int

@@ -38,9 +38,13 @@ OTHERS_DEPEND_ON = ("faults", "methods", "optimizer", "schedule", "clip_norm", "
 
 
 def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
-    """The optimizer with lr=0: its state updates, the weights do not.
+    """Return the settings of an optimizer with a learning rate of 0, so that its state changes and the weights do not.
 
-    Its parameter groups and its state stay those of the trial: a hand-written loop may look into them.
+    Args:
+        optimizer: The settings; groups and state stay those of the trial, because a hand-written loop may read them.
+
+    Returns:
+        The settings with lr = 0.
     """
     return dataclasses.replace(optimizer, lr=0.0)
 
@@ -48,11 +52,19 @@ def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
 def measure(
     setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, early: Mapping[int, float] = EARLY_LOOKS
 ) -> dict[str, Rounding]:
-    """L1 of every arm but the reference on the window `ids` ([n] int64), over as many permutations of its rows as decide it.
+    """Measure check L1, the rounding of every arm but the reference, on one window.
 
-    At most `config.permutations`; at the `early` looks (permutations -> what a limit may err) it ends where all arms are decided.
-    Dropout and clipping are off. An error is ||g - g_64|| / ||g_64|| of the gradient g that the arm's optimizer consumed, of the
-    mean over the window's loss terms.
+    An error is ||g - g_64|| / ||g_64||, where g is the gradient that the arm's optimizer receives, of the mean over the
+    window's loss terms. Dropout and clipping are off. Permutations of the rows are made until all arms are decided.
+
+    Args:
+        setting: The setting of the trial.
+        recipes: The recipes, by label.
+        ids: [n] int64, the samples of the window.
+        early: By number of permutations, the error probability that a limit may spend at each early look.
+
+    Returns:
+        The rounding of each arm, by label; NaN if the task does not compute in float64.
     """
     config = setting.config
     if setting.not_float64:  # there is nothing to measure it by

@@ -33,10 +33,18 @@ BANK_WINDOWS = 4  # in which a bank's gradient is held against its oracle
 
 
 def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
-    """The record of a trial: `arms`, `measurements`, `environment`, `seconds` by phase, and what else its study has to say.
+    """Run a trial, whatever its study measures.
 
-    `on_step(step, rows)` receives the rows of each optimizer step; `shared` has measurements that trials of one store share.
-    Raises `ConfigError` for what cannot be run on this machine or with this data.
+    Args:
+        config: The trial.
+        on_step: Called as `on_step(step, rows)` after each optimizer step.
+        shared: Measurements that trials of one store share.
+
+    Returns:
+        The record: `arms`, `measurements`, `environment`, `seconds` by phase, and what else its study adds.
+
+    Raises:
+        ConfigError: The trial cannot be run on this machine or with this data.
     """
     if config.study == VERDICTS:
         return _judged(config, on_step, shared)

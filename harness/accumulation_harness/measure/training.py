@@ -125,7 +125,15 @@ def move_one_ulp(model: nn.Module) -> None:
 
 
 def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
-    """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
+    """Return where a training ended.
+
+    Args:
+        arm: The arm.
+        losses: The loss of every window.
+
+    Returns:
+        The last loss, the mean loss of the last tenth, held-out loss and accuracy, all per loss term.
+    """
     tail = losses[-max(1, len(losses) // 10) :]
     found = evaluations(arm, arm.workload.held_out_batches(HELD_OUT_BATCH))
     return Ending(
@@ -137,7 +145,16 @@ def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
 
 
 def evaluations(arm: Arm, batches: Iterable[Batch]) -> dict[str, float]:
-    """`loss` and `accuracy` per loss term, of the model as it is evaluated; NaN where nobody says what is correct."""
+    """Evaluate a model.
+
+    Args:
+        arm: The arm, whose model is put into evaluation mode meanwhile.
+        batches: The samples.
+
+    Returns:
+        `loss` and `accuracy`, sums over all samples divided by the number of loss terms; NaN for an accuracy that is not
+        defined.
+    """
     loss, correct, terms = 0.0, 0.0, 0.0
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
         for batch in batches:

@@ -97,12 +97,27 @@ def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
 
 
 def full_batch(config: TrialConfig) -> Recipe:
-    """The whole window in one micro-batch."""
+    """Return the recipe that takes a whole window as one batch.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        The recipe.
+    """
     return accumulated(config, 1)
 
 
 def accumulated(config: TrialConfig, accumulation_steps: int) -> Recipe:
-    """The right recipe at N micro-batches."""
+    """Return the right recipe with N micro-batches.
+
+    Args:
+        config: The trial.
+        accumulation_steps: N.
+
+    Returns:
+        The recipe.
+    """
     split = split_plan(config, accumulation_steps)
     return Recipe(accumulation_steps=accumulation_steps, split=split, execution=config.execution)
 
@@ -113,7 +128,15 @@ def reference(config: TrialConfig) -> Recipe:
 
 
 def permuted(config: TrialConfig, stream: int) -> Recipe:
-    """The full batch with its rows in another order; every `stream` is another sequence of orders."""
+    """Return the recipe of the control: the large batch with its rows shuffled.
+
+    Args:
+        config: The trial.
+        stream: Number of the control; each has its own sequence of orders.
+
+    Returns:
+        The recipe.
+    """
     return dataclasses.replace(full_batch(config), arrange=Permuted(hash_seed(config.seed, 2, stream)))
 
 
@@ -241,7 +264,15 @@ def _phases_told(config: TrialConfig, clock: Clock, chosen: Sequence[Candidate])
 
 
 def num_threads(setting: Setting, available: int) -> int:
-    """One for a small model, which is slower on several, many times so beside other work; all that there are for a large one."""
+    """Return the number of threads for a trial: one for a small model, which is slower on several; all for a large one.
+
+    Args:
+        setting: The setting of the trial.
+        available: Threads that there are.
+
+    Returns:
+        1 or `available`.
+    """
     is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
     return available if is_large else 1
 

@@ -19,7 +19,7 @@ MOST_AT_ONCE = 2**22  # elements of a matrix that is factorised at once, with it
 
 @dataclass(frozen=True)
 class Comparison:
-    """A gradient a beside a reference g."""
+    """A gradient a compared with a reference g."""
 
     distance: float  # ||a - g|| / ||g||
     scale: float  # ||a|| / ||g||
@@ -28,7 +28,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """a = sum_k weights[k] / N * parts[k] + rest, by least squares."""
+    """A least-squares decomposition a = sum_k weights[k] / N * parts[k] + rest."""
 
     weights: tuple[float, ...]  # times N: all 1 when equal micro-batches are averaged
     residual: float  # ||rest|| / ||a||
@@ -36,7 +36,14 @@ class Decomposition:
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """One new float64 vector of all elements, in the order given."""
+    """Concatenate tensors.
+
+    Args:
+        tensors: The tensors.
+
+    Returns:
+        One new float64 vector of all elements, in the order given.
+    """
     with torch.no_grad():
         own = tuple(tensors)
         if len(own) == 1:
@@ -46,7 +53,14 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The `.grad` of each parameter; zeros where there is none."""
+    """Return the gradient of each parameter.
+
+    Args:
+        parameters: The parameters.
+
+    Returns:
+        Their `.grad`, with zeros where there is none.
+    """
     return (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
 
 
@@ -57,7 +71,7 @@ def _block(device: torch.device) -> int:
 class Elements:
     """All elements of some tensors as float64 vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
 
-    Few elements are converted once. Many stay where they are, and are converted block by block when they are read.
+    Few elements are converted once. Many stay in their tensors, and are converted block by block when they are read.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -102,17 +116,31 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def norm(a: Elements) -> Tensor:
-    """0-dim float64 on the device: ||a||."""
+    """Compute ||a||.
+
+    Args:
+        a: The elements.
+
+    Returns:
+        A 0-dimensional float64 tensor on the device.
+    """
     squares = [_square(x) for x in a]
     return squares[0].sqrt() if len(squares) == 1 else torch.stack(squares).sum().sqrt()
 
 
 @torch.no_grad()
 def distances_to(reference: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> Tensor:
-    """[A] float64 on the device: the distance of each of `others` to the reference; of few elements all in one pass.
+    """Compute the distances of several lists of tensors to a reference.
 
-    Of many the reference is read once, and each block is gone before the next one is made. A difference is then rounded once, in
-    the tensors' own format: by 2^-24 of itself in float32.
+    Few elements are compared in one pass. Of many, the reference is read once and each block is freed before the next. A
+    difference is then rounded once in the format of the tensors, by a relative 2^-24 in float32.
+
+    Args:
+        reference: Tensors with P elements together.
+        others: A lists of tensors of the same shapes.
+
+    Returns:
+        [A] float64 on the device.
     """
     block = _block(reference[0].device)
     if len(others) * sum(tensor.numel() for tensor in reference) <= block:
@@ -131,7 +159,15 @@ def _square(x: Tensor) -> Tensor:
 
 
 def moments_of(a: Elements, g: Elements) -> Tensor:
-    """`moments` of all elements, summed over the blocks."""
+    """Compute the four numbers of `moments` over blocks of elements.
+
+    Args:
+        a: The elements of the gradient.
+        g: The elements of the reference.
+
+    Returns:
+        [4] ||a - g||^2, ||a||^2, ||g||^2 and <a, g>.
+    """
     parts = [moments(x, y) for x, y in zip(a, g, strict=True)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
@@ -143,7 +179,14 @@ def moments(a: Tensor, g: Tensor) -> Tensor:
 
 
 def comparison(four: Sequence[float]) -> Comparison:
-    """`Comparison` from `moments`; a zero or non-finite reference gives NaN, never a pass."""
+    """Compute a comparison from the four numbers of `moments`.
+
+    Args:
+        four: ||a - g||^2, ||a||^2, ||g||^2 and <a, g>.
+
+    Returns:
+        Distance, scale and cosine; NaN, which never passes, if the reference is zero or not finite.
+    """
     difference, a, g, product = four
     if not g > 0:
         return Comparison(math.nan, math.nan, math.nan)
@@ -152,12 +195,29 @@ def comparison(four: Sequence[float]) -> Comparison:
 
 
 def compare(a: Tensor, g: Tensor) -> Comparison:
-    """`Comparison` of two float64 vectors."""
+    """Compare two gradients.
+
+    Args:
+        a: [P] float64, the gradient.
+        g: [P] float64, the reference.
+
+    Returns:
+        Distance, scale and cosine; NaN, which never passes, if the reference is zero or not finite.
+    """
     return comparison(moments(a, g).tolist())
 
 
 def relative_distance(a: Tensor, g: Tensor, *, places: Sequence[slice] = (slice(None),)) -> float:
-    """||a - g|| / ||g||, of the elements at `places` together; 0 when both are zero, infinite when only g is."""
+    """Compute ||a - g|| / ||g||.
+
+    Args:
+        a: [P] the gradient.
+        g: [P] the reference.
+        places: Slices whose elements are compared, together; all by default.
+
+    Returns:
+        The distance; 0 if both are zero, infinite if only g is.
+    """
     scale = math.hypot(*(float(torch.linalg.vector_norm(g[place])) for place in places))
     distance = math.hypot(*(float(torch.linalg.vector_norm(a[place] - g[place])) for place in places))
     if scale == 0:
@@ -166,11 +226,17 @@ def relative_distance(a: Tensor, g: Tensor, *, places: Sequence[slice] = (slice(
 
 
 def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
-    """Least squares of a ([P]) on the micro-batch gradients `parts` (N of [P]), by a QR factorisation in float64.
+    """Decompose a gradient into micro-batch gradients by least squares, in float64.
 
-    R of [parts, a] comes from the R of its row blocks (tall-skinny QR), so that few rows are in memory at a time: its last column
-    is Q^T a, and the last entry of that the length of the rest (Demmel et al. 2012, arXiv:0808.2664). Columns are scaled to unit
-    length first, so that the condition number speaks of directions and not of sizes. NaN where a vector is not finite.
+    A QR factorisation of the row blocks (tall-skinny QR; Demmel et al. 2012, arXiv:0808.2664) keeps few rows in memory at a
+    time. Columns are scaled to unit length first, so that the condition number describes directions and not sizes.
+
+    Args:
+        a: [P] the gradient.
+        parts: N micro-batch gradients [P].
+
+    Returns:
+        Weights (all 1 if a is the mean of the parts), residual and condition number; NaN if a vector is not finite.
     """
     lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts])
     norm = torch.linalg.vector_norm(a)
@@ -192,19 +258,41 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
 
 
 def by_tensor(model: nn.Module) -> dict[str, slice]:
-    """Where each parameter is in the model's flat gradient, by its name."""
+    """Return where each parameter is in the model's flat gradient.
+
+    Args:
+        model: The model.
+
+    Returns:
+        A slice of the flat gradient, by the parameter's name.
+    """
     edges = pairwise(accumulate((p.numel() for p in model.parameters()), initial=0))
     return {name: slice(*edge) for (name, _), edge in zip(model.named_parameters(), edges, strict=True)}
 
 
 def group_names(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Of each parameter group its `name`, or its number where it has none of its own."""
+    """Return the names of an optimizer's parameter groups.
+
+    Args:
+        optimizer: The optimizer.
+
+    Returns:
+        The `name` of each group, or its number if it has no name of its own.
+    """
     names = [group.get("name") for group in optimizer.param_groups]
     return [str(k) if name is None or names.count(name) > 1 else str(name) for k, name in enumerate(names)]
 
 
 def by_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[slice]]:
-    """Where the parameters of each group are in the model's flat gradient, by the group's name (`group_names`)."""
+    """Return where the parameters of each group are in the model's flat gradient.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+
+    Returns:
+        Slices of the flat gradient, by the group's name (`group_names`).
+    """
     where = dict(zip(model.parameters(), by_tensor(model).values(), strict=True))
     return {
         name: [where[p] for p in group["params"]]

@@ -27,7 +27,7 @@ Hypothesis = tuple[Cause, Tensor]  # (cause, gradient [P] that would have been c
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFacts:
-    """What a hypothesis may know of a window."""
+    """What a hypothesis about a wrong gradient may know of a window."""
 
     parts: Parts  # the referee's micro-batch gradients: means over each micro-batch's loss terms
     configured_steps: int  # N; a short window has fewer parts
@@ -43,7 +43,14 @@ class WindowFacts:
 
 
 def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
-    """Every hypothesis that says something of this window."""
+    """Yield every hypothesis about a wrong gradient that applies to a window.
+
+    Args:
+        facts: The window.
+
+    Yields:
+        A cause, and the gradient [P] that it predicts, after clipping.
+    """
     for cause, gradient in unclipped(facts):
         yield cause, clipped(gradient, facts.max_norm)
     if facts.max_norm is not None and math.isfinite(facts.max_norm):
@@ -95,7 +102,15 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
-    """The nearest whole numbers: of loss terms by which the sum is divided, of times that each share is in it."""
+    """Yield hypotheses of miscounting: a wrong divisor, or micro-batches that count several times.
+
+    Args:
+        facts: The window.
+        consumed: [P] the gradient that the optimizer received, from which whole numbers are estimated.
+
+    Yields:
+        A cause, and the gradient [P] that it predicts.
+    """
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
     times = [round(weight / len(shares)) if math.isfinite(weight) else 0 for weight in decompose(consumed, shares).weights]
@@ -109,9 +124,17 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
 
 
 def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
-    """Every hypothesis in the tensors that it brings nearer to `consumed`, the right gradient in the others.
+    """Yield hypotheses that concern some tensors only.
 
-    Nothing of a tensor's gradient is no evidence of a clearing: the tensor may be frozen.
+    A prediction is taken for the tensors that it brings nearer to the gradient, and the right gradient for the others. A
+    gradient of zero in a tensor is no evidence that it was cleared, because the tensor may be frozen.
+
+    Args:
+        facts: The window.
+        consumed: [P] the gradient that the optimizer received.
+
+    Yields:
+        A cause, and the gradient [P] that it predicts.
     """
     right = clipped(facts.parts.gradient, facts.max_norm).split(list(facts.tensors))
     own = consumed.split(list(facts.tensors))
@@ -145,7 +168,14 @@ def _along(a: Tensor, b: Tensor) -> bool:
 
 
 def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
-    """Hypotheses of a forward with weights of an earlier window, in all micro-batches, in all but the first, or in the first."""
+    """Yield hypotheses of a forward pass with weights of an earlier window.
+
+    Args:
+        facts: The window, with the micro-batch gradients at earlier weights.
+
+    Yields:
+        A cause, and the gradient [P] with old weights in all micro-batches, in all but the first, or in the first.
+    """
     fresh = facts.parts.shares
     for old in (parts.shares for parts in facts.earlier):
         for shares in (old, [fresh[0], *old[1:]], [old[0], *fresh[1:]]):

@@ -19,7 +19,16 @@ Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def gradient_of(model: nn.Module, inputs: Tensor, objective: Objective) -> tuple[float, Tensor]:
-    """An objective (queries, passages, log scale, bias) -> 0-dim over one forward of all `inputs`, and its gradient [P]."""
+    """Compute a contrastive objective and its gradient in one forward pass.
+
+    Args:
+        model: The model.
+        inputs: All inputs of the window.
+        objective: A function of queries, passages, log scale and bias.
+
+    Returns:
+        The value, and the gradient [P].
+    """
     queries, passages, log_scale, bias = model(inputs)
     value = objective(queries, passages, log_scale, bias)
     found = torch.autograd.grad(value, list(model.parameters()), materialize_grads=True, allow_unused=True)
@@ -27,7 +36,15 @@ def gradient_of(model: nn.Module, inputs: Tensor, objective: Objective) -> tuple
 
 
 def within_blocks(sizes: Sequence[int], contrast: Contrast) -> Objective:
-    """The mean loss where a pair's scores are masked to the pairs of its own block; `[n]` is the full batch's."""
+    """Return the mean loss if a pair is compared with the pairs of its own block only.
+
+    Args:
+        sizes: Rows of each block; `[n]` gives the loss of the large batch.
+        contrast: The contrastive loss.
+
+    Returns:
+        A function of queries, passages, log scale and bias.
+    """
     block = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(list(sizes)))
     sees = block.unsqueeze(1) == block.unsqueeze(0)
 
@@ -39,14 +56,21 @@ def within_blocks(sizes: Sequence[int], contrast: Contrast) -> Objective:
 
 
 class Past:
-    """What a bank of `size` pairs holds by right: pairs of windows, each by the encoder of its time, without gradient.
+    """What a memory bank of `size` pairs is meant to hold: representations of earlier windows, without gradient.
 
-    The encoder is the model, or with `decay` d the moving average of its weights: phi = d phi + (1 - d) theta at each window,
-    from the first window's theta on.
+    The encoder of a window is the model at that time, or with `decay` d the moving average of its weights, phi = d phi + (1 -
+    d) theta at each window, which begins with the weights of the first window.
     """
 
     def __init__(self, size: int, *, has_queries: bool = True, decay: float | None = None, since: int = 0) -> None:
-        """With `has_queries` past queries are rows of the table too. Nothing is seen of it before window `since`, from 0 on."""
+        """Create an empty bank.
+
+        Args:
+            size: Number of pairs.
+            has_queries: Whether past queries are rows of the table of scores as well.
+            decay: d of the moving average; without it the model encodes.
+            since: First window, from 0, at which the bank is used.
+        """
         self.size, self.has_queries, self.decay, self.since = size, has_queries, decay, since
         self.windows = 0
         self.before: Pairs | None = None  # of earlier windows, oldest first; at most `size`
@@ -79,9 +103,18 @@ class Past:
 
 
 def beside_bank(sizes: Sequence[int], contrast: Contrast, past: Past) -> Objective:
-    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `past.seen` pairs before it.
+    """Return the objective of blocks whose rows are also compared with a memory bank.
 
-    The pairs of `past` are constants, those of this window, which it has seen, too.
+    It is the mean over the blocks, weighted by their rows, of the mean loss of a block; a block sees itself and the `past.seen`
+    pairs before it, which are constants.
+
+    Args:
+        sizes: Rows of each block.
+        contrast: The contrastive loss.
+        past: The bank, which has seen this window.
+
+    Returns:
+        A function of queries, passages, log scale and bias.
     """
 
     def objective(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -24,19 +24,36 @@ State = dict[str, Tensor]  # parameters and buffers by name, floating ones in fl
 
 
 def mark_carried(model: nn.Module, names: Sequence[str]) -> None:
-    """Note attributes of the model's layers (`layers.0.calls`), tensors or numbers, as state: they move in a training forward."""
+    """Mark attributes of a model's layers as state that a training forward changes.
+
+    Args:
+        model: The model.
+        names: Paths of the attributes (`layers.0.calls`), tensors or numbers.
+    """
     vars(model)[CARRIED] = tuple(names)
 
 
 def snapshot(model: nn.Module) -> State:
-    """Float64 copies of the model's parameters, buffers and what else it carries; the model is left alone."""
+    """Copy the parameters, buffers and other state of a model.
+
+    Args:
+        model: The model, which is left unchanged.
+
+    Returns:
+        By name, copies; floating-point values are in float64.
+    """
     attributes = ((name, torch.as_tensor(vars(owner)[own])) for name, owner, own in _carried(model))
     return {name: value.detach().to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
             for name, value in (*model.named_parameters(), *model.named_buffers(), *attributes)}  # fmt: skip
 
 
 def restore(model: nn.Module, state: State) -> None:
-    """Put the values of a snapshot into the model, in place."""
+    """Put the values of a snapshot into a model, in place.
+
+    Args:
+        model: The model.
+        state: A snapshot of it.
+    """
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             value.copy_(state[name])
@@ -52,19 +69,41 @@ def _carried(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
-    """g * min(1, max_norm / (||g|| + 1e-6)), PyTorch's rule for clipping by norm."""
+    """Clip a gradient by its norm as PyTorch does, g * min(1, max_norm / (||g|| + 1e-6)).
+
+    Args:
+        gradient: [P] g.
+        max_norm: The limit; None for no clipping.
+
+    Returns:
+        [P] the clipped gradient.
+    """
     if max_norm is None:
         return gradient
     return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
 
 
 def no_clipping(max_norm: float | None) -> float | None:
-    """The threshold that switches clipping off: infinite where one is configured, for a loop may rely on there being one."""
+    """Return the limit that switches clipping off.
+
+    Args:
+        max_norm: The configured limit, or None.
+
+    Returns:
+        Infinity if one is configured, since a loop may rely on there being a limit; otherwise None.
+    """
     return None if max_norm is None else math.inf
 
 
 def summed(vectors: Iterable[Tensor]) -> Tensor:
-    """[P] their sum, with one of them in memory beside it."""
+    """Add vectors, with one of them in memory besides the sum.
+
+    Args:
+        vectors: [P] each.
+
+    Returns:
+        [P] their sum.
+    """
     rest = iter(vectors)
     total = next(rest).clone()
     for vector in rest:
@@ -74,7 +113,7 @@ def summed(vectors: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Parts:
-    """The full-batch gradient taken apart by micro-batches: gradient = sum_k terms[k] / sum(terms) * parts[k]."""
+    """The large batch's gradient as a sum over micro-batches, gradient = sum_k terms[k] / sum(terms) * parts[k]."""
 
     parts: tuple[Tensor, ...]  # [P] each: gradient of micro-batch k's mean loss, with the full batch's forward
     terms: tuple[float, ...]  # whole numbers, unless terms are weighted
@@ -97,19 +136,26 @@ class Parts:
 
 @dataclass(frozen=True)
 class Loss:
-    """A window's objective."""
+    """The value of a window's objective."""
 
     value: float
     magnitude: float  # the same of the terms' absolute values: what rounding is relative to where they cancel
 
     def error(self, reported: float) -> float:
-        """|reported - value| / magnitude; 0 where both are zero."""
+        """Compute the error of a reported loss.
+
+        Args:
+            reported: The loss that a loop reports.
+
+        Returns:
+            |reported - value| / magnitude; 0 if both are zero.
+        """
         return 0.0 if reported == self.value else abs(reported - self.value) / self.magnitude if self.magnitude else math.inf
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What is computed within each micro-batch although the full batch computes it over the window."""
+    """What is computed within each micro-batch, although the large batch computes it over the window."""
 
     statistics: bool = False  # of BatchNorm, and what else a forward takes from its rows or leaves to the next one
     loss: bool = False  # of a loss whose terms depend on other samples
@@ -119,19 +165,30 @@ WHOLE = Inside()
 
 
 class Referee:
-    """Exact gradients of the window's mean loss at any parameters, in float64."""
+    """Computes exact gradients, in float64, of the mean loss over a window's loss terms."""
 
     def __init__(self, workload: Workload, model: nn.Module, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
-        """`workload` and `model` in float64; the model is the referee's own: its values are put before each forward.
+        """Create a referee.
 
-        `keep` gives a tensor of the same values: where the parts of a gradient lie, of which there is one for each micro-batch.
+        Args:
+            workload: The workload in float64.
+            model: A float64 model of the referee's own, into which values are put before each forward.
+            keep: Returns a tensor of the same values; where the micro-batch gradients are kept.
         """
         self.workload = workload
         self.model, self._keep = model.train(), keep
         self.names = [name for name, _ in model.named_parameters()]
 
     def gradient(self, state: State, window: Batch) -> Tensor:
-        """[P] gradient of the objective over the whole window, in one forward."""
+        """Compute the gradient of a window in one forward pass.
+
+        Args:
+            state: The values of parameters and buffers.
+            window: The window.
+
+        Returns:
+            [P] the gradient of sum(losses) / sum(terms).
+        """
         return self.loss_and_gradient(state, window)[1]
 
     def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
@@ -183,11 +240,20 @@ class Referee:
 
 
 def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Sequence[int], inside: Inside) -> Tensor:
-    """[n] the losses of a window's rows, with what `inside` says computed within chunks of `sizes`.
+    """Compute the losses of a window's rows, with statistics or losses computed within chunks.
 
-    One forward of the whole window; or one for each chunk in turn, so that whatever a forward takes from its rows, or leaves to
-    the next one, is the chunk's: BatchNorm's statistics wherever its layers cut their inputs, state that moves. Nothing is cut
-    but the window, unless the losses couple the rows of chunks or the outputs are the only thing that has rows.
+    It takes one forward pass of the window; or one for each chunk in turn if statistics are computed within chunks, so that
+    everything a forward takes from its rows, or leaves to the next one, is the chunk's.
+
+    Args:
+        workload: The workload.
+        model: The model.
+        window: The window, of n rows.
+        sizes: Rows of each chunk.
+        inside: What is computed within the chunks.
+
+    Returns:
+        [n] the losses.
     """
     edges = list(accumulate(sizes, initial=0))
     chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
@@ -208,7 +274,14 @@ def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Se
 
 
 def running_statistics(state: State) -> Tensor:
-    """All running means and variances as one vector (empty without BatchNorm)."""
+    """Concatenate all running means and variances of a snapshot.
+
+    Args:
+        state: The snapshot.
+
+    Returns:
+        A float64 vector; empty without BatchNorm.
+    """
     values = [value for name, value in state.items() if name.endswith(("running_mean", "running_var"))]
     return flatten(values) if values else torch.zeros(0, dtype=torch.float64)
 
@@ -216,8 +289,8 @@ def running_statistics(state: State) -> Tensor:
 class GhostBatchNorm(nn.Module):
     """BatchNorm over virtual batches, from its definition: y = (x - mean_k) / sqrt(var_k + eps) * weight + bias.
 
-    Written out rather than called from `torch.nn.functional`, so that it is independent of the layer it referees.
-    Running statistics move once for each chunk, in order: r <- (1 - m) r + m s_k, with the unbiased variance.
+    It is written out, without `torch.nn.functional`, so that it is independent of the layer that it judges. Running statistics
+    move once for each chunk, in order: r <- (1 - m) r + m s_k, with the unbiased variance.
     """
 
     weight: Tensor | None

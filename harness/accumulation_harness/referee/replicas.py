@@ -38,9 +38,18 @@ def observe(
     consumed: Sequence[Tensor],
     after: Sequence[Tensor],
 ) -> RankEvidence:
-    """`cuts`: samples of each rank's micro-batches; `consumed`, `after`: each rank's gradient, and its parameters after the step.
+    """Compare what several ranks did in a window with the exact gradient.
 
-    `state` is where all ranks were before it.
+    Args:
+        referee: Computes exact gradients.
+        state: The values before the step, the same on all ranks.
+        window: The window of all ranks.
+        cuts: Samples of each rank's micro-batches.
+        consumed: [P] the gradient that the optimizer of each rank received.
+        after: [P] the parameters of each rank after the step.
+
+    Returns:
+        What the window shows.
     """
     right = referee.gradient(state, window)
     parts = referee.parts(state, window, [size for cut in cuts for size in cut])
