@@ -23,7 +23,6 @@ from accumulation_harness.analysis.content import (
 )
 from accumulation_harness.analysis.figures.forms import (
     EXACT,
-    Curve,
     band_curve,
     by_optimizer,
     columns_over,
@@ -35,20 +34,9 @@ from accumulation_harness.analysis.figures.forms import (
     points,
 )
 from accumulation_harness.analysis.figures.style import (
-    BAND,
-    BLUE,
     DASHED,
-    GREEN,
-    GREY,
     INK,
-    ORANGE,
-    SERIES,
-    VERMILLION,
     log_axis,
-    new_figure,
-    power_of_ten,
-    steps_axis,
-    style,
 )
 from accumulation_harness.analysis.load import Results, Unmeasured, needed
 from accumulation_harness.analysis.question import (

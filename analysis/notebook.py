@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pandas import DataFrame
+
+from accumulation_harness.analysis import load
+from accumulation_harness.analysis.article import articles
+from accumulation_harness.analysis.content import Picture, Table, Text
+from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.results.store import State, Store
 
 VARIABLE = "HARNESS_RESULTS"
@@ -42,3 +48,20 @@ def latest(store: Path) -> str:
 def unfinished(store: Path, experiments: tuple[str, ...]) -> list[str]:
     """Those of the experiments without any finished trial."""
     return [name for name in experiments if not any(s.state == State.finished for s in Store(store).status(name))]
+
+
+def show(store: Path, question: str) -> None:
+    """Display what the page of a question says: its answer, and the words, figures and tables of its sections."""
+    from IPython.display import display
+
+    for article in articles(store, load.read(store, question)):
+        display(*article.answer.sentences)
+        for section in article.sections:
+            display(section.title.upper())
+            for block in section.blocks:
+                if isinstance(block, Text):
+                    display(block.text)
+                elif isinstance(block, Picture):
+                    display(Shown(block.figure))
+                elif isinstance(block, Table):
+                    display(DataFrame(block.rows, columns=[*block.head]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from matplotlib.artist import Artist
@@ -41,6 +41,7 @@ class Curve:
     look: Mapping[str, Any]
     bars: Any = None
     band: Any = None
+    kind: Any = None  # of what, where the figure chooses the look
 
 
 def mean_curve(cells: DataFrame, x: str, y: str = "mean", **look: Any) -> Curve:
@@ -74,19 +75,22 @@ def lines(
     of: Callable[..., Curve] = median_curve,
     **look: Any,
 ) -> list[Curve]:
-    """A curve `of` the rows of each kind (`by`), named by `names`.
-
-    Numbers are in shades, arms in the colour that they have everywhere; neighbours of one colour have different marks.
-    """
+    """A curve `of` the rows of each kind (`by`), named by `names`; a kind looks alike in every panel of a figure."""
     kinds = rows[by].unique().tolist()
-    shades: dict[Any, str] = {**by_steps(kinds)} if all(isinstance(kind, int) for kind in kinds) else COLOURS
-    return [
-        of(rows[rows[by] == kind], x, y, **{
-            "color": shades.get(str(kind).partition("@")[0] if shades is COLOURS else kind, SERIES[place % len(SERIES)]),
-            "marker": MARKS[place % len(MARKS)], "label": names(kind), **look,
-        })
-        for place, kind in enumerate(kinds)
-    ]  # fmt: skip
+    return [replace(of(rows[rows[by] == kind], x, y, label=names(kind), **look), kind=kind) for kind in kinds]
+
+
+def looks(kinds: Iterable[Any]) -> dict[Any, dict[str, str]]:
+    """Colour and mark of each kind: numbers in shades, arms in the colour that they have everywhere."""
+    chosen = [*dict.fromkeys(kinds)]
+    shades: dict[Any, str] = {**by_steps(chosen)} if all(isinstance(kind, int) for kind in chosen) else {}
+    return {
+        kind: {
+            "color": shades.get(kind) or COLOURS.get(str(kind).partition("@")[0], SERIES[place % len(SERIES)]),
+            "marker": MARKS[place % len(MARKS)],
+        }
+        for place, kind in enumerate(chosen)
+    }
 
 
 def columns_over(rows: DataFrame, x: str, names: Mapping[str, str], **how: Any) -> list[Curve]:
@@ -119,6 +123,7 @@ def curves(
     columns = min(columns or len(shown), len(shown))
     rows = -(-len(shown) // columns)
     labels: dict[str, Artist] = {}
+    chosen = looks([curve.kind for drawn in shown.values() for curve in drawn if curve.kind is not None])
     with style():
         figure = new_figure(size[0], size[1] * rows)
         grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
@@ -132,12 +137,12 @@ def curves(
             if not drawn:
                 own.text(0.5, 0.5, "not run", transform=own.transAxes, ha="center")
             for curve in drawn:
-                look = {"markersize": 4.5, "linewidth": 1.2, **curve.look}
+                look: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.2, **chosen.get(curve.kind, {}), **curve.look}
                 if curve.band is not None:
                     own.fill_between(curve.x, *curve.band, color=look["color"], alpha=0.15, linewidth=0)
                 own.errorbar(curve.x, curve.y, yerr=curve.bars, **look)
             if axes[0] == "steps":
-                steps_axis(own, [value for curve in drawn if "marker" in curve.look for value in curve.x])
+                steps_axis(own, [value for curve in drawn for value in curve.x])
             own.set(**limits)
             for handle, label in zip(*own.get_legend_handles_labels(), strict=True):
                 labels.setdefault(label, handle)

@@ -25,8 +25,7 @@ from accumulation_harness.analysis.answering import (
     takes,
     undecided,
 )
-from accumulation_harness.experiments.momentum import states as optimizers
-from accumulation_harness.experiments.momentum.answers import APART, LONG, states_evolve_otherwise
+from accumulation_harness.experiments.momentum.answers import APART, LONG, states, states_evolve_otherwise
 
 SMALL_EPS = 1e-8  # PyTorch's default; smaller ones count as small too
 HIDDEN = 1e-2  # relative error of the first step, ten times the closed form at the default eps; later steps amplify it by chance
@@ -115,11 +114,6 @@ MISSING = {
     "fault_error": "all steps",
     "as_if_error": "all steps, against the right gradient at eps/N",
 }
-
-
-def states(material: Material) -> Section:
-    """State and weights of every arm over the optimizer steps."""
-    return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
 def missing_division(material: Material) -> Section:

@@ -16,13 +16,10 @@ from accumulation_harness.analysis.answering import (
     ClaimResult,
     Experiment,
     Material,
-    Picture,
     Results,
     Section,
     claim,
     counted,
-    curves,
-    lines,
     number,
     section,
     span,
@@ -151,28 +148,6 @@ def ways_to_adapt(material: Material) -> Section:
     return section("N that changes from window to window", table_by(rows, "arm optimizer", head, columns, caption))
 
 
-def tensor_balance(material: Material) -> Section:
-    """Deviations of the tensors' gradient norms over N."""
-    rows = material.study("tensor_norms").query("workload != 'pairs'")
-    table = balance(rows)
-    picture = Picture(
-        "tensor-norms",
-        curves(
-            {"": lines(table, "norm", "accumulation_steps", "off", "norm {}".format)},
-            "N", "largest |norm / full batch's - 1|", level=(ALGEBRA_GATE, "gate"),
-        ),
-        "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
-        "The largest relative deviation of a tensor's norm in a window at the same weights, in float64: medians and ranges over "
-        f"{rows['trial'].nunique()} trials and {rows['step'].nunique()} points along training. Dashed: the gate.",
-    )  # fmt: skip
-    text = (
-        "A sum of micro-batch gradients has the full batch's norm in every tensor, so accumulation cannot cause an imbalance "
-        "between layers. The effect of BatchNorm is due to its statistics. Losses over pairs within the batch have their "
-        "own row in the ledger (A17)."
-    )
-    return section("The balance between tensors", text, picture)
-
-
 EXPERIMENT = Experiment(
     title="May N change during training?",
     question="Is training the same when the number of micro-batches changes from window to window? And does accumulation make "
@@ -182,5 +157,5 @@ EXPERIMENT = Experiment(
     rule=f"In float64, gradients have to agree within {ALGEBRA_GATE:.0e}, and the weights at the end within "
     f"{TRAJECTORY_GATE:.0e} of how far they moved. What has to differ has to differ by more than {ANOTHER:g}.",
     claims=(imbalance, adapted),
-    sections=(ways_to_adapt, tensor_balance),
+    sections=(ways_to_adapt,),
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-
 import pandas as pd
 from pandas import DataFrame
 
@@ -13,12 +10,16 @@ from accumulation_harness.analysis.answering import (
     ClaimResult,
     Experiment,
     Material,
+    Picture,
     Results,
     Section,
     claim,
+    curves,
     interval,
+    lines,
     needed,
     over_settings,
+    points,
     power,
     section,
     statistics,
@@ -31,7 +32,9 @@ from accumulation_harness.experiments.shared.tuning import (
     FEWEST_SETTINGS,
     LEVEL,
     LONGEST,
+    Contrast,
     at_tuned_rate,
+    contrasts,
     longest,
 )
 
@@ -45,24 +48,10 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Test loss of large-then-small less small-then-large, in one setting; below zero where the claim is right."""
-
-    setting: tuple[Hashable, ...]
-    differences: list[float]  # paired by seed
-    interior: bool  # whether both rates lie inside the grid
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it may decide: enough judging seeds, and both rates inside the grid."""
-        return self.interior and len(self.differences) >= FEWEST_SEEDS
-
-    @property
-    def name(self) -> str:
-        """The setting in words."""
-        workload, norm, optimizer, batch, num = self.setting
-        return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(str(batch)) // int(str(num))}"
+def name(one: Contrast) -> str:
+    """The setting in words."""
+    workload, norm, optimizer, batch, num = one.key
+    return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(batch) // int(num)}"
 
 
 def judged(results: Results) -> DataFrame:
@@ -71,16 +60,10 @@ def judged(results: Results) -> DataFrame:
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 
 
-def contrasts(rows: DataFrame) -> list[Contrast]:
-    """One for every setting that has both orders."""
-    found = []
-    for key, own in rows.groupby(SETTING):
-        wide = own.pivot_table(index="seed", columns="arm", values="test_loss")
-        if {"large_then_small", "small_then_large"} <= set(wide):
-            differences = (wide["large_then_small"] - wide["small_then_large"]).dropna()
-            mixed = own.query("arm in ['large_then_small', 'small_then_large']")
-            found.append(Contrast(key, differences.tolist(), bool(mixed["interior"].all())))
-    return found
+def orders_apart(rows: DataFrame) -> list[Contrast]:
+    """Large-then-small less small-then-large in every setting that has both; below zero where the claim is right."""
+    first, second = (rows[rows["arm"] == arm] for arm in ("large_then_small", "small_then_large"))
+    return contrasts(first, second, SETTING, ["test_loss"])
 
 
 def decisive(found: list[Contrast]) -> list[Contrast]:
@@ -100,21 +83,21 @@ def decisive(found: list[Contrast]) -> list[Contrast]:
 )
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
-    usable = decisive(contrasts(judged(results)))
+    usable = decisive(orders_apart(judged(results)))
     if not usable:
         return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.")
-    corrected = statistics.holm([statistics.t_test(one.differences) for one in usable])
-    ends = [statistics.mean_interval(one.differences, level=1 - 2 * LEVEL) for one in usable]  # one-sided 95 %
+    corrected = statistics.holm([statistics.t_test(one.of()) for one in usable])
+    ends = [statistics.mean_interval(one.of(), level=1 - 2 * LEVEL) for one in usable]  # one-sided 95 %
     better = [p < LEVEL and end.estimate < 0 for p, end in zip(corrected, ends, strict=True)]
-    shown = "; ".join(f"{one.name}: {interval(one.differences)}, n = {len(one.differences)}" for one in usable)
+    shown = "; ".join(f"{name(one)}: {interval(one.of())}, n = {len(one.of())}" for one in usable)
     return ClaimResult(
         verdict=over_settings(better, [end.low > -MARGIN for end in ends]),
-        condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b),
+        condition="on " + "; ".join(name(one) for b, one in zip(better, usable, strict=True) if b),
         measured=max(end.estimate for end in ends),
         threshold=f"test loss of large-then-small less small-then-large: below 0 by {MARGIN:g} nats or not",
-        n=sum(len(one.differences) for one in usable),
+        n=sum(len(one.of()) for one in usable),
         explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}. "
-        f"{power(max((one.differences for one in usable), key=statistics.detectable))}",
+        f"{power(max((one.of() for one in usable), key=statistics.detectable))}",
     )
 
 
@@ -122,7 +105,7 @@ def orders(material: Material) -> Section:
     """Where the four trainings end, beside the small batch throughout, and the advice."""
     rows = judged(material.results)
     needed(rows)
-    found = contrasts(rows)
+    found = orders_apart(rows)
     head = (
         "setting | order | n | rate | inside the grid | test loss | less small throughout | detectable | validation loss at half"
     )
@@ -132,7 +115,7 @@ def orders(material: Material) -> Section:
         less=rows["test_loss"] - small.reindex(pd.MultiIndex.from_frame(rows[[*SETTING, "seed"]])).to_numpy(),
     )
     columns = (
-        lambda own: Contrast(tuple(own[SETTING].iloc[0]), [], True).name, ("arm", LABELS.get), "seed n", "lr",
+        lambda own: name(Contrast(tuple(own[SETTING].iloc[0]), own)), ("arm", LABELS.get), "seed n", "lr",
         "interior ended", "test_loss mean", lambda own: interval(own["less"].dropna()),
         lambda own: statistics.detectable(own["less"].dropna()), "switch_loss mean",
     )  # fmt: skip
@@ -143,12 +126,24 @@ def orders(material: Material) -> Section:
     )
     caption = f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}"
     cells = table_by(shown, " ".join([*SETTING, "arm"]), head, columns, caption, observed=True)
-    return section("Small first or large first", advice, cells)
+    panels = {
+        name(Contrast(key, own)): lines(own.assign(place=own["arm"].cat.codes), "arm", "place", "test_loss", LABELS.get, points)
+        for key, own in shown.groupby(SETTING)
+    }
+    picture = Picture(
+        "orders",
+        curves(
+            panels, "order, as in the legend", "test loss", axes=("linear", "linear"), sharey=False, columns=2, size=(9.4, 2.4)
+        ),
+        "Test loss of the four orders of batch sizes at equal samples, by seed.",
+        "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed.",
+    )
+    return section("Small first or large first", advice, picture, cells)
 
 
 def _advice(found: list[Contrast]) -> str:
     """From settings that decide, and only where they agree."""
-    ends = [statistics.mean_interval(one.differences) for one in decisive(found)]
+    ends = [statistics.mean_interval(one.of()) for one in decisive(found)]
     if ends and all(one.low > 0 for one in ends):
         return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
     if ends and all(one.high < 0 for one in ends):
@@ -159,11 +154,11 @@ def _advice(found: list[Contrast]) -> str:
 def _finding(found: list[Contrast]) -> str:
     words = []
     for one in found:
-        end = statistics.mean_interval(one.differences)
+        end = statistics.mean_interval(one.of())
         side = "large first is better" if end.high < 0 else "no order is apart from the other"
         side = "small first is better" if end.low > 0 else side
-        words.append(f"{one.name}: {side} (large first less small first: {interval(one.differences)}, "
-                     f"n = {len(one.differences)}).")  # fmt: skip
+        words.append(f"{name(one)}: {side} (large first less small first: {interval(one.of())}, "
+                     f"n = {len(one.of())}).")  # fmt: skip
     return " ".join(words)
 
 

@@ -7,10 +7,11 @@ pay early and large ones late. All see the same windows in the same order, and e
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
-from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, chosen_arms, evaluation
-from accumulation_harness.experiments.shared.measuring import Arm, ArmName, OnStep, Row, Setting, take_step
+from accumulation_harness.experiments.convergence.learning_curves import Samples, arm_at, evaluation
+from accumulation_harness.experiments.shared.convergence import Training, chosen_arms, train
+from accumulation_harness.experiments.shared.measuring import Arm, ArmName, Batch, OnStep, Row, Setting
 
 LARGE, SMALL = "large", "small"  # a window of B samples, and B / N of them
 ORDERS = {
@@ -22,13 +23,21 @@ ORDERS = {
 
 
 @dataclass(eq=False)
-class Run:
+class Run(Training):
     """A training in two halves, each at a batch of its own."""
 
-    name: ArmName  # the order, and N
-    arm: Arm  # of the present half
+    _: KW_ONLY
     second: Arm  # of the second half, which goes on from where the first has ended
+    half: int  # windows before it
+    validation: Batch
     switch_loss: float = 0.0  # on the validation set, at half the samples
+
+    def before(self, t: int, window: Batch) -> None:
+        """Change the batch at half the samples."""
+        if t == self.half:
+            self.switch_loss = evaluation(self.arm, self.validation)
+            continue_from(self.second, self.arm)
+            self.arm = self.second
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -38,24 +47,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     runs = []
     for one in chosen_arms(config, every):
         first, second = (arm_at(setting, 1 if size == LARGE else one.accumulation_steps) for size in ORDERS[one.name])
-        runs.append(Run(one, first, second))
-    num_samples, validation = 0, runs[0].arm.workload.batch(chosen.validation)
-    for t, ids in enumerate(chosen.windows(setting)):
-        if t == config.steps // 2:
-            for run in runs:
-                run.switch_loss = evaluation(run.arm, validation)
-                continue_from(run.second, run.arm)
-                run.arm = run.second
-        num_samples += len(ids)
-        rows = []
-        for run in runs:
-            with setting.randomness(t):
-                loss = take_step(run.arm, run.arm.workload.batch(ids))
-            rows.append({**run.name.columns, "step": t, "samples": num_samples, "loss": loss})
-        on_step(t, rows)
+        validation = first.workload.batch(chosen.validation)
+        runs.append(Run(one, first, second=second, half=config.steps // 2, validation=validation))
+    train(setting, runs, on_step, chosen.windows(setting))
     return [
-        {**run.name.columns, "samples": num_samples, "switch_loss": run.switch_loss,
-         "validation_loss": evaluation(run.arm, validation), "test_loss": evaluation(run.arm, run.arm.workload.held_out)}
+        {**run.name.columns, "samples": run.samples, "switch_loss": run.switch_loss,
+         "validation_loss": evaluation(run.arm, run.validation), "test_loss": evaluation(run.arm, run.arm.workload.held_out)}
         for run in runs
     ]  # fmt: skip
 

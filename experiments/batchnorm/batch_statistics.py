@@ -37,7 +37,6 @@ from accumulation_harness.recipes.remedies import REMEDIES, batch_norms
 
 MOMENTA = (0.1, 0.01, 0.5)  # of the running statistics: PyTorch's default, and others for the formula
 MOVING = (ACCUMULATED, "corrected_momentum")  # arms that are measured at every momentum
-PARTITIONS = 16  # random cuts of a window into micro-batches, over which bias and spread are taken
 GHOST = Inside(statistics=True)
 SHIFT = 1.0  # between the two starts of the running statistics whose distance is followed through a window
 
@@ -84,7 +83,7 @@ def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> li
                     **(_statistics(setting, apply(right), state, window, own, momentum) if setting.has_batch_norm else {}),
                 })  # fmt: skip
                 if name == ACCUMULATED and momentum == MOMENTA[0]:
-                    rows[-1] |= _oracle(referee, state, window, right, own) | _over_partitions(setting, state, window, right)
+                    rows[-1] |= _oracle(referee, state, window, right, own)
                 if setting.has_batch_norm and momentum == MOMENTA[0]:
                     rows[-1] |= _beside_full(own, full, state)
     return rows
@@ -147,22 +146,6 @@ def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: 
         "oracle_error": relative_distance(own.gradient, gradient),
         "oracle_statistics_error": relative_distance(own.statistics, running_statistics(after)),
     }
-
-
-def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Recipe) -> Row:
-    """The window cut at random: what is common to all cuts (`bias`, corrected for their number) and their `spread`.
-
-    Relative to the full batch's gradient g: bias^2 = |mean a - g|^2 - tr cov(a) / K, spread^2 = tr cov(a).
-    """
-    referee = setting.referee()
-    g = referee.gradient(state, window)
-    generator = setting.generator(5)
-    orders = [torch.randperm(len(window), generator=generator) for _ in range(PARTITIONS)]
-    cuts = torch.stack([referee.within(state, window.rows(order), recipe.split(len(window)), GHOST)[1] for order in orders])
-    variance = cuts.var(0).sum()
-    square = (cuts.mean(0) - g).square().sum() - variance / PARTITIONS
-    length = torch.linalg.vector_norm(g)  # zero where a window has no gradient: NaN then
-    return {"bias": float(square.clamp(min=0) ** 0.5 / length), "spread": float(variance**0.5 / length)}
 
 
 def _arm(setting: Setting, recipe: Recipe) -> Arm:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from accumulation_harness.experiments.batchnorm.remedies import row
-from accumulation_harness.experiments.shared.convergence import train
+from accumulation_harness.experiments.shared.convergence import train, trainings
 from accumulation_harness.experiments.shared.measuring import (
     ACCUMULATED,
     FULL,
@@ -35,12 +35,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm, as `remedies` has it: the trained model; from there the full batch and every N, moving and frozen."""
     config = setting.config
     full = full_batch(config)
-    (trained,) = train(setting, [Candidate(TRAINED, full)], lambda step, rows: None)
+    (trained,) = train(setting, trainings(setting, [Candidate(TRAINED, full)]), lambda step, rows: None)
     chosen = [Candidate(FULL, full), Candidate(FROZEN_FULL, frozen(full))]
     for right in (accumulated(config, num) for num in config.accumulation_steps):
         chosen += [Candidate(ACCUMULATED, right), Candidate(FROZEN, frozen(right))]
     start = going_on(trained.arm.model.state_dict())
-    ends = train(setting, [Candidate(one.arm, start(one.recipe)) for one in chosen], on_step)
+    ends = train(setting, trainings(setting, [Candidate(one.arm, start(one.recipe)) for one in chosen]), on_step)
     return [row(setting, end) for end in (trained, *ends)]
 
 

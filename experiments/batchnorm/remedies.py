@@ -6,7 +6,7 @@ What differs between the two is the running statistics' doing; what is left, the
 
 from __future__ import annotations
 
-from accumulation_harness.experiments.shared.convergence import End, recalibrated, train
+from accumulation_harness.experiments.shared.convergence import Training, recalibrated, train, trainings
 from accumulation_harness.experiments.shared.measuring import (
     FULL,
     Candidate,
@@ -24,19 +24,18 @@ from accumulation_harness.recipes.remedies import REMEDIES
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
     config = setting.config
-    ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
+    ends = train(setting, trainings(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)]), on_step)
     return [row(setting, end) for end in ends]
 
 
-def row(setting: Setting, end: End) -> Row:
+def row(setting: Setting, end: Training) -> Row:
     """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
-    config, recipe = setting.config, end.candidate.recipe
+    config = setting.config
     plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())
     return {
-        "arm": end.candidate.arm,
-        "accumulation_steps": recipe.accumulation_steps,
-        "micro_batch": max(split_plan(config, recipe.accumulation_steps)(config.effective_batch)),
+        **end.name.columns,
+        "micro_batch": max(split_plan(config, end.name.accumulation_steps)(config.effective_batch)),
         "samples": end.samples,
         **vars(outcome(plain, end.losses)),
         **recalibrated(setting, end.arm),

@@ -68,7 +68,6 @@ VERDICTS = {
 NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
 CURVES = {
     "gradient_error": "accumulated",
-    "bias": "of it: common to all cuts (bias)",
     "oracle_error": "accumulated, against Ghost BatchNorm",
     "two_pass": "two-pass statistics",
 }
@@ -77,7 +76,7 @@ CURVES = {
 def figure_gradient_over_b(rows: DataFrame) -> Figure:
     """Relative gradient error over b, a panel for each model and moment; medians and ranges over trials."""
     two_pass = rows["gradient_error"].where(rows["arm"] == "two_pass_statistics")
-    accumulated = rows[["gradient_error", "bias", "oracle_error"]].where(rows["arm"] == "accumulated")
+    accumulated = rows[["gradient_error", "oracle_error"]].where(rows["arm"] == "accumulated")
     panels = {
         f"{named(model)}\n{f'after {after:.0f} steps' if after else 'initial weights'} (n = {own['trial'].nunique()})":
             columns_over(own, "micro_batch", CURVES)
@@ -106,21 +105,19 @@ def figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
 
 
 def gradient_over_b(material: Material) -> Section:
-    """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
+    """How far the gradient is off over the micro-batch size."""
     rows = material.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
     influence = plain["influence"].max()
     lines = [_gradient_words(model, own) for model, own in plain.query("after_steps == 0").groupby("model")]
     text = (
         "The batch statistics cause all of it. The running statistics have no part in it: other buffers change the gradient by "
-        f"{number(influence)} (relative, largest of {len(plain)}), because a training forward does not read them. Splitting the "
-        "same window in 16 random ways separates the error into two parts. What all splits have in common is a bias, which "
-        "averaging over steps does not remove; the rest varies from split to split."
+        f"{number(influence)} (relative, largest of {len(plain)}), because a training forward does not read them."
     )
     picture = Picture(
         "gradient-over-b",
         figure_gradient_over_b(rows),
-        "Relative gradient error over the micro-batch size at fixed effective batch, with its bias, the error against Ghost "
+        "Relative gradient error over the micro-batch size at fixed effective batch, with the error against Ghost "
         "BatchNorm and that of two-pass statistics.",
         f"Same weights, same window of B = {int(rows['effective_batch'].max())}, float64; medians and ranges over trials. "
         "Against Ghost BatchNorm: the distance to a full batch that normalises in chunks of b, which accounts for the whole "
@@ -131,15 +128,12 @@ def gradient_over_b(material: Material) -> Section:
 
 
 def _gradient_words(model: object, rows: DataFrame) -> str:
-    """Error, bias and scatter of a model at the largest and the smallest b."""
-    middle = rows.groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
-    ends = [
-        f"{number(error)} at b = {b} (bias {number(bias)}, scatter {number(spread)})"
-        for b, error, bias, spread in middle.iloc[[-1, 0]].itertuples()
-    ]
+    """Error of a model at the largest and the smallest b."""
+    middle = rows.groupby("micro_batch")["gradient_error"].median()
+    ends = " and ".join(f"{number(error)} at b = {b}" for b, error in middle.iloc[[-1, 0]].items())
     return (
         f"{named(model).capitalize()}, initial weights, B = {int(rows['effective_batch'].max())}: the accumulated gradient is "
-        f"{ends[0]} and {ends[1]} off the full batch's (relative, medians of {rows['trial'].nunique()} trials)."
+        f"{ends} off the full batch's (relative, medians of {rows['trial'].nunique()} trials)."
     )
 
 
@@ -300,17 +294,3 @@ def wu_and_he(material: Material) -> Section:
         "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
     return section("At fixed B: only the normaliser changes", picture, table_by(gains, "", head, columns, caption))
-
-
-def exact_at_every_n(material: Material) -> Section:
-    """The gradient errors of every normalisation, over N."""
-    rows = material.study(EXACT).query(f"arm == 'accumulated' and (norm != 'batch' or momentum == {DEFAULT_MOMENTUM})")
-    head = "norm | model | N | arms | gradient off, least | most"
-    caption = (
-        "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."
-    )
-    columns = (
-        "norm", ("model", named), lambda own: f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}",
-        "arm n", "gradient_error min", "gradient_error max",
-    )  # fmt: skip
-    return section("Exact at every N", table_by(rows, "norm model", head, columns, caption))

@@ -247,5 +247,5 @@ EXPERIMENT = Experiment(
     "counted.",
     claims=(any_loss, banks_beat_accumulation, banks_hold_gradients, memory_for_time, banks_balance),
     advice=and_with_in_batch_negatives,
-    sections=(shown.retrieval_section, shown.memory_section, shown.order_section, shown.judged_section, shown.gradients_section),
+    sections=(shown.retrieval_section, shown.memory_section, shown.gradients_section),
 )

@@ -42,7 +42,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
             method.take(workload.batch(ids))
         yield {
             "corpus": corpus_of(setting),
-            "arm": method.candidate.arm,
+            "arm": method.name.name,
             "accumulation_steps": num,
             "window": size,
             "micro_batch": size // num,

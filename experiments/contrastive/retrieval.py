@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
 
 from accumulation_harness.experiments.contrastive.negatives import corpus_of, tower_ratio
-from accumulation_harness.experiments.convergence.learning_curves import chosen_arms
+from accumulation_harness.experiments.shared.convergence import Training, chosen_arms, train
 from accumulation_harness.experiments.shared.measuring import (
     FULL,
     HELD_OUT_BATCH,
@@ -35,7 +34,6 @@ from accumulation_harness.experiments.shared.measuring import (
     gradients,
     nest,
     split_plan,
-    take_step,
     with_faults,
 )
 from accumulation_harness.measure import memory
@@ -48,39 +46,51 @@ LOOKS = (0.5, 0.75, 1.0)  # shares of the training after which the held-out pair
 CUTS = (1, 5, 20)  # of recall
 
 
-@dataclass
-class Method:
-    """A method in training."""
+@dataclass(eq=False)
+class Method(Training):
+    """A method in training; of a small batch `parts` are its steps in a window."""
 
-    candidate: Candidate
-    arm: Arm
-    seconds: list[float] = field(default_factory=list)
+    _: KW_ONLY
+    probe_every: int
+    parts: int = 1
     cosines: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     looks: list[Row] = field(default_factory=list)
+    exact: Tensor | None = None  # the full batch's gradient of the present window, where it is probed
+
+    def before(self, t: int, window: Batch) -> None:
+        """Note the full batch's gradient at the method's own weights, where the window is probed."""
+        is_probed = t % self.probe_every == 0 and self.name.name != SMALL
+        self.exact = _exact(self.arm, window) if is_probed else None
+        self.arm.memory["asked"] = is_probed
 
     def take(self, window: Batch) -> float:
         """A window: one step of the optimizer, of the small batch one for each micro-batch. Returns the mean loss."""
-        if self.candidate.arm != SMALL:
-            return float(take_step(self.arm, window))
-        own = torch.arange(len(window)).chunk(self.candidate.recipe.accumulation_steps)
+        own = torch.arange(len(window)).chunk(self.parts)
         parts = (window.rows(slice(int(rows[0]), int(rows[-1]) + 1)) for rows in own)  # views, no copy of the window
-        return sum(float(take_step(self.arm, part)) * len(part) for part in parts) / len(window)
+        return sum(super(Method, self).take(part) * len(part) for part in parts) / len(window)
+
+    def probe(self) -> float:
+        """The cosine to the full batch's gradient, where the window was probed."""
+        if self.exact is None:
+            return math.nan
+        own = self.arm.memory.pop("consumed")
+        self.cosines.append(compare(own, self.exact).cosine)
+        self.ratios.append(tower_ratio(self.arm.model, own))
+        return self.cosines[-1]
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per method and N: recall and reciprocal rank, bytes, seconds, forwards, and gradients beside the full batch's."""
-    config = setting.config
-    methods = list(make_methods(setting))
-    looks = {max(1, round(share * config.steps)) for share in LOOKS}
-    for t, ids in enumerate(setting.windows()):
-        window = methods[0].arm.workload.batch(ids)
-        rows = []
-        for method in methods:
-            rows.append({**method.candidate.name.columns, "step": t, **_take(setting, method, window, t)})
-            if t + 1 in looks:
-                method.looks.append(ranked(method.arm))
-        on_step(t, rows)
+    methods = make_methods(setting)
+    looks = {max(1, round(share * setting.config.steps)) for share in LOOKS}
+
+    def look(t: int, method: Method) -> Row:
+        if t + 1 in looks:
+            method.looks.append(ranked(method.arm))
+        return {"cosine": method.probe()}
+
+    train(setting, methods, on_step, look=look)
     first = next(setting.windows(1))
     return [_row(setting, method, method.arm.workload.batch(first)) for method in methods]
 
@@ -94,9 +104,11 @@ def make_methods(setting: Setting) -> list[Method]:
     whole = [Candidate(FULL, full), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]
     small = [Candidate(SMALL, dataclasses.replace(full, accumulation_steps=num)) for num in config.accumulation_steps]
     trained = chosen_arms(config, [one.name for one in (*whole, *small)])
-    return [Method(one, setting.arm(watched(one.recipe))) for one in whole if one.name in trained] + [
-        Method(one, setting.arm(one.recipe, steps=one.recipe.accumulation_steps * config.steps))
+    every = config.probe_every
+    return [Method(one.name, setting.arm(watched(one.recipe)), probe_every=every) for one in whole if one.name in trained] + [
+        Method(one.name, setting.arm(one.recipe, steps=num * config.steps), probe_every=every, parts=num)
         for one in small
+        for num in [one.recipe.accumulation_steps]
         if one.name in trained
     ]
 
@@ -119,22 +131,6 @@ def ranked(arm: Arm) -> Row:
     return {**{f"recall_{k}": float((place <= k).double().mean()) for k in CUTS}, "reciprocal_rank": float((1 / place).mean())}
 
 
-def _take(setting: Setting, method: Method, window: Batch, t: int) -> Row:
-    """`loss`, and where the window is probed the `cosine` to the full batch's gradient."""
-    arm, is_probed = method.arm, t % setting.config.probe_every == 0 and method.candidate.arm != SMALL
-    exact = _exact(arm, window) if is_probed else None
-    arm.memory["asked"] = is_probed
-    with setting.randomness(t):
-        started = time.perf_counter()
-        loss = method.take(window)
-        method.seconds.append(time.perf_counter() - started)
-    if exact is not None:
-        own = arm.memory.pop("consumed")
-        method.cosines.append(compare(own, exact).cosine)
-        method.ratios.append(tower_ratio(arm.model, own))
-    return {"loss": loss, "cosine": method.cosines[-1] if is_probed else math.nan}
-
-
 def _exact(arm: Arm, window: Batch) -> Tensor:
     """[P] the full batch's gradient at the arm's own weights."""
     outputs = arm.workload.forward(arm.model, window)
@@ -144,15 +140,15 @@ def _exact(arm: Arm, window: Batch) -> Tensor:
 
 
 def _row(setting: Setting, method: Method, window: Batch) -> Row:
-    config, arm, num = setting.config, method.arm, method.candidate.recipe.accumulation_steps
+    config, arm, num = setting.config, method.arm, method.name.accumulation_steps
     size = max(split_plan(config, num)(config.effective_batch))
-    taken, held = _weighed(method, window.rows(slice(0, size)) if method.candidate.arm == SMALL else window)
+    taken, held = _weighed(method, window.rows(slice(0, size)) if method.name.name == SMALL else window)
     forwards = count_forwards(arm.model, lambda: method.take(window))
     half = len(method.cosines) // 2
     *_, before, last = {}, *method.looks
     return {
         "corpus": corpus_of(setting),
-        **method.candidate.name.columns,
+        **method.name.columns,
         "micro_batch": size,
         **last,
         "gain_of_last_quarter": last["reciprocal_rank"] - before["reciprocal_rank"] if before else math.nan,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
-    ALGEBRA_GATE,
     DASHED,
     INK,
     Interval,
     Material,
     Picture,
     Section,
-    counted,
     curves,
     estimated,
     lines,
@@ -32,7 +28,7 @@ from accumulation_harness.analysis.answering import (
     table_by,
 )
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.shared.tuning import DETECTABLE, LONGEST, at_tuned_rate, longest
+from accumulation_harness.experiments.shared.tuning import LONGEST, at_tuned_rate, longest
 
 EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
 POINTS = 100.0
@@ -50,8 +46,6 @@ WORDS = {
 }
 MB, PEAK = 1e6, "bytes at the peak of a step, MB"
 KB = (1e3).__rtruediv__
-# Kim et al. 2024 (arXiv:2406.12356), from worst to best, as read and not measured here; GradCache and the full batch are one.
-PUBLISHED = ("small", "accumulated", "grad_cache", "dual_bank")
 
 
 def words(arm: str) -> str:
@@ -238,48 +232,3 @@ def memory_section(material: Material) -> Section:
         picture,
         table(" | ".join(["method", *(f"B = {size}" for size in sizes)]), cells, caption),
     )
-
-
-def order_section(material: Material) -> Section:
-    """The published order of methods beside the measured one."""
-    rows = decided(material.study(TRAINED))
-    needed(rows)
-    kinds = {arm: arm.partition("@")[0] for arm in set(rows["arm"])}
-    ladder = sorted((arm for arm in sorted(kinds) if kinds[arm] in PUBLISHED), key=lambda arm: PUBLISHED.index(kinds[arm]))
-    cells = []
-    for num in sorted(set(rows.query("arm == 'grad_cache'")["accumulation_steps"])):
-        for low, high in combinations(ladder, 2):
-            if kinds[low] != kinds[high]:
-                apart, each = difference(rows, (high, num), (low, num))
-                verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
-                cells.append((f"{words(low)} < {words(high)}", num, len(each), apart.estimate,
-                              f"{number(apart.low)} to {number(apart.high)}", statistics.detectable(each), verdict))  # fmt: skip
-    head = "published order | N | n | points of reciprocal rank apart | 95% interval | detectable | here"
-    caption = (
-        "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
-        "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
-        f"representations are older, in units of how far the weights have moved. {DETECTABLE}"
-    )
-    return section("The published order", table(head, cells, caption))
-
-
-def judged_section(material: Material) -> Section:
-    """The verdicts of the methods, as of any loop."""
-    arms = material.arms
-    needed(arms)
-    head = "method | N | verdict | cause | explained | gradient off in float64, most | rounding over the full batch's"
-    caption = (
-        f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
-        f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
-    )
-    columns = (
-        ("arm", words), "accumulation_steps", _usual, lambda own: ", ".join(sorted(set(own["cause"]) - {""})) or "-",
-        "explained counted", "gradient_error max", "rounding_ratio median",
-    )  # fmt: skip
-    return section("Verdicts of the methods", table_by(arms, "arm accumulation_steps", head, columns, caption))
-
-
-def _usual(arms: DataFrame) -> str:
-    """The verdict of most, and of how many."""
-    usual = arms["verdict"].mode()[0]
-    return f"{counted(arms['verdict'] == usual)} {usual}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -43,9 +43,9 @@ from accumulation_harness.analysis.answering import (
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.convergence import wastefulness
-from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, SETTING, Pair, arm_name
+from accumulation_harness.experiments.convergence.trainings import ARM, FLAT, FRACTIONS, MARGIN, SETTING, arm_name
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
-from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST
+from accumulation_harness.experiments.shared.tuning import DETECTABLE, FEWEST_SEEDS, LEVEL, LONGEST, Contrast
 from accumulation_harness.judge.paired import Comparison
 
 TITLES = {"samples": "samples", "optimizer_steps": "optimizer steps", "seconds": "seconds inside the steps"}
@@ -98,24 +98,23 @@ def over_costs(material: Material) -> Section:
 
 def _targets_table(rows: DataFrame, levels: tuple[float, ...]) -> Table:
     head = "arm | target | reached by | samples | optimizer steps | seconds"
-    cells = (
-        (arm_name(*key), level, share(sum(one.reached for one in found[0]), len(own)), *map(_median, found))
-        for key, own in rows.groupby(list(ARM))
-        for level in levels
-        for found in [[convergence.reaches(own, level, cost) for cost in wastefulness.COSTS]]
-    )
+    cells = []
+    for key, own in rows.groupby(list(ARM)):
+        for level in levels:
+            found = {cost: sorted(convergence.reaches(own, level, cost)) for cost in TITLES}
+            middle = [_told(of[(len(of) - 1) // 2], float(own[f"curve_{cost}"].str[-1].max())) for cost, of in found.items()]
+            cells.append((arm_name(*key), level, share(sum(map(math.isfinite, found["samples"])), len(own)), *middle))
     caption = (
-        f"Median cost to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the loss at the start to the "
-        "full batch's last on the tuning seeds. Trainings that never arrive are censored (Kaplan and Meier); >: fewer than "
-        "half arrived by then."
+        f"Cost by which half of the trainings came to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the "
+        "loss at the start to the full batch's last on the tuning seeds. Those that never arrive count as later than all; >: "
+        "fewer than half arrived by then."
     )
     return table(head, cells, caption)
 
 
-def _median(found: list[convergence.Reach]) -> str:
-    middle = convergence.median_reach(found)
-    if math.isnan(middle):
-        return f"> {number(max(one.value for one in found))}"
+def _told(middle: float, last: float) -> str:
+    if not math.isfinite(middle):
+        return f"> {number(last)}"
     return f"{middle:,.0f}" if middle >= 100 else number(middle)
 
 
@@ -133,7 +132,7 @@ def endings(material: Material) -> Section:
     columns = (
         lambda own: setting_name(tuple(own[[*SETTING]].iloc[0])), lambda own: arm_name(*own[[*ARM]].iloc[0]), "seed n", "rate",
         "interior ended", "test_loss mean",
-        *(lambda own, place=place: _beside(beside, judged, own)[place] for place in range(5)),
+        *(lambda own, place=place: _beside(beside.get(tuple(own[[*SETTING, *ARM]].iloc[0])))[place] for place in range(5)),
         "recalibrated_test_loss mean", "gap mean", "area mean", "flat_probe counted", "flat_validation counted",
     )  # fmt: skip
     shown = judged.astype({"recalibrated_test_loss": float}).assign(
@@ -156,17 +155,13 @@ def endings(material: Material) -> Section:
     return section("Where trainings end", text, table_by(shown, " ".join([*SETTING, *ARM]), head, columns, caption))
 
 
-def _beside(beside: Mapping[tuple[object, ...], convergence.Beside], judged: DataFrame, own: DataFrame) -> tuple[str, ...]:
+def _beside(one: convergence.Beside | None) -> tuple[str, ...]:
     """What an arm's rows say beside those of its full batch; no verdict where either's rate is at an end of the grid."""
-    one = beside.get(tuple(own[[*SETTING, *ARM]].iloc[0]))
     if one is None:
         return ("-",) * 5
-    full = judged[judged["arm"].eq("full") & (judged[[*SETTING]] == own[[*SETTING]].iloc[0]).all(axis=1)]
-    is_tuned = own["interior"].all() and full["interior"].all()
     pairs = one.pairs
-    verdict = pairs.verdict if len(pairs.differences) >= FEWEST_SEEDS and is_tuned else Comparison.undecided
     detectable, margin, spread = map(number, (pairs.detectable, pairs.margin, one.spread))
-    return interval(pairs.differences), detectable, margin, str(verdict), spread
+    return interval(pairs.differences), detectable, margin, str(pairs.verdict if one.is_usable else Comparison.undecided), spread
 
 
 def waste(material: Material) -> Section:
@@ -181,9 +176,9 @@ def waste(material: Material) -> Section:
         "accumulating is wasteful"
     )
     cells = tuple(
-        (setting_name(one.setting), one.name, len(one.loss), interval(one.loss),
-         statistics.detectable(one.loss),
-         *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
+        (setting_name(one.setting), one.name, len(one.small.of()), interval(one.small.of()),
+         statistics.detectable(one.small.of()),
+         *(wastefulness.times(one.small.of(cost)) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
          verdict)
         for one, verdict in zip(found, said, strict=True)
     )  # fmt: skip
@@ -249,15 +244,17 @@ def generalisation(results: Results) -> ClaimResult:
     pairs, level = _pairs(results)
     if not pairs:
         return _too_few()
-    found = [(pair, pair.change <= FLAT, pair.interval(level), pair.interval(level, "gap")) for pair in pairs]
+    changes = [pair.rows[["drift", "drift_of"]].median().abs().max() for pair in pairs]
+    found = [(pair, change <= FLAT, pair.interval(level), pair.interval(level, "gap"))
+             for pair, change in zip(pairs, changes, strict=True)]  # fmt: skip
     better = [flat and one.high < 0 for _, flat, one, _ in found]
     overfits = [flat and one.low > 0 and g.low > 0 for _, flat, one, g in found]
-    neither = [flat and statistics.equivalence_p(pair.differences(), MARGIN) < 1 - level for pair, flat, *_ in found]
+    neither = [flat and statistics.equivalence_p(pair.of(), MARGIN) < 1 - level for pair, flat, *_ in found]
     said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
     told = "; ".join(
         f"{_beside_small(pair)}: test loss {estimated(one)}, gap at the same weights {estimated(g)}"
-        f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
-        for pair, flat, one, g in found
+        f"{'' if flat else f', validation loss still changing by {change:.0%} in the last fifth: not judged'}"
+        for (pair, flat, one, g), change in zip(found, changes, strict=True)
     )
     return ClaimResult(
         verdict=CONDITIONAL if said else REFUTED if all(neither) else UNDECIDED,
@@ -270,10 +267,9 @@ def generalisation(results: Results) -> ClaimResult:
     )
 
 
-def _pairs(results: Results) -> tuple[list[Pair], float]:
+def _pairs(results: Results) -> tuple[list[Contrast], float]:
     """Those with enough seeds, and the level of their intervals: Bonferroni over settings."""
-    found = [pair for pair in convergence.pairs(convergence.judged(convergence.trainings(results)))
-             if len(pair.differences()) >= FEWEST_SEEDS]  # fmt: skip
+    found = convergence.pairs(convergence.judged(convergence.trainings(results)))
     return found, 1 - LEVEL / max(1, len(found))
 
 
@@ -281,20 +277,20 @@ def _too_few() -> ClaimResult:
     return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.")
 
 
-def _beside_small(pair: Pair) -> str:
-    return f"{setting_name(pair.key)} against {pair.batch:g}"
+def _beside_small(pair: Contrast) -> str:
+    return f"{setting_name(pair.key)} against {pair.rows['step_samples_of'].iloc[0]:g}"
 
 
-def _under(pairs: Sequence[Pair], chosen: Sequence[bool]) -> str:
+def _under(pairs: Sequence[Contrast], chosen: Sequence[bool]) -> str:
     return "under " + ", ".join(setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
 
 
-def _num(pairs: Sequence[Pair]) -> int:
-    return sum(len(pair.differences()) for pair in pairs)
+def _num(pairs: Sequence[Contrast]) -> int:
+    return sum(len(pair.of()) for pair in pairs)
 
 
-def _seen(pairs: Sequence[Pair]) -> str:
-    least = max(statistics.detectable(pair.differences()) for pair in pairs)
+def _seen(pairs: Sequence[Contrast]) -> str:
+    least = max(statistics.detectable(pair.of()) for pair in pairs)
     return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
 
 
@@ -305,14 +301,14 @@ def is_accumulating_wasteful(results: Results) -> Advice:
     said = wastefulness.verdicts(found)
     action = wastefulness.advice(found, said)
     told = [
-        f"{one.name} ({one.setting[0]}, {one.setting[1]}): {wastefulness.times(one.costs['seconds'])}"
+        f"{one.name} ({one.setting[0]}, {one.setting[1]}): {wastefulness.times(one.small.of('seconds'))}"
         for one, verdict in zip(found, said, strict=True)
         if verdict != Wasteful.undecided
     ]
     needed(told)
     return Advice(
         "Is accumulating wasteful on one device?",
-        wastefulness.counted(said),
+        wastefulness.counted(said).rstrip("."),
         f"Seconds to the same loss over those of accumulation at the same b, where decided: {'; '.join(told)}",
         action[0].upper() + action[1:],
         "convergence",

@@ -8,16 +8,16 @@ take an optimizer step after every micro-batch.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
 
-from accumulation_harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, State, TrialConfig, state_of
+from accumulation_harness.config import TUNING_SEEDS, OptimizerConfig, State, state_of
 from accumulation_harness.experiments.momentum.optimizer_states import same_memory, slower, small_batch
+from accumulation_harness.experiments.shared.convergence import Training, chosen_arms, train
 from accumulation_harness.experiments.shared.measuring import (
     FULL,
     HELD_OUT_BATCH,
@@ -32,7 +32,6 @@ from accumulation_harness.experiments.shared.measuring import (
     evaluations,
     full_batch,
     standard_candidates,
-    take_step,
 )
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.micro_batch import windows
@@ -71,29 +70,27 @@ class Samples:
         return (self.training[places] for _, places in zip(range(config.steps), stream, strict=False))
 
 
-@dataclass
-class Course:
-    """An arm on its way."""
+@dataclass(eq=False)
+class Course(Training):
+    """A training with its curve; `small`: it steps after every micro-batch, under an `optimizer` of its own."""
 
-    name: ArmName
+    _: KW_ONLY
     optimizer: OptimizerConfig
-    arm: Arm
-    steps_every_micro_batch: bool
-    seconds: float = 0.0  # inside its optimizer steps; the evaluations are not counted
+    small: bool = False
     optimizer_steps: int = 0
     curve: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, window: Batch) -> float:
-        """One window, timed; its loss."""
-        before = time.perf_counter()
-        loss = float(take_step(self.arm, window))  # which waits for a GPU
-        self.seconds += time.perf_counter() - before
-        self.optimizer_steps += len(self.arm.seen) if self.steps_every_micro_batch else 1
+        """One window; its loss."""
+        loss = super().take(window)
+        self.optimizer_steps += len(self.arm.seen) if self.small else 1
         return loss
 
-    def look(self, samples: int, **losses: float) -> Row:
-        """Put a point on the curve."""
-        point = {"samples": samples, "optimizer_steps": self.optimizer_steps, "seconds": self.seconds, **losses}
+    def look(self, parts: Mapping[str, Batch]) -> Row:
+        """Put a point on the curve: the losses on `parts`."""
+        losses = {name: evaluation(self.arm, batch) for name, batch in parts.items()}
+        seconds = sum(self.seconds)  # the evaluations are not counted
+        point = {"samples": self.samples, "optimizer_steps": self.optimizer_steps, "seconds": seconds, **losses}
         for name, value in point.items():
             self.curve[f"curve_{name}"].append(value)
         return losses
@@ -112,24 +109,10 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     points = {round(config.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)}
     parts = {f"{name}_loss": courses[0].arm.workload.batch(ids)
              for name, ids in (("probe", chosen.probe), ("validation", chosen.validation))}  # fmt: skip
-
-    def look(course: Course, samples: int) -> Row:
-        return course.look(samples, **{name: evaluation(course.arm, batch) for name, batch in parts.items()})
-
     for course in courses:
-        look(course, 0)
-    num_samples = 0
-    for t, ids in enumerate(chosen.windows(setting)):
-        window = courses[0].arm.workload.batch(ids)
-        num_samples += len(ids)
-        rows = []
-        for course in courses[t % len(courses) :] + courses[: t % len(courses)]:  # none is always first, and so the coldest
-            with setting.randomness(t):
-                loss = course.take(window)
-            probed = look(course, num_samples) if t in points else {}
-            rows.append({**course.name.columns, "step": t, "samples": num_samples, "loss": loss, **probed})
-        on_step(t, sorted(rows, key=lambda row: (row["arm"] != FULL, row["arm"], row["accumulation_steps"])))
-    return [_row(setting, course, num_samples, chosen) for course in courses]
+        course.look(parts)
+    train(setting, courses, on_step, chosen.windows(setting), lambda t, course: course.look(parts) if t in points else {})
+    return [_row(setting, course, chosen) for course in courses]
 
 
 def _courses(setting: Setting) -> Iterator[Course]:
@@ -142,22 +125,13 @@ def _courses(setting: Setting) -> Iterator[Course]:
                for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory))}  # fmt: skip
     trained = chosen_arms(config, (ArmName(FULL), *changes))
     if ArmName(FULL) in trained:
-        yield Course(ArmName(FULL), config.optimizer, setting.arm(full_batch(config)), False)
+        yield Course(ArmName(FULL), setting.arm(full_batch(config)), optimizer=config.optimizer)
         for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
-            yield Course(candidate.name, config.optimizer, setting.arm(candidate.recipe), False)
+            yield Course(candidate.name, setting.arm(candidate.recipe), optimizer=config.optimizer)
     for arm in (arm for arm in changes if arm in trained):
         num = arm.accumulation_steps
         optimizer = with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
-        yield Course(arm, optimizer, small_arm(setting, num, optimizer), True)
-
-
-def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
-    """All of them, or the `trained_arm` of the configuration; ConfigError where that is none of them."""
-    if config.trained_arm is None:
-        return arms
-    if config.trained_arm not in map(str, arms):
-        raise ConfigError("trained_arm", config.trained_arm, f"one of {', '.join(map(str, arms))}")
-    return [ArmName.parse(config.trained_arm)]
+        yield Course(arm, small_arm(setting, num, optimizer), optimizer=optimizer, small=True)
 
 
 def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
@@ -191,16 +165,14 @@ def arm_at(setting: Setting, num: int) -> Arm:
     return small_arm(setting, num, with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num))
 
 
-def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row:
+def _row(setting: Setting, course: Course, chosen: Samples) -> Row:
     config, arm = setting.config, course.arm
     ended = at_the_end(arm)
     row = {
         **course.name.columns,
-        "step_samples": max(arm.recipe.split(config.effective_batch))
-        if course.steps_every_micro_batch
-        else config.effective_batch,
+        "step_samples": max(arm.recipe.split(config.effective_batch)) if course.small else config.effective_batch,
         "rate": course.optimizer.lr,
-        "samples": samples,
+        "samples": course.samples,
         **{f"test_{name}": value for name, value in ended.items()},
         "gap": ended["loss"] - course.curve["curve_probe_loss"][-1],
         **course.curve,

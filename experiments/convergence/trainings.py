@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from accumulation_harness.analysis.answering import Interval, Results, statistics
+from accumulation_harness.analysis.answering import Results
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.experiments.shared.tuning import best_rates, longest
+from accumulation_harness.experiments.shared.tuning import Contrast, best_rates, contrasts, longest
 from accumulation_harness.judge.paired import Paired, corrected, half_spread
 
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
@@ -34,13 +33,6 @@ NAMES = {
 OWN_RATE = ("small_batch", "small_batch_memory")  # the others compute what the full batch does, and have its rate
 
 
-class Reach(NamedTuple):
-    """What it took to come to a target, or how far the training went without."""
-
-    value: float
-    reached: bool
-
-
 def trainings(results: Results) -> DataFrame:
     """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
     rows = longest(results.study("learning_curves", ["recalibrated_test_loss"]), SETTING)
@@ -56,14 +48,13 @@ def arm_name(arm: object, num: object) -> str:
 # Of one curve ------------------------------------------------------------------------------------------------------------------
 
 
-def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> Reach:
-    """The cost at which the loss first is `target` or less, linear between points; the last cost, censored, where it never is."""
+def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> float:
+    """The cost at which the loss first is `target` or less, linear between points; infinite where it never is."""
     i = next((i for i, value in enumerate(loss) if value <= target), None)
     if i is None:
-        return Reach(cost[-1], False)
-    before = loss[i - 1] if i else math.inf
-    share = (before - target) / (before - loss[i]) if math.isfinite(before) else 1.0
-    return Reach(cost[i - 1] + share * (cost[i] - cost[i - 1]) if share < 1 else cost[i], True)
+        return math.inf
+    share = (loss[i - 1] - target) / (loss[i - 1] - loss[i]) if i and math.isfinite(loss[i - 1]) else 1.0
+    return cost[i - 1] + share * (cost[i] - cost[i - 1]) if share < 1 else cost[i]
 
 
 def area(samples: Sequence[float], loss: Sequence[float]) -> float:
@@ -85,20 +76,6 @@ def roughness(loss: Sequence[float]) -> float:
     """
     bends = np.diff(np.log(loss[len(loss) // 10 :]), 2)
     return float(np.sqrt(np.mean(bends**2) / 6))
-
-
-def median_reach(found: Sequence[Reach]) -> float:
-    """Kaplan and Meier's median: the least cost by which half have reached the target; NaN where censoring hides it.
-
-    S(t) = product over t_i <= t of (1 - reached at t_i / still running at t_i).
-    """
-    survival = 1.0
-    for cost in sorted({one.value for one in found if one.reached}):
-        running = sum(one.value >= cost for one in found)
-        survival *= 1 - sum(one.reached and one.value == cost for one in found) / running
-        if survival <= 0.5:
-            return cost
-    return math.nan
 
 
 # Of many trials ----------------------------------------------------------------------------------------------------------------
@@ -143,7 +120,7 @@ def targets(rows: DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
     return found
 
 
-def reaches(rows: DataFrame, target: float, cost: str) -> list[Reach]:
+def reaches(rows: DataFrame, target: float, cost: str) -> list[float]:
     """What each training took to the target; `cost` is samples, optimizer_steps or seconds."""
     return [reach(*pair, target) for pair in zip(rows[f"curve_{cost}"], rows["curve_probe_loss"], strict=True)]
 
@@ -154,63 +131,30 @@ class Beside:
 
     key: tuple[object, ...]  # setting and arm
     pairs: Paired
+    is_usable: bool  # enough seeds, both rates inside the grid
     spread: float  # standard deviation of the differences over that of the null's; NaN where the null has none
 
 
-def beside_full(rows: DataFrame, measure: str = "test_loss") -> list[Beside]:
-    """Every arm beside the full batch of its setting, on judging seeds, from `judged`; Holm-corrected over all."""
-    found = []
-    for key, own in rows.groupby(list(SETTING)):
-        full = own.query("arm == 'full'").set_index("seed")[measure].astype(float)
-        null = _differences(own.query("arm == 'permuted'"), full, measure)
-        band = np.std(null, ddof=1) if len(null) > 1 else 0.0
-        for arm, arms in own.query("arm != 'full'").groupby(list(ARM)):
-            differences = tuple(_differences(arms, full, measure))
-            found.append(Beside(
-                key=(*key, *arm),
-                pairs=Paired(differences=differences, margin_at=half_spread([*full])),
-                spread=float(np.std(differences, ddof=1) / band) if len(differences) > 1 and band > 0 else math.nan,
-            ))  # fmt: skip
-    pairs = corrected([one.pairs for one in found])
-    return [replace(one, pairs=own) for one, own in zip(found, pairs, strict=True)]
+def beside_full(rows: DataFrame) -> list[Beside]:
+    """Every arm's test loss beside the full batch's of its setting, from `judged`; Holm-corrected over all."""
+    full = rows.query("arm == 'full'")
+    found = contrasts(rows.query("arm != 'full'"), full, SETTING, ["test_loss"], ARM)
+    bands = {one.key[:-2]: np.std(one.of(), ddof=1) for one in found if one.key[-2] == "permuted" and len(one.rows) > 1}
+    spreads = {key: half_spread(own["test_loss"].tolist()) for key, own in full.groupby(list(SETTING))}
+    pairs = corrected([Paired(differences=tuple(one.of()), margin_at=spreads[one.key[:-2]]) for one in found])
+    return [
+        Beside(key=one.key, pairs=own, is_usable=one.is_usable,
+               spread=float(np.std(one.of(), ddof=1) / band) if len(one.rows) > 1 and band > 0 else math.nan)
+        for one, own in zip(found, pairs, strict=True) for band in [bands.get(one.key[:-2], 0.0)]
+    ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The full batch beside the smallest small batch of a setting, at equal samples, each at its own rate; judging seeds."""
-
-    key: tuple[object, ...]  # the setting
-    batch: float  # samples of a step of the small one
-    full: DataFrame  # by seed
-    small: DataFrame
-
-    def differences(self, of: str = "test_loss") -> list[float]:
-        """Of the full batch less the small batch, paired by seed."""
-        return (self.full[of] - self.small[of]).astype(float).dropna().tolist()
-
-    def interval(self, level: float, of: str = "test_loss") -> Interval:
-        """The mean of `differences`."""
-        return statistics.mean_interval(self.differences(of), level=level)
-
-    @property
-    def change(self) -> float:
-        """Relative change of the validation loss in the last fifth: of the two arms' medians over seeds the larger."""
-        return max(abs(float(np.median([drift(c) for c in arm["curve_validation_loss"]]))) for arm in (self.full, self.small))
-
-
-def pairs(rows: DataFrame) -> list[Pair]:
-    """One of each setting whose two rates lie inside the grid; of rows from `judged`."""
-    found = []
-    rows = rows[rows["interior"].astype(bool)].set_index("seed")
-    rows = rows.assign(log_roughness=rows["curve_probe_loss"].map(roughness).map(math.log))
-    for key, own in rows.groupby(list(SETTING)):
-        full, small = (own.query("arm == @arm") for arm in ("full", "small_batch"))
-        small = small[small["accumulation_steps"] == small["accumulation_steps"].max()]
-        if len(full) and len(small):
-            found.append(Pair(key=key, batch=small["step_samples"].iloc[0], full=full, small=small))
-    return found
-
-
-def _differences(arm: DataFrame, full: Series[float], measure: str) -> list[float]:
-    own = arm.set_index("seed")[measure].astype(float)
-    return (own - full)[own.index.intersection(full.index)].tolist()
+def pairs(rows: DataFrame) -> list[Contrast]:
+    """The full batch less the smallest small batch of each setting, at equal samples; of rows from `judged`."""
+    rows = rows.assign(
+        log_roughness=rows["curve_probe_loss"].map(roughness).map(math.log), drift=rows["curve_validation_loss"].map(drift)
+    )
+    full, small = (rows.query("arm == @arm") for arm in ("full", "small_batch"))
+    most = small.groupby(list(SETTING))["accumulation_steps"].transform("max")
+    found = contrasts(full, small[small["accumulation_steps"] == most], SETTING, ["test_loss", "log_roughness", "gap"])
+    return [one for one in found if one.is_usable]

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from pandas import DataFrame
 
 from accumulation_harness.analysis.answering import spread, statistics
-from accumulation_harness.experiments.convergence.trainings import ARM, MARGIN, NAMES, OWN_RATE, SETTING, reaches, targets
-from accumulation_harness.experiments.shared.tuning import FEWEST_SEEDS, LEVEL
+from accumulation_harness.experiments.convergence.trainings import MARGIN, NAMES, OWN_RATE, SETTING, reach, targets
+from accumulation_harness.experiments.shared.tuning import FEWEST_SEEDS, LEVEL, Contrast, contrasts
 
 COSTS = ("samples", "optimizer_steps", "seconds")
 
@@ -24,30 +25,31 @@ class Wasteful(StrEnum):
     undecided = "undecided"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Instead:
-    """Small batches of b beside N accumulated micro-batches of b, on the same samples, each at its own rate; judging seeds."""
+    """Small batches of b less N accumulated micro-batches of b, on the same samples, each at its own rate; judging seeds."""
 
-    setting: tuple[object, ...]
-    arm: str
-    num: int  # N
-    batch: float  # b
-    loss: tuple[float, ...]  # test loss less accumulation's, paired by seed
-    costs: dict[str, tuple[float, ...]]  # log of what it took to the last target over accumulation's, where both came there
-    full_seconds: tuple[float, ...]  # the same of the full batch
-    interior: bool  # whether both rates lie inside the grid
+    small: Contrast  # of the test loss, and of the logs of what it took to the last target, where both came there
+    full_seconds: list[float]  # the same of the full batch
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """Without N and the kind of small batch."""
+        return self.small.key[: len(SETTING)]
 
     @property
     def name(self) -> str:
         """The small batch in words."""
-        return f"{NAMES[self.arm].replace('batch', f'batch of {self.batch:g}')}, N = {self.num}"
+        *_, num, arm = self.small.key
+        size = self.small.rows["step_samples"].iloc[0]
+        return f"{NAMES[arm].replace('batch', f'batch of {size:g}')}, N = {num}"
 
     def verdict(self, level: float = 1 - LEVEL) -> Wasteful:
         """`yes`: fewer seconds, and a loss that is no worse by the margin; `no`: more seconds, or worse by the margin."""
-        if not self.interior or len(self.loss) < FEWEST_SEEDS:
+        if not self.small.is_usable:
             return Wasteful.undecided
-        loss, seconds = (statistics.mean_interval(values, level=level) for values in (self.loss, self.costs["seconds"]))
-        all_arrive = len(self.costs["seconds"]) == len(self.loss)
+        loss, seconds = (self.small.interval(level, value) for value in ("test_loss", "seconds"))
+        all_arrive = len(self.small.of("seconds")) == len(self.small.of())
         if loss.low > MARGIN or (all_arrive and seconds.low > 0):
             return Wasteful.no
         return Wasteful.yes if all_arrive and loss.high < MARGIN and seconds.high < 0 else Wasteful.undecided
@@ -55,27 +57,26 @@ class Instead:
 
 def instead_of_accumulating(rows: DataFrame, judged: DataFrame) -> list[Instead]:
     """One per setting, N and kind of small batch, from `convergence.trainings` and of these `convergence.judged`."""
-    found, levels = [], targets(rows)
-    for key, own in judged.groupby(list(SETTING)):
-        level = levels[tuple(key)][-1]
-        arms = {arm: one.set_index("seed") for arm, one in own.groupby(list(ARM))}
-        for (arm, num), small in arms.items():
-            plain, full = arms.get(("accumulated", num)), arms.get(("full", 1))
-            if arm not in OWN_RATE or plain is None or full is None:
-                continue
-            found.append(Instead(
-                setting=tuple(key), arm=str(arm), num=int(str(num)), batch=float(small["step_samples"].iloc[0]),
-                loss=tuple((small["test_loss"] - plain["test_loss"]).dropna().astype(float)),
-                costs={cost: _logs(small, plain, level, cost) for cost in COSTS},
-                full_seconds=_logs(full, plain, level, "seconds"),
-                interior=bool(small["interior"].all() and plain["interior"].all()),
-            ))  # fmt: skip
-    return found
+    levels = targets(rows)
+    last = [levels[key][-1] for key in judged[[*SETTING]].itertuples(index=False, name=None)]
+    for cost in COSTS:
+        curves = zip(judged[f"curve_{cost}"], judged["curve_probe_loss"], last, strict=True)
+        judged = judged.assign(**{cost: [_log(reach(*curve)) for curve in curves]})
+    plain = judged.query("arm == 'accumulated'")
+    by_n = [*SETTING, "accumulation_steps"]
+    full = {one.key: one for one in contrasts(plain, judged.query("arm == 'full'"), SETTING, ["seconds"], by_n[-1:])}
+    small = contrasts(judged[judged["arm"].isin(OWN_RATE)], plain, by_n, ["test_loss", *COSTS], ["arm"])
+    return [Instead(one, [-off for off in full[one.key[:-1]].of("seconds")]) for one in small if one.key[:-1] in full]
+
+
+def _log(cost: float) -> float:
+    """NaN where the target was not reached, or cost nothing."""
+    return math.log(cost) if 0 < cost < math.inf else math.nan
 
 
 def verdicts(found: Sequence[Instead]) -> list[Wasteful]:
     """Of each, with intervals by Bonferroni over all that have enough seeds."""
-    judged = sum(len(one.loss) >= FEWEST_SEEDS for one in found)
+    judged = sum(len(one.small.of()) >= FEWEST_SEEDS for one in found)
     return [one.verdict(1 - LEVEL / max(1, judged)) for one in found]
 
 
@@ -114,9 +115,3 @@ def times(logs: Sequence[float]) -> str:
     one = statistics.mean_interval(logs)
     middle = f"{math.exp(one.estimate):.2f}"
     return middle if math.isnan(one.low) else f"{middle} ({math.exp(one.low):.2f} to {math.exp(one.high):.2f})"
-
-
-def _logs(arm: DataFrame, plain: DataFrame, level: float, cost: str) -> tuple[float, ...]:
-    both = arm.index.intersection(plain.index)
-    pairs = zip(*(reaches(rows.loc[both], level, cost) for rows in (arm, plain)), strict=True)
-    return tuple(math.log(a.value / b.value) for a, b in pairs if a.reached and b.reached and a.value and b.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from pandas import DataFrame
 
 from accumulation_harness.analysis import sections, tables
@@ -36,42 +35,28 @@ def answer(arms: DataFrame) -> Answer:
     """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
     accumulated = arms.query("arm == 'accumulated'")
     bound = accumulated.query("norm == 'batch' and micro_batch < effective_batch")
-    free = accumulated.drop(bound.index)
-    null = arms.query("arm == 'permuted'")
-    sentences = tuple(filter(None, (_without(free), _with(bound), _null(null))))
-    by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)
-    as_predicted = pd.concat([free["verdict"].eq("equivalent"), by_batch_statistics, null["verdict"].eq("equivalent")])
-    open_cases = pd.concat([part["verdict"].eq("inconclusive") for part in (free, bound, null)])
-    if not (as_predicted | open_cases).all():
-        return Answer(sentences, False)
-    return Answer(sentences, None if open_cases.any() or free.empty or bound.empty else True)
-
-
-def _without(arms: DataFrame) -> str:
-    if arms.empty:
-        return ""
-    good = arms.query("verdict == 'equivalent'")
-    worst = f" (largest float64 difference {good['algebra_error'].max():.0e}, gate {ALGEBRA_GATE:.0e})" if len(good) else ""
-    rest = _others(arms, "equivalent")
-    return f"{len(good)} of {len(arms)} accumulated arms without BatchNorm are equivalent to the full batch{worst}{rest}."
-
-
-def _with(arms: DataFrame) -> str:
-    if arms.empty:
-        return ""
-    different = arms.query("verdict == 'different'")
-    explained = different[different["explained"] & different["cause"].eq(Cause.batch_statistics)]
-    share = "all" if len(explained) == len(different) else f"{len(explained)} of them"
+    free, null = accumulated.drop(bound.index), arms.query("arm == 'permuted'")
+    same, still = (part["verdict"].eq("equivalent") for part in (free, null))
+    parted = bound["verdict"].eq("different")
+    explained = bound[parted & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)]
+    worst = (
+        f" (largest float64 difference {free[same]['algebra_error'].max():.0e}, gate {ALGEBRA_GATE:.0e})" if same.any() else ""
+    )
     oracle = f"largest oracle error {explained['oracle_error'].max():.0e}" if len(explained) else "no oracle agrees"
-    reason = f", {share} explained exactly by batch statistics ({oracle})" if len(different) else ""
-    return f"{len(different)} of {len(arms)} BatchNorm arms are different{reason}{_others(arms, 'different')}."
-
-
-def _null(arms: DataFrame) -> str:
-    if arms.empty:
-        return ""
-    good = (arms["verdict"] == "equivalent").sum()
-    return f"The check on the test itself, a full batch in another order, is called equivalent {good} of {len(arms)} times."
+    which = "all" if len(explained) == parted.sum() else f"{len(explained)} of them"
+    reason = f", {which} explained exactly by batch statistics ({oracle})" if parted.any() else ""
+    told = (
+        (free, f"{counted(same)} accumulated arms without BatchNorm are equivalent to the full batch{worst}"
+               f"{_others(free, 'equivalent')}."),
+        (bound, f"{counted(parted)} BatchNorm arms are different{reason}{_others(bound, 'different')}."),
+        (null, f"The check on the test itself, a full batch in another order, is called equivalent {counted(still)} times."),
+    )  # fmt: skip
+    sentences = tuple(sentence for part, sentence in told if len(part))
+    fallen = len(free) + len(bound) + len(null) - same.sum() - len(explained) - still.sum()
+    left = sum(part["verdict"].eq("inconclusive").sum() for part in (free, bound, null))
+    if fallen > left:
+        return Answer(sentences, False)
+    return Answer(sentences, None if left or free.empty or bound.empty else True)
 
 
 def _others(arms: DataFrame, usual: str) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import faults, tables
 from accumulation_harness.analysis.answering import (
-    INHERENT,
-    MEANINGS,
-    ON_RANKS,
     Advice,
     Answer,
     Experiment,
     Material,
+    Picture,
     Rate,
     Results,
     Section,
@@ -29,6 +28,7 @@ from accumulation_harness.analysis.answering import (
     table,
     table_by,
 )
+from accumulation_harness.analysis.figures.style import new_figure, style
 from accumulation_harness.experiments.fault_matrix.watched import random_settings
 
 NAMED = 0.97  # of the detected, at least
@@ -98,27 +98,39 @@ def matrix(material: Material) -> Section:
     free = rows.query("verdict_correct == 'equivalent'")
     checks = faults.by_check(free).groupby(free["arm"]).mean().rename(columns=faults.CHECKS)
     shares = rows.groupby("arm")[["detected", "named"]].mean().join(checks).reindex(order)
-    caption = (
-        "Share of the trials that the fault changes; the checks in the "
-        f"{free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm)."
+    picture = Picture(
+        "matrix",
+        figure_shares(shares),
+        "Faults in rows; the share detected and named, and the share rejected by each check, in columns.",
+        "Share of the trials that the fault changes, in percent; the checks in the "
+        f"{free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm).",
     )
-    blocks: list[Table | str] = [
-        _hiding(known),
-        _table(shares.map(lambda value: "-" if np.isnan(value) else percent(value)), caption),
-    ]
+    blocks: list[Table | Picture | str] = [_hiding(known), picture]
     if len(known):
         curve = (
             "The loss curve: the median of the optimizer steps until the reported loss leaves the correct arm's by more than "
             f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does, and in which share of the trials; never: in "
             f"no trial, within {rows['steps'].max()} steps. Trials without readable step rows are left out."
         )
-        blocks.append(_table(until_visible(known).reindex(order).fillna("-"), curve))
+        cells = until_visible(known).reindex(order).fillna("-")
+        blocks.append(table(" | ".join(["fault", *cells]), cells.reset_index().to_numpy().tolist(), curve))
     return section("Who sees which fault", *blocks)
 
 
-def _table(cells: DataFrame, caption: str) -> Table:
-    """A line for each fault."""
-    return table(" | ".join(["fault", *map(str, cells)]), cells.reset_index().to_numpy().tolist(), caption)
+def figure_shares(shares: DataFrame) -> Figure:
+    """Shares as shades, in percent; empty: not run."""
+    with style():
+        figure = new_figure(9.4, 1 + 0.25 * len(shares))
+        axes = figure.subplots()
+        axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1.5, edgecolors="white", linewidth=1.5)
+        for (row, column), value in np.ndenumerate(shares):
+            axes.text(column + 0.5, row + 0.5, "" if np.isnan(value) else f"{100 * value:.3g}", ha="center", va="center")
+        axes.set_xticks(np.arange(shares.shape[1]) + 0.5, shares.columns.tolist(), rotation=20, ha="left")
+        axes.set_yticks(np.arange(len(shares)) + 0.5, shares.index.tolist())
+        axes.xaxis.tick_top()
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    return figure
 
 
 def until_visible(rows: DataFrame) -> DataFrame:
@@ -195,14 +207,6 @@ def _together(flags: Series[bool]) -> str:
     return counted(flags).replace(" ", "\u00a0")
 
 
-def elsewhere(_material: Material) -> Section:
-    """Faults of the catalogue that are not arms of the matrix."""
-    rows = [(MEANINGS[cause].fault, cause, "inherent: a setting of the trial, diagnosed as its cause") for cause in INHERENT]
-    rows += [(MEANINGS[cause].fault, cause, "on two processes: the experiment replicas") for cause in ON_RANKS]
-    caption = f"{len(rows)} of the catalogue's faults have no arm here. Nothing above says anything of them."
-    return section("Faults that are not here", table("id | cause | why", sorted(rows), caption))
-
-
 def is_my_trainer_right(results: Results) -> Advice:
     """Of all faults planted anywhere."""
     wrong = faults.catalogue(results.arms)
@@ -232,5 +236,5 @@ EXPERIMENT = Experiment(
     f"reaches beyond {percent(IN_TRIALS)}. Intervals are over trials, whose arms share data and weights.",
     answer=answer,
     advice=is_my_trainer_right,
-    sections=(matrix, misses, settings, elsewhere, random_settings),
+    sections=(matrix, misses, settings, random_settings),
 )

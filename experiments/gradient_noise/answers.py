@@ -24,9 +24,10 @@ from accumulation_harness.analysis.answering import (
     curves,
     formula,
     lines,
+    number,
     points,
     section,
-    table_by,
+    span,
     undecided,
 )
 from accumulation_harness.judge.statistics import mean_interval
@@ -112,7 +113,6 @@ def variance_section(material: Material) -> Section:
     own = rows[rows["trial"] == min(rows["trial"])]
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
-    columns = (("replacement", {True: "with", False: "without"}.get), "batch", "off n", "off mean", "off min", "off max")
     picture = Picture(
         "variance",
         figure_variance(own, chosen),
@@ -121,14 +121,12 @@ def variance_section(material: Material) -> Section:
         f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
         "samples; nothing is fitted.",
     )
-    head = "replacement | B | points | mean of measured/formula | smallest | largest"
-    caption = (
-        "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
-        "depend on one another."
+    off = rows["variance"] / rows["expected"]
+    text = (
+        f"Measured over predicted variance, over all trials and moments: {number(off.mean())} in the mean, {span(off)}. It does "
+        "not cover other data sets, or samples that depend on one another."
     )
-    rows = rows.assign(off=rows["variance"] / rows["expected"])
-    cells = table_by(rows, "replacement batch", head, columns, caption, folded=True)
-    return section("The variance falls as 1/B", picture, cells)
+    return section("The variance falls as 1/B", text, picture)
 
 
 EXPERIMENT = Experiment(

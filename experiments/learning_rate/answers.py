@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 
+import numpy as np
 import pandas as pd
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
     CONDITIONAL,
     CONFIRMED,
@@ -20,20 +22,18 @@ from accumulation_harness.analysis.answering import (
     Picture,
     Results,
     Section,
-    Table,
     claim,
+    curves,
     estimated,
-    needed,
+    lines,
+    mean_curve,
     number,
     section,
-    span,
     statistics,
-    table_by,
     undecided,
 )
 from accumulation_harness.experiments.learning_rate import rates as learning_rates
 from accumulation_harness.experiments.learning_rate.rates import RULES
-from accumulation_harness.experiments.momentum import figures
 
 APART = 1e-2  # relative change of the loss that another learning rate must make for the comparison to mean anything
 STABLE = 0.1  # nats of training loss above that at the batch's best rate; a tenth of a nat is 10 % in likelihood
@@ -179,45 +179,28 @@ def best_batches(results: Results) -> ClaimResult:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def true_batch(material: Material) -> Section:
-    """Held-out losses at the rate of the true batch, and at sqrt N and N times it."""
-    pairs = learning_rates.against_true_batch(material.results)
-    needed(pairs)
-    head = "optimizer | rate of the true batch | factor | seeds | held-out loss off by, relative"
-    caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
-    columns = (
-        "optimizer", "lr_full", ("factor", "{:g}".format), "seed n",
-        lambda own: f"{number(own['difference'].median())} ({span(own['difference'])})",
-    )  # fmt: skip
-    cells = table_by(pairs.assign(factor=pairs["factor"].round(6)), "optimizer factor", head, columns, caption)
-    return section("Against the true batch: the same rate", cells)
-
-
 def over_rates(material: Material) -> Section:
-    """Losses over the learning rate by batch size, and under each rule of scaling."""
+    """Losses over the learning rate by batch size."""
     text = (
         "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "
         "optimizers, and the range of rates that train at all does not: there linear scaling ends. All losses are those of a "
         "perceptron on 1,500 digits over six epochs."
     )
-    pictures = (
-        Picture(
-            f"rates-{optimizer}",
-            figures.figure_rates(own, "batch", lambda value: f"batch of {value:.0f}", ("tail_loss", "held_out_loss")),
-            f"Training and held-out loss over the learning rate under {optimizer}, one line per batch size.",
-            f"{optimizer}: loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which "
-            "the loss of some seed became NaN are left out.",
-        )
-        for optimizer, own in learning_rates.trained(material.results).groupby("optimizer")
+    measures = {"tail_loss": "training", "held_out_loss": "held-out"}
+    panels = {}
+    for optimizer, own in learning_rates.trained(material.results).groupby("optimizer"):
+        for measure, title in measures.items():
+            cells = tables.cells(own, ["batch", "lr"], lambda at, of=measure: tables.paired_comparison(at[of].tolist(), 1.0))  # type: ignore[misc]
+            finite = cells[np.isfinite(cells["mean"])].astype({"batch": int})
+            panels[f"{optimizer}: {title} loss, nats"] = lines(finite, "batch", "lr", names="batch of {}".format, of=mean_curve)
+    picture = Picture(
+        "rates",
+        curves(panels, "learning rate", "", axes=("steps", "linear"), size=(9.4, 2.8), columns=2, sharey=False, ncols=6),
+        "Training and held-out loss over the learning rate under each optimizer, one line per batch size.",
+        "Loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which the loss of some seed "
+        "became NaN are left out.",
     )
-    return section("Loss over rate and batch size", text, *pictures, _rule_table(material.results))
-
-
-def _rule_table(results: Results) -> Table:
-    head = "optimizer | batch | scaling from the smallest batch | rate | training loss | at its best rate | excess"
-    columns = ("optimizer", ("batch", "{:.0f}".format), "rule", "lr", "loss", "tuned", "excess")
-    caption = "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN."
-    return table_by(learning_rates.scaled(results), "", head, columns, caption)
+    return section("Loss over rate and batch size", text, picture)
 
 
 EXPERIMENT = Experiment(
@@ -230,5 +213,5 @@ EXPERIMENT = Experiment(
     f"{STABLE:g} nats of the best rate's training loss. Held-out losses are compared from {LEAST_SEEDS} seeds on. All of it "
     "holds for this model and length.",
     claims=(rate_has_to_be_raised, linear_scaling_is_stable, best_batches),
-    sections=(true_batch, over_rates),
+    sections=(over_rates,),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from accumulation_harness.experiments.convergence.learning_curves import evaluation
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
-from accumulation_harness.experiments.shared.convergence import End, train
+from accumulation_harness.experiments.shared.convergence import Training, train, trainings
 from accumulation_harness.experiments.shared.measuring import Arm, Candidate, OnStep, Row, Setting, accumulated, outcome
 
 
@@ -42,11 +42,11 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     for num, one in steps.items():
         small = small_batch(accumulated(config, num))
         chosen.append(Candidate("trained", dataclasses.replace(small, after_backward=(*small.after_backward, one.count))))
-    ends = train(setting, chosen, on_step)
+    ends = train(setting, trainings(setting, chosen), on_step)
     return [_row(end, one, config.effective_batch) for end, one in zip(ends, steps.values(), strict=True)]
 
 
-def _row(end: End, steps: Steps, effective_batch: int) -> Row:
+def _row(end: Training, steps: Steps, effective_batch: int) -> Row:
     """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term.
 
     The held-out samples have two halves: one to choose a learning rate by, the other to judge what was chosen.
@@ -54,7 +54,7 @@ def _row(end: End, steps: Steps, effective_batch: int) -> Row:
     held = end.arm.workload.held_out
     middle = len(held) // 2
     return {
-        "accumulation_steps": end.candidate.recipe.accumulation_steps,
+        "accumulation_steps": end.name.accumulation_steps,
         "batch": max(end.arm.recipe.split(effective_batch)),
         "samples": end.samples,
         "optimizer_steps": steps.taken,

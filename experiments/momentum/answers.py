@@ -21,7 +21,6 @@ from accumulation_harness.analysis.answering import (
     estimated,
     needed,
     number,
-    power,
     section,
     span,
     statistics,
@@ -29,7 +28,6 @@ from accumulation_harness.analysis.answering import (
     takes,
     undecided,
 )
-from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
 
 APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
@@ -206,7 +204,7 @@ def order(material: Material) -> Section:
     needed(rows)
     head = "model | dropout | arm | n | gradient | state | weights | running statistics"
     columns = (
-        "model", ("dropout", "{:g}".format), ("arm", figures.LABELS.get), "trial n", "gradient_error max", "state_error max",
+        "model", ("dropout", "{:g}".format), ("arm", optimizers.LABELS.get), "trial n", "gradient_error max", "state_error max",
         "parameter_error max", "buffer_error max",
     )  # fmt: skip
     rows = rows.assign(model=rows["workload"] + " " + rows["norm"])
@@ -224,7 +222,7 @@ def memory(material: Material) -> Section:
     lives = optimizers.half_lives(rows)
     head = "optimizer | state | arm | N | half-life in samples | predicted | largest relative error | n"
     lives = lives.assign(off=(lives["half_life"] / lives["predicted"] - 1).abs())
-    columns = ("optimizer", "entry", ("arm", figures.LABELS.get), "accumulation_steps", "half_life median", "predicted median",
+    columns = ("optimizer", "entry", ("arm", optimizers.LABELS.get), "accumulation_steps", "half_life median", "predicted median",
                "off max", "trial n")  # fmt: skip
     text = (
         "The state was decomposed into the gradients of all micro-batches seen so far, by least squares at fixed weights "
@@ -237,7 +235,7 @@ def memory(material: Material) -> Section:
     if len(own):
         picture = Picture(
             "memory",
-            figures.figure_memory(own),
+            optimizers.figure_memory(own),
             "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep "
             "line for small steps, and a line along the staircase for small steps at beta to the 1/N.",
             "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a "
@@ -263,39 +261,14 @@ def small_steps(material: Material) -> Section | None:
     )
     picture = Picture(
         "paths",
-        figures.figure_paths(steps),
+        optimizers.figure_paths(steps),
         "Distance of small steps to the window's path over windows: the same settings far off, the matched rate nearer, matched "
         "rate and memory nearest.",
         "Distance of the weights to those trained with windows, relative to how far these have moved, in float64; one trial per "
         "optimizer, largest N. The lowest line jumps at the short windows that end the epochs: they are one whole step on fewer "
         "samples.",
     )
-    table = optimizers.equal_table(material.results) if material.results.has("batch_sizes") else None
-    return section("N small steps against one window", text, picture, table)
-
-
-def beta2(material: Material) -> Section | None:
-    """Adam's losses at a small batch with the window's beta2 and with beta2^(1/N)."""
-    rows = optimizers.beta2_trials(material.results)
-    if rows.empty or rows["beta2"].nunique() < 2:
-        return None
-    differences = optimizers.beta2_differences(rows)
-    text = (
-        f"The rule of arXiv 2507.07101, beta2* = beta2^(B*/B), at b = {int(rows['batch'].iloc[0])} against the beta2 of a window "
-        f"of {int(rows['effective_batch'].iloc[0])}. {' '.join(_beta2_in_words(differences))} "
-        f"Training: {power(differences['training'].tolist())} Held-out: "
-        f"{power(differences['held_out'].tolist())} The paper's loss is that of unseen text in a single epoch; here the "
-        "training loss comes nearest to it, and 297 held-out digits are few. Only the direction of the effect carries over: a "
-        "perceptron on 1,500 digits for four epochs says nothing about its size elsewhere."
-    )
-    picture = Picture(
-        "beta2",
-        figures.figure_rates(rows, "beta2", lambda value: f"β₂ = {value:.4g}", ("tail_loss", "held_out_loss")),
-        "Training and held-out loss over learning rate for the two values of beta2 at small batch.",
-        "Loss over the learning rate after four epochs, mean and 95% interval over seeds. The training loss is that of the last "
-        "tenth of the windows.",
-    )
-    return section("Adam's second moment at a small batch", text, picture)
+    return section("N small steps against one window", text, picture)
 
 
 def do_i_change_rate_or_momentum(results: Results) -> Advice:
@@ -328,5 +301,5 @@ EXPERIMENT = Experiment(
     "seed, and hold for this model and length.",
     claims=(older_micro_batches, coupled_in_time, states_evolve_otherwise, memory_in_samples),
     advice=do_i_change_rate_or_momentum,
-    sections=(states, order, memory, small_steps, beta2),
+    sections=(states, order, memory, small_steps),
 )

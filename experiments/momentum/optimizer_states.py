@@ -38,7 +38,6 @@ from accumulation_harness.experiments.shared.measuring import (
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import worst
 from accumulation_harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
-from accumulation_harness.recipes.micro_batch import SplitPlan, hash_seed
 
 REORDERED = "reordered"  # the same micro-batches in another order
 PER_MICRO_BATCH = Cause.optimizer_state_per_micro_batch
@@ -49,28 +48,13 @@ SMALL_MEMORY = "small_steps_memory"  # and remembering as many samples: beta^(1/
 CHECKPOINTS = (1, 50)  # optimizer steps that are reported beside the last
 
 
-@dataclass(frozen=True)
-class InOrder:
-    """The micro-batches of `split` in another order, the same for all windows of a size; each keeps its samples."""
+def in_reverse(right: Recipe) -> Recipe:
+    """The micro-batches of every window from the last to the first; each keeps its samples."""
 
-    split: SplitPlan
-    seed: int
+    def arrange(window: Batch, _step: int) -> Batch:
+        return window.rows(torch.cat(torch.arange(len(window)).split(right.split(len(window)))[::-1]))
 
-    def __call__(self, window_size: int) -> list[int]:
-        """Sizes of the micro-batches in their new order."""
-        sizes = self.split(window_size)
-        return [sizes[k] for k in self.order(len(sizes))]
-
-    def arrange(self, window: Batch, _step: int) -> Batch:
-        """The window's rows, micro-batch by micro-batch in the new order."""
-        sizes = self.split(len(window))
-        chunks = torch.arange(len(window)).split(sizes)
-        return window.rows(torch.cat([chunks[k] for k in self.order(len(sizes))]))
-
-    def order(self, num: int) -> list[int]:
-        """A permutation of `num` micro-batches that moves at least two of them (`num` > 1)."""
-        drawn: list[int] = torch.randperm(num, generator=torch.Generator().manual_seed(hash_seed(self.seed, num))).tolist()
-        return drawn if drawn != sorted(drawn) else drawn[::-1]
+    return dataclasses.replace(right, split=lambda size: right.split(size)[::-1], arrange=arrange)
 
 
 @dataclass(frozen=True)
@@ -117,8 +101,7 @@ def _compared_arms(config: TrialConfig) -> Iterator[ComparedArm]:
     yield ComparedArm(Candidate(PERMUTED, permuted(config, 0)), full)
     for num in config.accumulation_steps:
         right = accumulated(config, num)
-        ordering = InOrder(right.split, config.seed)
-        other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
+        other_order = in_reverse(right)
         yield ComparedArm(Candidate(ACCUMULATED, right), full)
         yield ComparedArm(Candidate(REORDERED, other_order), ArmName(ACCUMULATED, num))
         yield ComparedArm(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), full)

@@ -6,24 +6,40 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.answering import (
+    ALGEBRA_GATE,
     Cause,
     Material,
     Picture,
     Results,
     Section,
     Table,
+    by_optimizer,
+    curves,
+    lines,
     names,
     needed,
     section,
     table_by,
 )
-from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.shared.tuning import at_best_rate
 
+LABELS = {
+    "permuted": "full batch, rows permuted",
+    "accumulated": "accumulated",
+    "reordered": "accumulated, another order",
+    Cause.optimizer_state_per_micro_batch: "state per micro-batch (a fault)",
+    "small_steps": "small steps",
+    "small_steps_reordered": "small steps, another order",
+    "small_steps_rate": "small steps, rate over N",
+    "small_steps_memory": "small steps, rate and beta^(1/N)",
+}
+STATES = ("permuted", "accumulated", "reordered", Cause.optimizer_state_per_micro_batch, "small_steps")
+PATHS = ("small_steps", "small_steps_rate", "small_steps_memory")
 ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}
 
@@ -133,7 +149,7 @@ def states_section(material: Material, rows: DataFrame) -> Section:
     steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
     picture = Picture(
         "states",
-        figures.figure_states(steps),
+        figure_states(steps),
         "Relative difference to the reference over optimizer steps, one panel per optimizer: correct accumulation and another "
         "order stay near 1e-15, state per micro-batch and small steps near 1.",
         "Relative difference of the optimizer state (of the weights under SGD, which keeps none) over optimizer steps in "
@@ -173,21 +189,30 @@ def state_table(rows: DataFrame) -> Table:
     return table_by(rows, "model optimizer", head, columns, caption, sort=False)
 
 
-def equal_table(results: Results) -> Table | None:
-    """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
-    rows = results.study("batch_sizes").query("optimizer == 'momentum'")
-    needed(rows)
-    head = (
-        "batch | learning rate | momentum | samples | steps | held-out loss | accuracy | "
-        "after as many steps as the window | seeds"
-    )
-    columns = (
-        "batch", "lr", "momentum", ("samples", "{:.0f}".format), ("optimizer_steps", "{:.0f}".format), "held_out_loss interval",
-        ("held_out_accuracy mean", "{:.1%}".format), "early_held_out_loss interval", "seed n",
-    )  # fmt: skip
-    caption = (
-        "Held-out loss in nats per sample, mean and 95% t interval over seeds. The column of the held-out loss compares at equal "
-        "samples, the last but one at equal steps, where the small batch has seen 1/N of the samples. Holds for this model and "
-        "length."
-    )
-    return table_by(rows, "batch lr momentum", head, columns, caption)
+def figure_states(steps: DataFrame) -> Figure:
+    """Difference of the state (of the weights where there is none) over optimizer steps, a panel per optimizer."""
+    rows = steps[steps["arm"].isin(STATES)].assign(off=steps["state_error"].fillna(steps["parameter_error"]))
+    shown = {name: lines(own, "arm", "step", "off", LABELS.get, marker="") for name, own in by_optimizer(rows).items()}
+    return curves(shown, "optimizer step", "relative difference", axes=("linear", "log"), level=(ALGEBRA_GATE, "gate"))
+
+
+def figure_paths(steps: DataFrame) -> Figure:
+    """Distance of small steps to the window's weights over windows, a panel per optimizer."""
+    most = steps["accumulation_steps"].max()
+    rows = steps.query("accumulation_steps == @most and arm in @PATHS")
+    shown = {
+        f"{name}, N = {most}": lines(own, "arm", "step", "parameter_error", LABELS.get, marker="")
+        for name, own in by_optimizer(rows).items()
+    }
+    return curves(shown, "window", "distance to the window's weights", axes=("linear", "log"))
+
+
+def figure_memory(memory: DataFrame) -> Figure:
+    """Weight of past micro-batches over their age in samples: a panel per entry, of the first trial and the smallest N."""
+    chosen = by_optimizer(memory[memory["accumulation_steps"] == memory["accumulation_steps"].min()])
+    shown = {
+        f"{name}: {entry}": lines(own[own["trial"] == own["trial"].iloc[0]], "arm", "age", "weight", LABELS.get)
+        for name, rows in chosen.items()
+        for entry, own in rows.groupby("entry")
+    }
+    return curves(shown, "age in samples", "weight, newest = 1", axes=("linear", "linear"), ylim=(0, 1.05))

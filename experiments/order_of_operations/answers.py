@@ -226,22 +226,6 @@ def who_differs(material: Material) -> Section:
     return section("What happens when it is done otherwise", table_by(arms, "arm optimizer", head, columns, caption))
 
 
-def thresholds(material: Material) -> Section:
-    """What the optimizer consumes under each clipping threshold."""
-    rows = material.study("clipping_threshold")
-    name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
-    columns = ("arm", "name", ("threshold", {"clipped": "below the norm", "not_clipped": "above it"}.get), "error span",
-               "error_of_nth span")  # fmt: skip
-    head = "mean losses | threshold | c is | error | error of the N-th part"
-    caption = (
-        "Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
-        f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
-        "unchanged threshold happens to be right: active clipping hides a missing division."
-    )
-    cells = table_by(rows.assign(name=name), "arm name threshold", head, columns, caption, folded=True)
-    return section("Which threshold", cells)
-
-
 def resumed(material: Material) -> Section:
     """Trainings resumed from each kind of checkpoint."""
     rows = material.study("resumption")
@@ -271,5 +255,5 @@ EXPERIMENT = Experiment(
     f"distance to the full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings by bitwise comparison "
     "with uninterrupted ones.",
     claims=CLAIMS,
-    sections=(who_differs, resumed, thresholds),
+    sections=(who_differs, resumed),
 )

@@ -6,19 +6,23 @@ L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from accumulation_harness.config.arm_name import ACCUMULATED, FULL
-from accumulation_harness.measure import noise_scale
+from accumulation_harness.config import ConfigError, TrialConfig
+from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row, outcome
 from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import catalogue
 from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
 from accumulation_harness.recipes.remedies import batch_norms, calibrate
+from accumulation_harness.workloads import Batch
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -29,12 +33,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
-    ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)], on_step)
-    sizes = [max(end.candidate.recipe.split(config.effective_batch)) for end in ends]
+    ends = train(setting, trainings(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)]), on_step)
+    sizes = [max(end.arm.recipe.split(config.effective_batch)) for end in ends]
     values = {size: values_per_channel(setting, size) for size in set(sizes)} if setting.has_batch_norm else {}
     return [
         {
-            **end.candidate.name.columns,
+            **end.name.columns,
             "micro_batch": size,
             "samples": end.samples,
             **vars(outcome(end.arm, end.losses)),
@@ -64,33 +68,62 @@ def recalibrated(setting: Setting, arm: Arm) -> Row:
     return {f"recalibrated_{name}": value for name, value in again.items() if name.startswith("held_out")}
 
 
-@dataclass(frozen=True)
-class End:
-    """An arm after its training, with the losses of its optimizer steps."""
+@dataclass(eq=False)
+class Training:
+    """An arm in training, by the name that its rows have."""
 
-    candidate: Candidate
+    name: ArmName
     arm: Arm
-    losses: list[float]
-    samples: int  # of all its windows
+    losses: list[float] = field(default_factory=list)  # of its windows
+    seconds: list[float] = field(default_factory=list)  # inside its steps
+    samples: int = 0
+
+    def before(self, t: int, window: Batch) -> None:
+        """What is done before a window, and not timed."""
+
+    def take(self, window: Batch) -> float:
+        """A window, and its loss."""
+        return float(take_step(self.arm, window))  # which waits for a GPU
 
 
-def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> list[End]:
-    """Train the arms side by side for the configured steps: same weights, same windows, same draws."""
-    config = setting.config
-    arms = [setting.arm(candidate.recipe) for candidate in chosen]
-    accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
-    noise = noise_scale.watch(accumulated, config.probe_every)
-    losses: list[list[float]] = [[] for _ in chosen]
-    num_samples = 0
-    for t, ids in enumerate(setting.windows()):
-        window = arms[0].workload.batch(ids)
-        num_samples += len(ids)
-        for arm, own in zip(arms, losses, strict=True):
+Trained = TypeVar("Trained", bound=Training)
+
+
+def trainings(setting: Setting, chosen: Iterable[Candidate]) -> list[Training]:
+    """Each at the initial weights."""
+    return [Training(one.name, setting.arm(one.recipe)) for one in chosen]
+
+
+def train(
+    setting: Setting,
+    arms: Sequence[Trained],
+    on_step: OnStep,
+    stream: Iterable[Tensor] | None = None,
+    look: Callable[[int, Trained], Row] = lambda t, one: {},
+) -> Sequence[Trained]:
+    """Train side by side on the trial's windows (or a `stream` of ids): same windows, same draws.
+
+    A step row has the arm's name, step, samples and loss, and what `look` sees after the window.
+    """
+    for t, ids in enumerate(setting.windows() if stream is None else stream):
+        window, rows = arms[0].arm.workload.batch(ids), {}
+        for one in (*arms[t % len(arms) :], *arms[: t % len(arms)]):  # none is always first, and so the coldest
+            one.before(t, window)
+            one.samples += len(ids)
             with setting.randomness(t):
-                own.append(float(take_step(arm, window)))
-        squares = noise_scale.read(noise)
-        on_step(t, [
-            {**candidate.name.columns, "step": t, "samples": num_samples, "loss": own[-1], **squares.get(candidate.label, {})}
-            for candidate, own in zip(chosen, losses, strict=True)
-        ])  # fmt: skip
-    return [End(*parts, num_samples) for parts in zip(chosen, arms, losses, strict=True)]
+                started = time.perf_counter()
+                one.losses.append(one.take(window))
+                one.seconds.append(time.perf_counter() - started)
+            row = {**one.name.columns, "step": t, "samples": one.samples, "loss": one.losses[-1]}
+            rows[one.name] = {**row, **look(t, one)}
+        on_step(t, [rows[one.name] for one in arms])
+    return arms
+
+
+def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
+    """All of them, or the `trained_arm` of the configuration; ConfigError where that is none of them."""
+    if config.trained_arm is None:
+        return arms
+    if config.trained_arm not in map(str, arms):
+        raise ConfigError("trained_arm", config.trained_arm, f"one of {', '.join(map(str, arms))}")
+    return [ArmName.parse(config.trained_arm)]

@@ -20,7 +20,6 @@ from accumulation_harness.recipes.recipe import (
     Normalise,
     Recipe,
     Stage,
-    clear,
     evaluated,
     step,
     take_step,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pandas import DataFrame
 
 from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.resampling import Interval
 
 LEVEL = 0.05
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
@@ -40,3 +44,34 @@ def at_tuned_rate(rows: DataFrame, by: Sequence[str], measure: str = "validation
     """The rows of the judging seeds, each kind (`by`) at its `best_rates` over the tuning seeds, with `interior`."""
     best = best_rates(rows.query(f"seed >= {TUNING_SEEDS}"), by, measure)
     return rows.query(f"seed < {TUNING_SEEDS}").merge(best, on=[*by, "lr"])
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One training less another in a setting, paired by seed."""
+
+    key: tuple[Any, ...]  # the setting
+    rows: DataFrame  # by seed: of what is compared the differences, of the rest both values (the other's: `*_of`)
+
+    def of(self, value: str = "test_loss") -> list[float]:
+        """The differences."""
+        return self.rows[value].dropna().tolist()
+
+    def interval(self, level: float, value: str = "test_loss") -> Interval:
+        """Of their mean."""
+        return statistics.mean_interval(self.of(value), level=level)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may decide: enough judging seeds, and both rates inside the grid."""
+        return bool(self.rows["interior"].all()) and len(self.of()) >= FEWEST_SEEDS
+
+
+def contrasts(
+    rows: DataFrame, others: DataFrame, setting: Sequence[str], values: Sequence[str], by: Sequence[str] = ()
+) -> list[Contrast]:
+    """The rows less the others of the same setting and seed, for each setting (and kind of the rows, `by`) that has both."""
+    both = rows.merge(others, on=[*setting, "seed"], suffixes=("", "_of"))
+    less = {value: both[value].astype(float) - both[f"{value}_of"].astype(float) for value in values}
+    both = both.assign(**less, interior=both["interior"] & both["interior_of"])
+    return [Contrast(key, own) for key, own in both.groupby([*setting, *by])]

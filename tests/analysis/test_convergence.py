@@ -9,7 +9,7 @@ import pytest
 
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
-from accumulation_harness.experiments.convergence.trainings import Reach, area, drift, median_reach, reach, roughness
+from accumulation_harness.experiments.convergence.trainings import area, drift, reach, roughness
 from tests.golden import kept_results
 
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
@@ -17,10 +17,9 @@ SAMPLES = [float(i) for i in range(0, 1010, 10)]
 
 def test_a_target_is_reached_where_the_closed_form_says():
     loss = [2.0 - 0.0015 * s for s in SAMPLES]
-    assert reach(SAMPLES, loss, 1.4) == Reach(pytest.approx(400.0), True)
-    assert reach(SAMPLES, loss, 0.3) == Reach(1000.0, False)
-    assert reach(SAMPLES, loss, 5.0) == Reach(0.0, True)
-    assert reach(SAMPLES, [math.nan] * len(SAMPLES), 1.0) == Reach(1000.0, False)
+    assert reach(SAMPLES, loss, 1.4) == pytest.approx(400.0)
+    assert reach(SAMPLES, loss, 5.0) == 0.0
+    assert reach(SAMPLES, loss, 0.3) == reach(SAMPLES, [math.nan] * len(SAMPLES), 1.0) == math.inf
 
 
 def test_area_and_drift():
@@ -36,33 +35,6 @@ def test_roughness_is_the_deviation_of_white_noise_and_blind_to_a_steady_decay()
     assert roughness(np.exp(noise - np.linspace(0, 9, 20_000)).tolist()) == pytest.approx(0.03, rel=0.03)
     assert roughness(np.exp(-np.linspace(0, 9, 50)).tolist()) == pytest.approx(0, abs=1e-12)
     assert roughness([1e6, 1.0, *[1.0] * 18]) == 0, "the first tenth is not looked at"
-
-
-def kaplan_meier(costs, reached):
-    """By redistribution to the right (Efron 1967): a censored training gives its weight to those that ran longer."""
-    order = sorted(range(len(costs)), key=lambda i: (costs[i], not reached[i]))
-    weight = dict.fromkeys(order, 1 / len(costs))
-    arrived = 0.0
-    for place, i in enumerate(order):
-        later = order[place + 1 :]
-        if reached[i]:
-            arrived += weight[i]
-            if arrived >= 0.5 - 1e-12:
-                return costs[i]
-        else:
-            for j in later:
-                weight[j] += weight[i] / len(later)
-    return math.nan
-
-
-def test_the_censored_median_is_kaplan_and_meiers():
-    draws = np.random.default_rng(0)
-    for _ in range(200):
-        costs = [float(c) for c in draws.permutation(40)[: draws.integers(1, 12)]]
-        reached = [bool(r) for r in draws.random(len(costs)) < 0.6]
-        mine = median_reach([Reach(c, r) for c, r in zip(costs, reached, strict=True)])
-        assert mine == pytest.approx(kaplan_meier(costs, reached), nan_ok=True)
-    assert median_reach([Reach(1, True), Reach(2, False), Reach(2, False)]) != 2  # a censored cost is not an arrival
 
 
 def test_what_computes_the_full_batch_has_its_rate_and_judging_seeds_have_no_say():

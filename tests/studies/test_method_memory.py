@@ -33,7 +33,7 @@ def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial, peaks):
         workload = method.arm.workload
         first, second, third = setting.windows(3)
         method.take(workload.batch(first))
-        most = peaks[method.candidate.arm, 16]
+        most = peaks[method.name.name, 16]
         assert peak(method, workload.batch(second), budget=most) == most
         with pytest.raises(MemoryError):
             peak(method, workload.batch(third), budget=most - 1)

@@ -8,8 +8,9 @@ import torch
 
 from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Split
 from accumulation_harness.experiments.momentum import optimizer_states
-from accumulation_harness.experiments.momentum.optimizer_states import InOrder, same_memory
-from accumulation_harness.recipes.micro_batch import Even, Ragged
+from accumulation_harness.experiments.momentum.optimizer_states import in_reverse, same_memory
+from accumulation_harness.recipes.micro_batch import Ragged
+from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.workloads import Batch
 from tests.reference import sgd
 from tests.studies.by_hand import measured, trial
@@ -44,7 +45,6 @@ def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
     setting = toy_setting(trial(CONFIG))
     oracle = make_numpy(setting)
     full, small, reordered = [], [], []
-    ordering = InOrder(Even(2), 0)
 
     def train(steps, lr, momentum):
         """Weights and velocity after a step on each batch of ids in turn."""
@@ -59,7 +59,7 @@ def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
         full.append(ids)
         chunks = np.split(ids, range(2, len(ids), 2))
         small += chunks
-        reordered += [chunks[k] for k in ordering.order(len(chunks))]
+        reordered += chunks[::-1]
     root = 0.9 ** (1 / 5)
     arms = {
         "small_steps": (small, 0.1, 0.9),
@@ -94,13 +94,10 @@ def test_another_order_keeps_each_micro_batchs_samples():
     for size in (18, 7, 2):
         ids = torch.arange(100, 100 + size)
         window = Batch(ids=ids, inputs=ids[:, None].double(), targets=ids)
-        ordering = InOrder(split, seed=3)
-        usual = {tuple(chunk.tolist()) for chunk in ids.split(split(size))}
-        other = ordering.arrange(window, 0).ids.split(ordering(size))
-        assert {tuple(chunk.tolist()) for chunk in other} == usual
-        assert len(usual) == 1 or [tuple(chunk.tolist()) for chunk in other] != [
-            tuple(c.tolist()) for c in ids.split(split(size))
-        ]
+        other = in_reverse(Recipe(accumulation_steps=5, split=split))
+        assert other.arrange is not None
+        found = other.arrange(window, 0).ids.split(other.split(size))
+        assert [one.tolist() for one in found] == [one.tolist() for one in ids.split(split(size))[::-1]]
 
 
 def test_same_memory():
