@@ -51,6 +51,25 @@ def test_the_plan_holds_for_the_step_itself(capsys):
     assert capsys.readouterr().out.startswith("b = 96, N = 2:")
 
 
+def test_no_more_is_taken_to_plan_than_there_is(monkeypatch):
+    """Where 16 samples do not fit, 2 or 4 or 8 are measured, and say the same."""
+    config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
+    static, per_sample, step = plan.fit_memory(config)
+    taken, of_step = [], memory.of_step
+
+    def watched(arm, window):
+        taken.append(max(arm.recipe.split(len(window))))
+        return of_step(arm, window)
+
+    monkeypatch.setattr(memory, "of_step", watched)
+    for fits in (1, 4, 16):
+        taken.clear()
+        free = (static + per_sample * fits + 1) / (1 - plan.MARGIN)
+        monkeypatch.setattr(plan, "free_bytes", lambda device, free=free: free)
+        assert plan.fit_memory(config) == pytest.approx((static, per_sample, step), rel=1e-3)
+        assert max(taken) == max(2, fits)
+
+
 def test_a_model_that_ends_its_process_is_told(tmp_path, capsys):
     (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
     assert plan.main(["b=auto", "workload=custom", f"workload.target={tmp_path}/gone.py:Task"]) == 1

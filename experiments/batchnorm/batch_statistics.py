@@ -144,7 +144,7 @@ def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: 
     return {
         "oracle_floor": relative_distance(referee.within(moved, window, sizes, GHOST)[1], gradient),
         "oracle_error": relative_distance(own.gradient, gradient),
-        "oracle_statistics_error": relative_distance(own.statistics, running_statistics(after)),
+        "oracle_statistics_error": relative_distance(own.statistics, after),
     }
 
 

@@ -13,6 +13,7 @@ from accumulation_harness.judge.verdict import algebra_failures
 from accumulation_harness.measure.algebra import measure
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
 from accumulation_harness.measure.trial import accumulated, permuted, reference
+from accumulation_harness.recipes import catalogue
 from accumulation_harness.recipes.micro_batch import windows
 from tests.toy import CPU
 from tests.toy_setting import Numpy
@@ -96,3 +97,13 @@ def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_
         assert results[label].signature.probes > 30 - found.parted_at  # every window since
     found = results[WRONG].algebra  # no probe of the first run sees it, nor could the trajectory tell
     assert found.gradient_error == pytest.approx(1e-3, rel=1e-6) and found.parted_at is None and algebra_failures(found)
+
+
+@pytest.mark.parametrize("fault", ["cached_weights_stale", "gradients_not_cleared", "samples_repeated"])
+def test_a_large_arm_that_is_wrong_is_looked_at_again(toy_setting, monkeypatch, fault):
+    """Of which nothing earlier was kept, since it was as right as the others: what is said of it is the same to the bit."""
+    setting = toy_setting(CONFIG)
+    change = catalogue.named(fault, CONFIG.precision)
+    kept = algebra(setting, change)
+    monkeypatch.setattr("accumulation_harness.measure.algebra.REMEMBERED_BYTES", 0)
+    assert repr(algebra(setting, change)) == repr(kept) and kept.signature.gradient_error > ALGEBRA_GATE

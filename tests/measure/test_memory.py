@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import memory
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import run_trial
+from tests.toy import CPU
 
 NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does not count
 AT_ONCE = 4 * (3 * NUMBERS - 10)  # bytes of `chain`
@@ -51,3 +55,23 @@ def test_a_budget_ends_what_exceeds_it_by_a_byte():
         chain()
     with pytest.raises(MemoryError, match="1,199,960 bytes live, of 1,199,959"), memory.Live(budget=AT_ONCE - 1):
         chain()
+
+
+def test_a_trial_of_a_large_model_keeps_what_its_arms_need_to_train(monkeypatch):
+    """Four arms and what they share: of 100 million parameters 24 GB, 6 GB an arm, which trains 2.4 GB."""
+    monkeypatch.setattr("accumulation_harness.measure.lock_step.LARGE", 0)
+    monkeypatch.setattr("accumulation_harness.measure.algebra.REMEMBERED_BYTES", 0)
+    config = TrialConfig(
+        workload=WorkloadConfig(model=Model.mlp, width=64),
+        optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3),
+        effective_batch=8,
+        accumulation_steps=(2, 4),
+        steps=2,
+        algebra_steps=2,
+        nulls=1,
+        permutations=30,
+    )
+    with memory.Live() as live:
+        result = run_trial(config, lambda step, rows: None)
+    assert {row["verdict"] for row in result.arms} == {"equivalent"}
+    assert live.most <= 4 * 60 * sum(p.numel() for p in Setting(config, CPU).initial.parameters())

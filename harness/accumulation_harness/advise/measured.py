@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from accumulation_harness.config import ConfigError
@@ -56,13 +55,13 @@ class Measured:
 def measure(setting: Setting, budget: int | None) -> Measured:
     """All of it, on sizes of which an estimate fits the budget, or what is free; ConfigError where not even one sample does."""
     config, workload = setting.config, setting.exact
-    budget = free_bytes(setting.device) if budget is None else budget
+    budget = plan.free_bytes(setting.device) if budget is None else budget
     static, per_sample, step = plan.fit_memory(config)
     plan.choose(config.effective_batch, budget, static, per_sample, step)  # refuses what cannot fit
     least = max(workload.smallest_micro_batch, 2 if setting.has_batch_norm else 1)
     most = min(workload.num_samples // 2, LARGEST * config.effective_batch)
     candidates = sorted({config.effective_batch, *(least * 2**k for k in range(20))})
-    fits = [b for b in candidates if least <= b <= most and plan.Plan(b, 1, static, per_sample, step).total <= room(budget)]
+    fits = [b for b in candidates if least <= b <= most and plan.Plan(b, 1, static, per_sample, step).total <= plan.room(budget)]
     sizes, update, state = _sizes(setting, fits or [least], budget)
     traces, squares = _noise(setting, sizes[-1].b)
     third = max(1, len(traces) // 3)
@@ -86,19 +85,6 @@ def measure(setting: Setting, budget: int | None) -> Measured:
     )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Of the device's memory; of a CPU what the system can give."""
-    if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
-    free: int = accelerator.module(device).mem_get_info(device)[0]
-    return free
-
-
-def room(budget: int) -> float:
-    """What of it may be taken."""
-    return budget * (1 - plan.MARGIN)
-
-
 def _sizes(setting: Setting, candidates: Sequence[int], budget: int) -> tuple[tuple[Size, ...], float, int]:
     """Each b whose step takes no more than the budget, the seconds of an update, and the bytes of the optimizer's state."""
     taken, found, clock = {}, {}, Clock(setting.device)
@@ -107,7 +93,7 @@ def _sizes(setting: Setting, candidates: Sequence[int], budget: int) -> tuple[tu
         arm = setting.arm(Recipe(accumulation_steps=2, split=Even(b)), steps=10**6)
         take_step(arm, arm.workload.batch(ids))
         bytes_ = memory.of_step(arm, arm.workload.batch(ids))
-        if bytes_.total > room(budget):
+        if bytes_.total > plan.room(budget):
             break
         taken[b], found[b] = bytes_, (clock.watch(setting.arm(Recipe(accumulation_steps=1, split=Even(b)), steps=10**6)), ids[:b])
         if clock.step(*found[b])[0] > LONGEST:

@@ -18,8 +18,10 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +32,17 @@ from accumulation_harness.judge.counters import Differences
 from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, SMALL, TRAJECTORY_GATE, coarse_gate
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
-from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, carried_by
-from accumulation_harness.measure.probe import Probe, inside_causes, moved_by_rounding
+from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, Watch, carried_by
+from accumulation_harness.measure.probe import (
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    NotRemembered,
+    Probe,
+    inside_causes,
+    moved_by_rounding,
+)
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
-from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.gradients import distances_to, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Inside, losses_inside, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import state
@@ -75,6 +84,8 @@ class Run:
     of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
     clipped_share: float = 0.0  # of the windows
+    steps: int = 0  # windows that were taken, the one in which the run ended included
+    counters: Differences = field(default_factory=dict)  # that are not the reference's
     widens: bool = False  # as its recipe's
 
     @property
@@ -194,18 +205,16 @@ def measure(
     if setting.not_float64:
         return _in_float32(setting, recipes, _few(windows, first=4), floor_arm)
     take = partial(_run, setting, scaler=scaler)
-    lock, runs = _followed(take, setting, recipes, windows, floor_arm)
-    drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True)[1] if setting.draws else {}
-    has_clipped = lock.clipped_share(REFERENCE) > 0
+    runs = _followed(take, setting, recipes, windows, floor_arm)
+    drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True) if setting.draws else {}
+    has_clipped = runs[REFERENCE].clipped_share > 0
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
-    _, plain = take(recipes, _few(windows), clip_norm=other_clip)
+    plain = take(recipes, _few(windows), clip_norm=other_clip)
     return {
-        label: _result(
-            setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(lock, run, label), windows[: lock.steps]
-        )
+        label: _result(setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(run), windows[: run.steps])
         for label, run in runs.items()
         if label != REFERENCE
     }
@@ -221,7 +230,7 @@ def _in_float32(
     in every window. What is left unseen is not judged: no arm is equivalent.
     """
     clip_norm = setting.config.clip_norm
-    _, runs = _run(setting, recipes, windows, clip_norm=clip_norm, also=range(len(windows)), scaler=True)
+    runs = _run(setting, recipes, windows, clip_norm=clip_norm, also=range(len(windows)), scaler=True)
     floor = worst(*(one.gradient_error for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
@@ -295,11 +304,10 @@ def _result(
     return AlgebraResult(algebra, signature, counters)
 
 
-def _counters(lock: LockStep, run: Run, label: str) -> Differences:
+def _counters(run: Run) -> Differences:
     """The counters that differ; where none does, whole numbers in what is carried, of each name the first."""
-    counters = lock.differing_counters(label)
-    if counters:
-        return counters
+    if run.counters:
+        return run.counters
     found: dict[str, tuple[str, tuple[float, float]]] = {}
     for path, difference in run.carried.get(len(run.distances), {}).items():
         own, other = map(_whole, (difference.own, difference.other))
@@ -316,27 +324,27 @@ def _whole(value: state.Value | None) -> float | None:
 
 
 def _followed(
-    take: Callable[..., tuple[LockStep, dict[str, Run]]],
+    take: Callable[..., dict[str, Run]],
     setting: Setting,
     recipes: Mapping[str, Recipe],
     windows: Sequence[Tensor],
     floor_arm: str,
-) -> tuple[LockStep, dict[str, Run]]:
+) -> dict[str, Run]:
     """The run of all arms; those that parted although every probe was right are repeated, with a probe of each window since.
 
     Such an arm is right all the same where each window is, and the controls part as it does.
     """
     clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
-    lock, runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
+    runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
     since = {}
     for label, run in runs.items():
         has_parted = label != floor_arm or _parted(run.distances) < len(run.distances)
         if label != REFERENCE and has_parted and run.is_right(inherent) and run.alike_until is not None:
             since[label] = run.alike_until
     if not since:
-        return lock, runs
+        return runs
     again = {label: recipe for label, recipe in recipes.items() if label in since or label == REFERENCE}
-    _, followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
+    followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
     band = [runs[floor_arm].nearer]
     for label in since:
         run, own = runs[label], followed[label]
@@ -346,11 +354,11 @@ def _followed(
         others = [] if label == floor_arm else band[:1]
         if not _is_amplified(run.nearer, others) and len(band) == 1:
             more = {REFERENCE: recipes[REFERENCE], **{f"moved {k}": recipes[REFERENCE] for k in range(CONTROLS)}}
-            moved = take(more, windows, clip_norm=clip_norm, probes=False, moved=True)[1]
+            moved = take(more, windows, clip_norm=clip_norm, probes=False, moved=True)
             band += [one.distances for one in moved.values()]
         if _is_amplified(run.nearer, [*others, *band[1:]]):
             run.parted_at = _parted(run.nearer)
-    return lock, runs
+    return runs
 
 
 def _is_amplified(own: Sequence[float], controls: Sequence[Sequence[float]]) -> bool:
@@ -428,11 +436,22 @@ def _apart(own: Snapshot, other: Snapshot, parameters: Collection[str]) -> dict[
     return found
 
 
-def _run(
+def _run(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], **how: Any) -> dict[str, Run]:
+    """`_taken`; where what a large arm did takes earlier windows to name, again with that arm alone, which remembers them."""
+    is_small = REMEMBERED[0] * 8 * sum(p.numel() for p in setting.initial.parameters()) <= REMEMBERED_BYTES
+    runs, unnamed = _taken(setting, recipes, windows, remembers=is_small, **how)
+    for label in unnamed:
+        alone = {own: recipes[own] for own in dict.fromkeys((REFERENCE, label))}
+        runs[label] = _taken(setting, alone, windows, remembers=True, **how)[0][label]
+    return runs
+
+
+def _taken(
     setting: Setting,
     recipes: Mapping[str, Recipe],
     windows: Sequence[Tensor],
     *,
+    remembers: bool,
     clip_norm: float | None,
     dropout: bool = False,
     probes: bool = True,
@@ -440,8 +459,8 @@ def _run(
     oracles: bool = False,
     moved: bool = False,
     scaler: bool,
-) -> tuple[LockStep, dict[str, Run]]:
-    """Train all arms over `windows` in the exact format and collect what they show.
+) -> tuple[dict[str, Run], list[str]]:
+    """Train all arms over `windows` in the exact format and collect what they show, and which of them are not named.
 
     The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the model,
     where it draws; `also`: windows that are probed beside the usual ones; `oracles`: these are trained as well, and what arms
@@ -458,7 +477,33 @@ def _run(
     for k, label in enumerate(recipes if moved else ()):
         if label != REFERENCE:
             _move(arms[label].model, setting.generator(MOVED, k))
-    probe = Probe(setting, lock, setting.referee(dropout=dropout))
+    probe = Probe(setting, lock, setting.referee(dropout=dropout), remembers=remembers)
+    unnamed: list[str] = []
+    movement = 0.0
+
+    @contextmanager
+    def probed(label: str) -> Iterator[None]:
+        """Of a window `t`: what the arm keeps for a probe is gone before the next one is at work."""
+        nonlocal movement
+        if label not in runs or label in unnamed:
+            yield
+            return
+        probe.before(label)
+        yield
+        watch, run, reference = lock.watches[label], runs[label], lock.watches[REFERENCE]
+        beside = lock.began if label == REFERENCE else reference.parameters
+        distance = float(distances_to(watch.parameters, [beside]))
+        movement = distance if label == REFERENCE else movement
+        is_gone = movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
+        begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and watch.is_lost
+        if _is_in_range(movement, reference) and (begins or not is_gone):
+            try:
+                run.seen.append(probe.after(label, ids, t))
+            except NotRemembered:
+                unnamed.append(label)
+        probe.forget(label)
+        setting.shelf.release()
+
     for t, ids in enumerate(windows):
         # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.
         usual = t == 1 or t % config.probe_every == 0 or len(ids) < config.effective_batch
@@ -467,24 +512,23 @@ def _run(
             probe.remember()
         if watched:
             _compare_carried(lock, runs, of, t if oracles else 0)
-            probe.before()
-        records = lock.step(ids)
-        if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
+        records = lock.step(ids, gradients="kept" if watched or remembers else "compared", around=probed if watched else None)
+        if not _is_in_range(lock.movement, lock.watches[REFERENCE]):
             break
         for label, run in runs.items():
             distance = records[label].parameter_distance
-            is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
-            begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and lock.watches[label].is_lost
-            run.distances.append(math.nan if is_gone else distance)
+            run.distances.append(math.nan if lock.movement > 0 and not math.isfinite(distance) else distance)
             if label in of:
                 run.beside.append(lock.apart(label, of[label]))
-            if watched and (begins or not is_gone):
-                run.seen.append(probe.after(label, ids, t, records[label].loss))
-                setting.shelf.release()
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
-        run.clipped_share = lock.clipped_share(label)
-    return lock, runs
+        run.clipped_share, run.steps, run.counters = lock.clipped_share(label), lock.steps, lock.differing_counters(label)
+    return runs, unnamed
+
+
+def _is_in_range(movement: float, reference: Watch) -> bool:
+    """Whether the full batch is, in which alone anything is compared."""
+    return movement <= RAN_AWAY and math.isfinite(reference.loss.item())
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import gc
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -27,6 +27,7 @@ from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
+from accumulation_harness.measure.memory import num_bytes
 from accumulation_harness.measure.optimizer_state import learning_rates, optimizer_state, state_steps, state_tensors
 from accumulation_harness.measure.shelf import Shelf, choose_shelf
 from accumulation_harness.recipes import precision
@@ -61,7 +62,9 @@ from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
+LARGE = 4 * 2**20  # bytes of a model's parameters
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
+Around = Callable[[str], AbstractContextManager[None]]  # label of an arm -> entered before its window, and left after it
 Gradients = Literal["kept", "compared"]  # what becomes of the gradients that the optimizers consume
 
 
@@ -113,6 +116,11 @@ class Setting:
         other.config = config
         return other
 
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether it takes longer to compute with the model than to look after it."""
+        return num_bytes(self.initial.parameters()) >= LARGE
+
     @property
     def exact_dtype(self) -> torch.dtype:
         """The format of exact gradients: float64, or float32 of a task that has no other."""
@@ -162,8 +170,8 @@ class Setting:
         self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
     ) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
-        if self.device.type != "cpu" or type(self.shelf) is not Shelf:
-            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device, or pages of files
+        if self.device.type != "cpu" or self.is_large:
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
@@ -240,14 +248,16 @@ class Watch:
         self.reference: Elements | None = None  # a gradient that each step's is compared with at once
         self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
-        self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
+        self.began: Tensor | None = None  # [P] float64, the weights at the window's start, where forwards are watched
+        self.last_forward: Tensor | None = None  # [P] float64, those of the window's last forward, where they are others
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
         self.written: Tensor | None = None  # [P] float64, gradients that the last step has left otherwise than it found them
         self.taken: Taken | None = None  # the last optimizer step
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
-        self.sees_forwards = self._backward_begun = False
+        self.loss = torch.zeros(())  # of the last window
+        self._backward_begun = False
         self.parameters = list(arm.model.parameters())
         self._optimizer, self._inside = arm.optimizer, 0
         self._versions: list[int | None] = []
@@ -268,6 +278,11 @@ class Watch:
         self._inside -= 1
         if self._inside == 0 and self.keeps:
             self.written = flatten(gradients(self.parameters)) if self._versions != self._versions_of_gradients() else None
+
+    @property
+    def sees_forwards(self) -> bool:
+        """Whether the weights of each forward are looked at."""
+        return self.began is not None
 
     @property
     def is_lost(self) -> bool:
@@ -336,11 +351,12 @@ class Watch:
                 continue
             if not self._backward_begun:
                 output.register_hook(self._see_backward)
-            if self.sees_forwards:
+            if self.began is not None:
                 weights = flatten(self.parameters) if weights is None else weights
-                output.register_hook(partial(self._note_forward, weights, self.steps_in_window))
+                others = None if torch.equal(weights, self.began) else weights
+                output.register_hook(partial(self._note_forward, others, self.steps_in_window))
 
-    def _note_forward(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
+    def _note_forward(self, weights: Tensor | None, steps: int, _gradient: Tensor) -> None:
         """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
         self.last_forward, self.steps_before_last_forward = weights, steps
 
@@ -432,54 +448,58 @@ class LockStep:
         """[P] float64, the reference's weights before its first step."""
         return flatten(self.began)
 
-    def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
+    def step(
+        self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None, around: Around | None = None
+    ) -> dict[str, StepRecord]:
         """All arms take the window `ids`; one transfer from the device at the end, in float16 two more for each arm.
 
         GradScaler has to know on the host whether a gradient overflowed, and its scale is read to count such windows.
 
         `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
         of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked
-        for before the arm's step, one arm after the other; None for an arm that is not judged.
+        for before the arm's step, one arm after the other; None for an arm that is not judged. `around(label)` is around an arm's
+        window: what it keeps of an arm can be gone before the next one is at work.
         """
         arms, seed = self.arms, self._seed(self.steps)
         device = arms[REFERENCE].device
         window = arms[REFERENCE].workload.batch(ids)
-        consumed, losses, errors = None, [], {}
+        consumed, errors = None, {}
         rates = {label: learning_rates(arm.optimizer)[0] for label, arm in arms.items()}
         scales = {label: scale.present for label, scale in self.loss_scales.items()}
         with kept_randomness(device):
             for label, arm in arms.items():
                 watch = self.watches[label]
-                watch.start_window(consumed)
-                expected = exact(label) if exact is not None else None
-                watch.keeps = gradients == "kept" or expected is not None
-                start_randomness(seed, device)
-                losses.append(take_step(arm, window))
-                watch.end_window()
-                if watch.taken is not None and watch.steps_in_window:
-                    rates[label] = watch.taken.rates[0]
-                self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
-                if watch.compares:
-                    self._count(label, window)
-                if label == REFERENCE:
-                    consumed = watch.consumed
-                    watch.moments = None if consumed is None else moments_of(consumed, consumed)
-                    watch.consumed = None
-                    self.shelf.settle(() if consumed is None else consumed.tensors)
-                if expected is not None and watch.gradient is not None:
-                    errors[label] = relative_distance(watch.gradient, expected)
-                if gradients != "kept":
-                    watch.gradient = None
-                elif watch.gradient is not None:
-                    watch.gradient = self.shelf.put(watch.gradient)
-                if watch.last_forward is not None:
-                    watch.last_forward = self.shelf.put(watch.last_forward)
-                self.shelf.settle(tensors_of(arm))
+                with nullcontext() if around is None else around(label):
+                    watch.start_window(consumed)
+                    expected = exact(label) if exact is not None else None
+                    watch.keeps = gradients == "kept" or expected is not None
+                    start_randomness(seed, device)
+                    watch.loss = take_step(arm, window)
+                    watch.end_window()
+                    if watch.taken is not None and watch.steps_in_window:
+                        rates[label] = watch.taken.rates[0]
+                    self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
+                    if watch.compares:
+                        self._count(label, window)
+                    if label == REFERENCE:
+                        consumed = watch.consumed
+                        watch.moments = None if consumed is None else moments_of(consumed, consumed)
+                        watch.consumed = None
+                        self.shelf.settle(() if consumed is None else consumed.tensors)
+                    if expected is not None and watch.gradient is not None:
+                        errors[label] = relative_distance(watch.gradient, expected)
+                    if gradients != "kept":
+                        watch.gradient = None
+                    elif watch.gradient is not None:
+                        watch.gradient = self.shelf.put(watch.gradient)
+                    if watch.last_forward is not None:
+                        watch.last_forward = self.shelf.put(watch.last_forward)
+                    self.shelf.settle(tensors_of(arm))
         self.steps += 1
         weights = [watch.parameters for watch in self.watches.values()]
         distances = self._distances(weights)
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
-        seen = [distances, torch.stack(losses), *moments.values()]
+        seen = [distances, torch.stack([watch.loss for watch in self.watches.values()]), *moments.values()]
         self.movement, *values = torch.cat(seen).tolist()
         num, rest = len(arms), iter(values[2 * len(arms) :])
         records = {}
@@ -526,11 +546,6 @@ class LockStep:
     def _relative(self, distance: float) -> float:
         """To the reference's movement."""
         return distance / self.movement if self.movement > 0 else (0.0 if distance == 0 else math.inf)
-
-    def watch_forwards(self, on: bool) -> None:
-        """Copy every arm's weights at each forward from now on, or stop doing so."""
-        for watch in self.watches.values():
-            watch.sees_forwards = on
 
     def randomness(self, step: int) -> AbstractContextManager[None]:
         """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""

@@ -160,6 +160,7 @@ class Live(TorchDispatchMode):
         self.budget = budget
         self.most = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen = 0  # bytes of these, of which some may be gone
         self._add(held)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,10 +170,14 @@ class Live(TorchDispatchMode):
 
     def _add(self, tensors: Iterable[Tensor]) -> None:
         for storage in (tensor.untyped_storage() for tensor in tensors):
-            self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+            if storage._cdata not in self._storages:
+                self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self._seen += storage.nbytes()
+        if self._seen <= self.most:
+            return
         # A weak reference keeps the address of a storage from being given to another.
         self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}
-        live = sum(size for _, size in self._storages.values())
+        self._seen = live = sum(size for _, size in self._storages.values())
         self.most = max(self.most, live)
         if self.budget is not None and live > self.budget:
             raise MemoryError(f"{live:,} bytes live, of {self.budget:,} that are allowed")

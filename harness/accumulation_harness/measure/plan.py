@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from accumulation_harness.config import ConfigError, LastWindow, TrialConfig
@@ -24,8 +25,10 @@ from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device, deterministic
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.system import accelerator
 from accumulation_harness.system.processes import NoAnswer, answered, run_command
 from accumulation_harness.system.terminal import one_line
+from accumulation_harness.workloads.build import smallest_micro_batch
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
@@ -152,7 +155,8 @@ def parse_bytes(text: str) -> int:
 def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
     """Measure the memory model of a training at two sizes of micro-batches.
 
-    Both windows accumulate, because the gradients of a later micro-batch need memory besides those that are there already.
+    The sizes are 8 and 16 samples, or fewer where so many do not fit into what is free. All windows accumulate, because the
+    gradients of a later micro-batch need memory besides those that are there already.
 
     Args:
         config: The trial.
@@ -166,17 +170,36 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
     device = choose_device(config.device)
     with deterministic(config.precision, device):
         setting = Setting(config, device)
-        most = min(config.effective_batch, setting.exact.num_samples)
-        sizes = sorted({min(8, most), min(16, most)})
-        if len(sizes) < 2:
-            raise ConfigError("effective_batch", config.effective_batch, "more than 8 samples, to measure at two sizes")
-        [ids] = setting.windows(1, size=sizes[-1], last=LastWindow.drop)
-        taken = []
-        for size in sizes:
-            recipe = Recipe(accumulation_steps=2 * sizes[-1] // size, split=Even(size))
-            arm = setting.arm(recipe, steps=1)
-            taken.append(memory.of_step(arm, arm.workload.batch(torch.cat([ids, ids]))))
-    return *memory.fit(sizes, [one.micro_batches for one in taken]), max(one.step for one in taken)
+        least = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
+        most = min(config.effective_batch, setting.exact.num_samples, 16)
+        if most < 2 * least:
+            raise ConfigError("effective_batch", config.effective_batch, f"{2 * least} samples or more, to measure at two sizes")
+
+        def fitted(size: int) -> tuple[float, float, int]:
+            """From micro-batches of `size` and of half of it."""
+            [ids] = setting.windows(1, size=size, last=LastWindow.drop)
+            taken = []
+            for b in (size // 2, size):
+                arm = setting.arm(Recipe(accumulation_steps=2 * size // b, split=Even(b)), steps=1)
+                taken.append(memory.of_step(arm, arm.workload.batch(torch.cat([ids, ids]))))
+            return *memory.fit((size // 2, size), [one.micro_batches for one in taken]), max(one.step for one in taken)
+
+        static, per_sample, step = fitted(2 * least)
+        fits = [b for b in (16, 8, 4) if 2 * least < b <= most and static + per_sample * b <= room(free_bytes(device))]
+        return fitted(fits[0]) if fits else (static, per_sample, step)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory; of a CPU what the system can give."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    free: int = accelerator.module(device).mem_get_info(device)[0]
+    return free
+
+
+def room(budget: float) -> float:
+    """What of it may be taken."""
+    return budget * (1 - MARGIN)
 
 
 def choose(effective_batch: int, budget: float, static: float, per_sample: float, step: float = 0) -> Plan:
@@ -199,7 +222,7 @@ def choose(effective_batch: int, budget: float, static: float, per_sample: float
     """
     divisors = [b for b in range(1, effective_batch + 1) if effective_batch % b == 0]
     plans = [Plan(b, effective_batch // b, static, per_sample, step) for b in divisors]
-    fitting = [plan for plan in plans if plan.total <= budget * (1 - MARGIN)]
+    fitting = [plan for plan in plans if plan.total <= room(budget)]
     if not fitting:
         needed = plans[0].total / (1 - MARGIN)
         raise ConfigError("memory", f"{budget:.0f}", f"at least {needed:.0f} bytes: parameters, gradients, state and one sample")

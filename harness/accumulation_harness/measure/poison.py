@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from accumulation_harness.config import Precision
 from accumulation_harness.judge import counters
 from accumulation_harness.judge.counters import Counter, Counts, Differences
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, digest_of
 from accumulation_harness.measure.optimizer_state import STEP
 from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.measure.update import carried
@@ -30,7 +30,7 @@ from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import nest
-from accumulation_harness.system.state import Snapshot, copied, in_place, moved
+from accumulation_harness.system.state import Snapshot, moved
 from accumulation_harness.system.state import snapshot as snapshot_of
 from accumulation_harness.workloads import Batch, Workload
 
@@ -90,14 +90,25 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     with poisoned(list(arms.values()), sample.rows(slice(0, 0))) as asked:
         lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
-    before, states, shelf = {}, {}, setting.shelf
-    for label, arm in arms.items():
-        before[label] = _everything(arm, lambda tensor: shelf.put(copied(tensor)))
-        states[label] = shelf.put_all(snapshot(arm.model))
+    states, shelf, has_moved = dict[str, State](), setting.shelf, dict[str, bool]()
+
+    @contextmanager
+    def followed(label: str) -> Iterator[None]:
+        """What moves of an arm; its weights before are kept where it consumes what is finite."""
+        arm, watch = arms[label], lock.watches[label]
+        before, states[label] = _everything(arm), shelf.put_all(snapshot(arm.model))
+        yield
+        pairs = zip(before, _everything(arm), strict=True)
+        has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
+        if watch.gradient is None or watch.is_lost:
+            watch.gradient = None
+            del states[label]
+        shelf.release()
+
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     try:
         with poisoned(list(arms.values()), sample, by_outputs) as met:
-            lock.step(ids)
+            lock.step(ids, around=followed)
     except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
         return dict.fromkeys(arms, unseen)
     found = dict[str, PoisonedWindow]()
@@ -105,16 +116,13 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         if arm not in met:  # it makes other inputs of the window's rows, and takes other losses than the workload's
             found[label] = dataclasses.replace(found[REFERENCE], survivors=math.inf)
             continue
-        pairs = zip(before[label], _everything(arm, in_place), strict=True)
-        has_moved = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
-        shelf.release()
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
-            moved=has_moved,
+            moved=has_moved[label],
             scale_before=scales[label],
             scale_after=arm.scaler.get_scale(),
-            survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
+            survivors=_survivors(setting, arm, states.get(label, {}), lock.watches[label].gradient, window, sample.ids),
         )
     return found
 
@@ -130,13 +138,13 @@ def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
 
 
 def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:
-    """Smallest relative distance of the consumed gradient to that of the window without the micro-batch of the id `sample`."""
+    """Smallest relative distance of what was `consumed`, if finite, to the window without the micro-batch of the id `sample`."""
     poison = int(sample)
     seen = torch.cat(arm.seen)
     # Where no backward has gone through the micro-batch at all, it is what is missing of the window.
     missing = window.ids[~torch.isin(window.ids, seen)]
     cut = [*arm.seen, missing] if len(missing) else arm.seen
-    if consumed is None or not bool(torch.isfinite(consumed).all()) or not window.holds(torch.cat(cut)):
+    if consumed is None or not window.holds(torch.cat(cut)):
         return math.inf
     if len(missing) and poison in seen:
         return math.inf
@@ -231,7 +239,11 @@ def infinite(outputs: Any, mine: Tensor) -> Any:
     return nest.map_leaves(multiplied, outputs)
 
 
-def _everything(arm: Arm, keep: Callable[[Tensor], Tensor]) -> tuple[Snapshot, Snapshot]:
-    """Weights, and what is carried from step to step, but for buffers."""
+def _everything(arm: Arm) -> tuple[Snapshot, Snapshot]:
+    """Digests of the weights, and of what is carried from step to step, but for buffers."""
+
+    def digest(tensor: Tensor) -> Tensor:
+        return torch.tensor(list(bytes.fromhex(digest_of([tensor]))))
+
     average = None if arm.ema is None else [*arm.ema.module.parameters()]
-    return snapshot_of({"weights": [*arm.model.parameters()], "average": average}, keep), carried(arm.optimizer, keep)
+    return snapshot_of({"weights": [*arm.model.parameters()], "average": average}, digest), carried(arm.optimizer, digest)

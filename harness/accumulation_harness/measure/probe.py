@@ -58,11 +58,16 @@ class ConsumedWindow:
         return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.arm.seen)))
 
 
+class NotRemembered(Exception):
+    """What is wrong in a window takes earlier windows to name."""
+
+
 class Probe:
     """Compares what each optimizer consumed with the referee's gradient at the very parameters it was computed at."""
 
-    def __init__(self, setting: Setting, lock: LockStep, referee: Referee) -> None:
-        self.setting, self.lock, self.referee = setting, lock, referee
+    def __init__(self, setting: Setting, lock: LockStep, referee: Referee, *, remembers: bool) -> None:
+        """`remembers`: keeps weights and gradients of earlier windows, without which `after` raises `NotRemembered`."""
+        self.setting, self.lock, self.referee, self.remembers = setting, lock, referee, remembers
         self.contexts = inside_causes(setting)
         self.arms = {label: arm for label, arm in lock.arms.items() if lock.watches[label].compares}
         self.states: dict[str, State] = {}
@@ -71,52 +76,67 @@ class Probe:
         self.earlier: dict[str, list[Tensor]] = {label: [] for label in lock.arms}  # weights at the start of earlier windows
         self.started: dict[str, set[tuple[float, float]]] = {label: set() for label in lock.arms}  # fingerprints of all of them
 
-    def before(self) -> None:
-        """Remember every arm's parameters, buffers and optimizer state at the window's start."""
-        shelf = self.setting.shelf
-        for label, arm in self.arms.items():
-            self.states[label] = shelf.put_all(snapshot(arm.model))
-            watch = self.lock.watches[label]
+    def before(self, label: str) -> None:
+        """Keep an arm's parameters, buffers and optimizer state at the window's start, until `after` or `forget`."""
+        arm, watch, shelf = self.lock.arms[label], self.lock.watches[label], self.setting.shelf
+        state = snapshot(arm.model)
+        watch.began = shelf.put(flatten(state[name] for name in self.referee.names))
+        self.states[label] = shelf.put_all(state | self._named(watch.began))
+        if self.remembers:
             self.consumed_before[label] = watch.gradient if watch.written is None else watch.written
-            self.carried[label] = Before.of(arm)
-            shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer)])
-        self.lock.watch_forwards(True)
+        self.carried[label] = carried = Before.of(arm)
+        for parameter, name in zip(carried.parameters, self.referee.names, strict=True):
+            if parameter.dtype == state[name].dtype:
+                parameter.data = self.states[label][name]  # the same numbers: they are there once
+        shelf.settle([*carried.parameters, *state_tensors(carried.optimizer)])
+
+    def forget(self, label: str) -> None:
+        """Let go of what is kept of the arm for this window."""
+        watch = self.lock.watches[label]
+        watch.began = watch.last_forward = None
+        if not self.remembers:
+            watch.gradient = watch.written = None
+        del self.states[label]
+        self.carried.pop(label, None)
 
     def remember(self) -> None:
         """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
         for label, arm in self.arms.items():
-            kept = self.earlier[label]
-            kept.append(self.setting.shelf.put(flatten(arm.model.parameters())))
-            self.started[label].add(fingerprint(kept[-1]))
+            start, kept = flatten(arm.model.parameters()), self.earlier[label]
+            self.started[label].add(fingerprint(start))
+            if not self.remembers:
+                continue
+            kept.append(self.setting.shelf.put(start))
             self.setting.shelf.release()
             least, most = REMEMBERED
-            if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
+            if len(kept) > max(least, min(most, REMEMBERED_BYTES // start.nbytes)):
                 del kept[1]
 
-    def after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
-        """What the arm did with the window `ids`; `loss`: the one it reported."""
+    def after(self, label: str, ids: Tensor, step: int) -> Signature:
+        """What the arm did with the window `ids`."""
         arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
-        self.lock.watch_forwards(False)
+        start, watch.began, loss = watch.began, None, watch.loss.item()
+        assert start is not None
         window = self.setting.exact.batch(ids)
-        start = self.setting.shelf.put(flatten(state[name] for name in self.referee.names))
         self.setting.shelf.release()
-        stale = self._stale_forward(label, start)
+        stale = self._stale_forward(label)
         found = self._inside(label, ids, start, stale)
         if watch.gradient is None:
             skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
         seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale, exact=watch.gradient)
+        if not watch.is_lost and watch.steps_in_window == 1 and watch.taken is not None:
+            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
+            parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None
+            update = check_update(self.setting, arm, watch.gradient, watch.taken, start, self.carried[label], parts)
+            found = found.merged(update)
+        del self.carried[label]
         exact_loss, gradient = self._at(seen)(state)
         gradient = self.setting.shelf.put(gradient)
         self.setting.shelf.release()
         seen = dataclasses.replace(seen, exact=gradient)
         if watch.is_lost:
             return found.merged(self._lost(seen, start))
-        if watch.steps_in_window == 1 and watch.taken is not None:
-            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
-            parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None
-            update = check_update(self.setting, arm, watch.gradient, watch.taken, start, self.carried[label], parts)
-            found = found.merged(update)
         found = found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
         reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
         if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
@@ -322,8 +342,8 @@ class Probe:
         for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
-            own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, running_statistics(after))
-            del gradient, after  # each as large as the model
+            own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, after)
+            del gradient  # as large as the model
             within = self._at(taken, inside)
             smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
             if smallest[causes] > ALGEBRA_GATE:
@@ -334,7 +354,7 @@ class Probe:
                 def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
                     with self.lock.randomness(taken.step):
                         loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
-                    return loss, running_statistics(then)
+                    return loss, then
 
                 error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
                 if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
@@ -356,6 +376,8 @@ class Probe:
         return smallest, 0.0
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
+        if not self.remembers:
+            raise NotRemembered
         arm, watch = taken.arm, self.lock.watches[label]
         of, parts = self._parts(taken, inside), partial(self._parts, taken, inside)
         # Weights of earlier windows: those a forward was seen to use, then those that are remembered.
@@ -374,12 +396,10 @@ class Probe:
             tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
         )
 
-    def _stale_forward(self, label: str, start: Tensor) -> Tensor | None:
+    def _stale_forward(self, label: str) -> Tensor | None:
         """The weights of the window's last forward, if they are not those it began with but exactly those an earlier one did."""
         used = self.lock.watches[label].last_forward
-        if used is None or torch.equal(used, start) or fingerprint(used) not in self.started[label]:
-            return None
-        return used
+        return None if used is None or fingerprint(used) not in self.started[label] else used
 
     def _stale(self, parts: Callable[[State], Parts], state: State, weights: Tensor) -> Parts:
         """`parts` of a forward at other `weights`; the penalty is that of the weights themselves."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
+from accumulation_harness.judge.counters import Differences
 from accumulation_harness.judge.gates import CLEARLY, STORED
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
@@ -30,6 +31,16 @@ HELD_OUT_BATCH = 512
 OF_NULLS = ("loss", "parameter_distance")  # what is kept of the steps of the null band
 
 
+@dataclass(frozen=True)
+class End:
+    """What an arm has come to."""
+
+    outcome: Ending
+    finite: bool  # its weights
+    overflows: tuple[int, ...]  # windows that float16's scaler skipped
+    counters: Differences  # that are not the reference's
+
+
 @dataclass
 class Distances:
     """The target-precision run, by label: losses and d_t by step."""
@@ -38,11 +49,14 @@ class Distances:
     parameters: dict[str, list[float]]
     errors: dict[str, dict[int, float]]  # of the gradients by step, where they were measured
     null_labels: tuple[str, ...]
+    ends: dict[str, End]
 
-    def finite(self, arm: Arm, label: str, overflows: Collection[int]) -> bool:
+    def finite(self, label: str) -> bool:
         """Whether the arm's weights stayed finite, and the losses but those of windows that overflowed."""
-        losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
-        return all(map(math.isfinite, losses)) and all(bool(torch.isfinite(p).all()) for p in arm.model.parameters())
+        end = self.ends[label]
+        return end.finite and all(
+            math.isfinite(loss) for step, loss in enumerate(self.losses[label]) if step not in end.overflows
+        )
 
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
@@ -61,7 +75,7 @@ class Distances:
 
 def train(
     setting: Setting, recipes: Mapping[str, Recipe], nulls: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
-) -> tuple[LockStep, Distances]:
+) -> Distances:
     """All arms and the nulls in the target precision, one row per arm and step; the null `ULP` starts one ulp away.
 
     A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale; the
@@ -76,7 +90,7 @@ def train(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
     distances = Distances(
-        {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls)
+        {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls), {}
     )
     for t, ids in enumerate(stream):
         exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
@@ -91,7 +105,14 @@ def train(
             own: Row = {name: value for name, value in vars(record).items() if label in recipes or name in OF_NULLS}
             rows.append(StepRow(**{"step": t, **names[label].columns, **own, **squares.get(label, {})}).known)
         on_step(t, rows)
-    return lock, distances
+    for label, arm in lock.arms.items():
+        distances.ends[label] = End(
+            outcome=outcome(arm, distances.losses[label]),
+            finite=all(bool(torch.isfinite(p).all()) for p in arm.model.parameters()),
+            overflows=tuple(lock.loss_scales[label].overflows),
+            counters=lock.differing_counters(label),
+        )
+    return distances
 
 
 def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:

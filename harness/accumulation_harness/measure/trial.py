@@ -26,9 +26,8 @@ from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Roundin
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
-from accumulation_harness.measure.memory import num_bytes
-from accumulation_harness.measure.training import Distances, OnStep, Row, outcome, train
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.training import Distances, OnStep, Row, train
 from accumulation_harness.recipes import catalogue, precision
 from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
 from accumulation_harness.recipes.hand_written import Loop, hand_written
@@ -40,7 +39,6 @@ from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.build import smallest_micro_batch
 
 ROOT, STANDARD = Path(__file__).parents[1], Path(traceback.__file__).parent.name  # folders of our own code, and of Python's
-LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
 
 
 @dataclass(frozen=True)
@@ -273,8 +271,7 @@ def num_threads(setting: Setting, available: int) -> int:
     Returns:
         1 or `available`.
     """
-    is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
-    return available if is_large else 1
+    return available if setting.config.workload.model == Model.resnet18 or setting.is_large else 1
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
@@ -330,12 +327,12 @@ class Levels:
     def result(self, named: Sequence[str]) -> TrialResult:
         """What `run_trial` says; `named`: operations without a deterministic kernel."""
         exact, rounded = self.measured()
-        lock, distances = self.training
-        self.clock.phase = "the evaluation, and windows without one factor each"
+        trained = self.training
+        self.clock.phase = "windows without one factor each"
         arms = [self._row(one, exact[one.label], rounded[one.label]) for one in self.chosen]
         summary = {
-            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
-            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
+            "reference": vars(trained.ends[REFERENCE].outcome),
+            "nulls": [vars(trained.ends[label].outcome) for label in trained.null_labels],
             "environment": describe(self.setting.device, named),
             "seconds": self.clock.laps,
             "measured_by": self.shared.used,
@@ -343,10 +340,10 @@ class Levels:
         return TrialResult(arms, summary)
 
     @functools.cached_property
-    def training(self) -> tuple[LockStep, Distances]:
+    def training(self) -> Distances:
         """The run in the precision under test."""
         self.clock.lap("other")
-        before, self.clock.phase = self.clock.phase, "the training"
+        before, self.clock.phase = self.clock.phase, "the training and its evaluation"
         config = self.setting.config
 
         def told(step: int, rows: list[Row]) -> None:
@@ -390,18 +387,18 @@ class Levels:
 
     def _row(self, candidate: Candidate, exact: AlgebraResult, rounded: Rounding) -> Row:
         """One row of `verdicts.csv`, with the evidence it rests on; a gap is taken apart by factors."""
-        (lock, distances), label, config = self.training, candidate.label, self.setting.config
-        overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
+        trained, label, config = self.training, candidate.label, self.setting.config
+        own = trained.ends[label]
         evidence = Evidence(
             precision=config.precision,
             algebra=exact.algebra,
             rounding=rounded,
-            trajectory=distances.trajectory(label),
-            counters={**exact.counters, **lock.differing_counters(label)},
+            trajectory=trained.trajectory(label),
+            counters={**exact.counters, **own.counters},
             signature=exact.signature,
-            finite=all(distances.finite(lock.arms[key], key, overflows[key]) for key in (REFERENCE, label)),
-            overflows=overflows[label],
-            full_overflows=overflows[REFERENCE],
+            finite=all(map(trained.finite, (REFERENCE, label))),
+            overflows=own.overflows,
+            full_overflows=trained.ends[REFERENCE].overflows,
         )
         verdict = judge(evidence)
         if evidence.finite and verdict.verdict in (Outcome.different, Outcome.degraded):
@@ -410,7 +407,7 @@ class Levels:
             evidence = dataclasses.replace(evidence, ablation=ablated)
             verdict = judge(evidence)
         row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
-        return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))
+        return to_stored(row, verdict.reasons, evidence, own.outcome)
 
     def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
         """While another trial makes the measurement there is something else to do."""

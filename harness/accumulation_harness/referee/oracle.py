@@ -195,8 +195,8 @@ class Referee:
         """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
         return self.within(state, window, [len(window)], WHOLE)[:2]
 
-    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
-        """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
+    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, Tensor]:
+        """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the running statistics after it.
 
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
         Accumulation over micro-batches of the same sizes is this computation exactly.
@@ -205,7 +205,7 @@ class Referee:
         shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty()
         gradient = self._gradient(shares.sum() + penalty)
         loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
-        return loss, gradient, snapshot(self.model)
+        return loss, gradient, running_statistics(dict(self.model.named_buffers()))
 
     def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
