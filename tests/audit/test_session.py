@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness.audit import audit
+from accumulation_harness.audit import audit, request
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.recorder import Recorder
 from accumulation_harness.judge.cause import Cause
@@ -201,6 +201,35 @@ def test_a_run_without_an_end_is_ended():
     assert any("7 optimizer steps: runs are ended there" in line for line in report.hidden)
     assert told[0] == "run 1: N=1" and any("weights moved by a rounding" in line for line in told)
     assert any("of 6 optimizer steps agree" in line or "of 7 optimizer steps agree" in line for line in told)
+
+
+def _left_over(batch_size, accumulation_steps, warm_up=None):
+    """Without an end: rows that fill no window leave their gradients to the next epoch."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(X.shape[1], 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, (t + 1) / warm_up) if warm_up else 1.0)
+    for _ in range(1000):
+        for i, rows in enumerate(torch.split(X[:39], batch_size)):
+            (model(rows).square().mean() / accumulation_steps).backward()
+            if (i + 1) % accumulation_steps == 0:
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+
+def test_a_script_is_run_into_its_second_epoch():
+    report = audit(_left_over, batch_size=4, accumulation_steps=(4,), max_steps=None)
+    assert {(f.cause, f.optimizer_step) for f in report.findings} == {("window_misplaced", 9)}, str(report)
+    assert request.FEW_STEPS < 9 and len(report.steps) == 10 + 2, "and two windows of the next epoch"
+
+
+def test_a_warm_up_that_counts_from_1_is_laid_out_for_micro_batches():
+    def train(batch_size, accumulation_steps):
+        _left_over(batch_size, accumulation_steps, warm_up=20 * accumulation_steps)
+
+    report = audit(train, batch_size=39, accumulation_steps=(3,), max_steps=12)
+    assert causes_of(report) == {"schedule_per_micro_batch"}, str(report)
 
 
 def _divergence(batch_size, accumulation_steps, threshold):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from accumulation_harness.audit.rank import Rank
-from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, MAX_STEPS_OF_SCRIPT, Format, causes_of, format_of
+from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, Format, causes_of, format_of
 from accumulation_harness.system import dynamo
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
-    steps = f"optimizer steps after which a run is ended (default {MAX_STEPS}, of a script {MAX_STEPS_OF_SCRIPT})"
+    steps = f"optimizer steps after which a run is ended (default {MAX_STEPS}, of a script an epoch, but a few of slow ones)"
     made.add_argument("--max-steps", type=int, help=steps)
     numbers = "{batch_size} (of a micro-batch), {accumulation_steps}, {total_batch}"
     for option, form, what in (
@@ -242,7 +242,8 @@ def _audited(given: argparse.Namespace) -> Report | None:
     if report is None:
         return None
     problems = tuple(problem.said_by(train.there(problem)) for problem in report.problems)
-    return replace(report, problems=problems, notes=(*report.notes, *train.remarks))
+    notes = (*report.notes, *train.remarks, *([] if report.results else train.advice))
+    return replace(report, problems=problems, notes=notes)
 
 
 def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:
@@ -252,12 +253,11 @@ def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:
 
     settings = Settings.of(given.set, given.set_env, given.set_file, given.rest)
     train = load(given.train, settings, in_place=given.in_place)
-    most = MAX_STEPS if train.target.name else MAX_STEPS_OF_SCRIPT
     return train, {
         "batch_size": given.batch_size,
         "accumulation_steps": given.accumulation_steps,
         "reference": load(given.reference, in_place=given.in_place) if given.reference else None,
-        "max_steps": most if given.max_steps is None else given.max_steps,
+        "max_steps": MAX_STEPS if given.max_steps is None and train.target.name else given.max_steps,
         "allow": given.allow,
         "progress": (lambda line: None) if given.rank else _tell,
     }

@@ -12,6 +12,7 @@ from accumulation_harness.audit.compare.floors import Floor
 from accumulation_harness.audit.convention import Names
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run, special
 from accumulation_harness.audit.observe.pooling import pooled
+from accumulation_harness.audit.observe.recorder import Most
 from accumulation_harness.audit.observe.runs import Functions, Job
 
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
@@ -24,7 +25,7 @@ class Runs:
     runner: Functions
     batch_size: int
     independent: bool
-    max_steps: int
+    most: Most
     progress: Progress
     total: bool = False  # the function is given the samples of an optimizer step in place of a micro-batch's
     apart: bool = False  # its evaluations leave no trace on the random numbers of training
@@ -47,7 +48,7 @@ class Runs:
             intervention=intervention,
             options=options,
             independent=independent,
-            max_steps=self.max_steps,
+            most=self.most,
             total=self.total and not independent,
             apart=self.apart,
         )

@@ -21,7 +21,7 @@ def audit_launched(
     accumulation_steps: Sequence[int],
     reference: Train | None = None,
     replicas: int | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = MAX_STEPS,
     allow: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Report | None:

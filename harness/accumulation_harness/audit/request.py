@@ -13,7 +13,7 @@ from accumulation_harness.system.terminal import closest
 Format = Literal["text", "json", "markdown", "junit", "sarif", "issue", "svg"]
 ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json", ".svg": "svg"}
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
-MAX_STEPS_OF_SCRIPT = 8  # of one that is run as it is, with the evaluations of real training; all its windows are looked into
+FEW_STEPS = 8  # that do where they take long, as with the evaluations of real training; all these windows are looked into
 SIZES = ("batch_size", "accumulation_steps")
 OFFERED = ("dtype", "order_seed", "hand", "weights")  # keyword parameters that a training function may have
 
@@ -25,13 +25,17 @@ def checked(
     accumulation_steps: Sequence[int],
     *,
     processes: int,
-    max_steps: int,
+    max_steps: int | None,
 ) -> list[int]:
     """The numbers of accumulation steps in order. Raises ValueError, in one line, for what cannot be run."""
     _check_function("train", train)
     if reference is not None:
         _check_function("reference", reference)
-    for name, value in (("batch_size", batch_size), ("processes", processes), ("max_steps", max_steps)):
+    for name, value in (
+        ("batch_size", batch_size),
+        ("processes", processes),
+        ("max_steps", MAX_STEPS if max_steps is None else max_steps),
+    ):
         if not _is_count(value):
             raise ValueError(f"expected {name} as a whole number of 1 or more, got {value!r}")
     if isinstance(accumulation_steps, (str, bytes)) or not isinstance(accumulation_steps, Sequence):

@@ -23,10 +23,10 @@ from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.ranks import Ranks
-from accumulation_harness.audit.observe.recorder import OBSERVER
+from accumulation_harness.audit.observe.recorder import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Functions, Local, Train
 from accumulation_harness.audit.report import ArmResult, Problem, Report
-from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
+from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, arms_of, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.rules.whole_run import unread
 from accumulation_harness.audit.visibility import hidden
@@ -44,7 +44,7 @@ def audit(
     accumulation_steps: Sequence[int],
     reference: Train | None = None,
     processes: int = 1,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = MAX_STEPS,
     allow: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Report:
@@ -67,7 +67,8 @@ def audit(
             1 of `train` is compared as well.
         processes: Number of ranks that run `train`, with `torch.distributed` initialised. The reference runs on one, with the
             samples of all ranks.
-        max_steps: Optimizer steps after which a run is ended.
+        max_steps: Optimizer steps after which a run is ended. With None, the first run shows how many: 200, or as few as 8, where
+            they take long or an epoch has ended.
         allow: Names of causes that are meant, as `{"stochastic_layers"}` for a model with dropout. Their findings are reported,
             and the verdict is that of everything else, as far as it could be compared.
         progress: Called with a line for every run and what it shows.
@@ -86,10 +87,16 @@ def audit(
 
 
 def judged(
-    runner: Functions, arms: Sequence[int], batch_size: int, max_steps: int, allowed: frozenset[Cause], progress: Progress | None
+    runner: Functions,
+    arms: Sequence[int],
+    batch_size: int,
+    max_steps: int | None,
+    allowed: frozenset[Cause],
+    progress: Progress | None,
 ) -> Report:
     """The report of one audit."""
-    runs = Runs(runner, batch_size, runner.functions[True] is not None, max_steps, progress or (lambda line: None))
+    most = Most(MAX_STEPS, few=FEW_STEPS) if max_steps is None else Most(max_steps)
+    runs = Runs(runner, batch_size, runner.functions[True] is not None, most, progress or (lambda line: None))
     return with_allowed(Session(runs, arms).report(), allowed)
 
 
@@ -119,7 +126,7 @@ class Session:
         """Every arm, as trained and, where the functions take a `dtype`, in float64."""
         families = [self._understood(self._family({}))]
         if families[0].reference.stopped:
-            self.unseen.append(f"what comes after {self.runs.max_steps} optimizer steps: runs are ended there (max_steps)")
+            self.unseen.append(f"what comes after {self.runs.most.steps:.0f} optimizer steps: runs are ended there (max_steps)")
         if self.runs.accept_dtype() and not self.problems:
             families.append(self._family({"dtype": torch.float64}))
         for family in families:
@@ -227,6 +234,8 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, 1):
             return Family(options, reference)
+        if runs.most.few is not None:  # the others take as many
+            self.runs = runs = replace(runs, most=Most(reference.num_steps if reference.stopped else runs.most.steps))
         again = runs.baseline(options)
         made = (again, runs.baseline(options, Intervention(perturb=1.0, arithmetic=reference.arithmetic)))
         nulls = [run for run in made if run.error is None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +30,30 @@ from accumulation_harness.system.state import transforming
 OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
 
 
+LONG = 2.0  # seconds of a run
+FEW_AGAIN = 2  # windows of the next epoch that are looked at
+
+
 class EnoughSteps(BaseException):
     """The run has taken as many optimizer steps as were asked for, and is ended by this."""
+
+
+@dataclass(frozen=True)
+class Most:
+    """Optimizer steps after which a run is ended.
+
+    With `few`, so many of them will do, where they take long, or where rows have come again by then: an epoch has ended.
+    """
+
+    steps: float = math.inf
+    few: int | None = None
+
+    def is_over(self, steps: int, seconds: float, again: int) -> bool:
+        """Whether no step is taken after so many, in so many seconds, of which so many had rows of earlier ones."""
+        return steps >= self.steps or (self.few is not None and steps >= self.few and (seconds > LONG or again >= FEW_AGAIN))
+
+
+NO_END = Most()
 
 
 class Recorder:
@@ -40,13 +64,13 @@ class Recorder:
         run: Run,
         intervention: Intervention = WATCH,
         namespaces: Iterable[dict[str, Any]] = (),
-        max_steps: int | None = None,
+        most: Most = NO_END,
     ) -> None:
         """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
 
-        `EnoughSteps` is raised where a step begins after `max_steps` of them.
+        `EnoughSteps` is raised where a step begins after `most` of them.
         """
-        self._steps, self._most = 0, math.inf if max_steps is None else max_steps
+        self._steps, self._most, self._optimizers, self._began = 0, most, 1, 0.0
         self._fence = Fence(self._ended, OBSERVER)
         self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
         self._handed = Handed()
@@ -229,12 +253,26 @@ class Recorder:
         observed.settle(live)
 
     def _count_step(self) -> None:
-        """End the run where a step goes beyond `max_steps` of each optimizer that was there at the first one."""
+        """End the run where a step goes beyond the most of each optimizer that was there at the first one."""
         if not self._steps:
-            self._most *= max(1, len(self.observed.live))
-        if self._steps >= self._most:
-            raise EnoughSteps
+            self._optimizers, self._began = max(1, len(self.observed.live)), time.monotonic()
+        if not self._steps % self._optimizers:
+            taken = self._steps // self._optimizers
+            if self._most.is_over(taken, time.monotonic() - self._began, self._again() if self._most.few else 0):
+                raise EnoughSteps
         self._steps += 1
+
+    def _again(self) -> int:
+        """Windows so far with rows of an earlier one; where rows are not seen, all of them."""
+        leading = self.observed.leading
+        windows = [step.rows for step in leading.track.steps] if leading is not None else []
+        if any(rows is None for rows in windows):
+            return len(windows)
+        seen, again = set[str](), 0
+        for rows in filter(None, windows):
+            again += not seen.isdisjoint(rows)
+            seen.update(rows)
+        return again
 
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.evaluations import evaluations_apart, standing_now
 from accumulation_harness.audit.observe.layers import RoundedOnce
-from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
+from accumulation_harness.audit.observe.recorder import EnoughSteps, Most, Recorder
 from accumulation_harness.config.targets import import_file
 from accumulation_harness.system import accelerator
 
@@ -38,7 +38,7 @@ class Job:
     intervention: Intervention = WATCH
     options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
     independent: bool = False  # the function given as `reference`
-    max_steps: int | None = None  # optimizer steps after which the run is ended
+    most: Most = field(default_factory=Most)  # optimizer steps after which the run is ended
     total: bool = False  # whether the function takes the samples of a whole optimizer step, and cuts them itself
     apart: bool = False  # whether evaluations leave no trace on the random numbers of training
 
@@ -101,7 +101,7 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
     restore = standing_now()
     try:
-        recording = Recorder(run, job.intervention, namespaces, job.max_steps)
+        recording = Recorder(run, job.intervention, namespaces, job.most)
         aside = evaluations_apart() if job.apart else nullcontext()
         with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
             recorder.returned(_call(train, job, recorder))
@@ -183,11 +183,12 @@ OURS = str(Path(__file__).parents[1])  # the folder of the audit
 
 def described(error: BaseException, train: Train | None = None) -> str:
     """The exception in one line, with the place in the audited code: in the file of `train`, if it came through there."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    every = traceback.extract_tb(error.__traceback__)
     said = " ".join("".join(traceback.format_exception_only(error)).split())
-    if frames and frames[-1].filename.startswith(OURS) and _is_out_of_memory(error):
+    if every and every[-1].filename.startswith(OURS) and _is_out_of_memory(error):
         return f"{said}; the audit ran out of memory, not the function: it keeps vectors of every optimizer step"
     file = getattr(getattr(train, "__code__", train), "co_filename", getattr(train, "file", None))
+    frames = [frame for frame in every if not frame.filename.startswith(OURS)]
     own = [frame for frame in frames if frame.filename == str(file)] or frames
     return said + (f" ({own[-1].filename}:{own[-1].lineno})" if own else "")
 

@@ -68,7 +68,7 @@ def decisive(conclusion: Conclusion) -> list[Chart]:
 
 def _weights(line: Line) -> Chart | None:
     step = line.first
-    if step is None or not (_known(step, step.taken) and _known(step, step.parts)):
+    if step is None or step.gate > UNEQUAL or not (_known(step, step.taken) and _known(step, step.parts)):
         return None
     counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, step.parts.weights, strict=True)]
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):

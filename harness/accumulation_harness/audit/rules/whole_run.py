@@ -81,9 +81,13 @@ def _micro_batches_per_step(run: RunFacts) -> list[float]:
 
 
 def _stretched(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
-    """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step."""
+    """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step.
+
+    Or at (t + 1) / r - 1: warm-ups count from 1.
+    """
     a, b = _firsts(mine), _firsts(theirs)
-    return any(_on_the_way(a, b, np.arange(len(a)) / ratio) for ratio in _micro_batches_per_step(run))
+    places = [(np.arange(len(a)) + first) / r - first for r in _micro_batches_per_step(run) for first in (0, 1)]
+    return any(_on_the_way(a[at >= 0], b, at[at >= 0]) for at in places)
 
 
 def _same_way(mine: Rates, theirs: Rates) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -36,14 +36,23 @@ def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
         return f"expected numbers that have a name, to be set from outside: {what}, and {line}"
     if not told:
         told = {"{batch_size}": ("", "--set", "--batch-size "), "{accumulation_steps}": ("", "--set", "--accumulation-steps ")}
+    return f"expected how it is told the two numbers, as {_options(told)} (or --set, --set-env, --set-file): {what}"
+
+
+def advised(source: Path, rest: Sequence[str] = ()) -> str:
+    """The options that tell a script the two numbers, as far as its text shows; empty where it shows less than both."""
+    told = _told(_names(source, rest))
+    return _options(told) if len(told) > 1 else ""
+
+
+def _options(told: Mapping[str, Way]) -> str:
     words: dict[str, list[str]] = {}
     for placeholder in ("{batch_size}", "{total_batch}", "{accumulation_steps}"):
         if placeholder in told:
             _, option, before = told[placeholder]
             words.setdefault(option, []).append(before + placeholder)
     options = [f"--set '{' '.join(words.pop('--set'))}'"] if "--set" in words else []
-    options += [f"{option} '{text}'" for option, texts in words.items() for text in texts]
-    return f"expected how it is told the two numbers, as {' '.join(options)} (or --set, --set-env, --set-file): {what}"
+    return " ".join([*options, *(f"{option} '{text}'" for option, texts in words.items() for text in texts)])
 
 
 def _told(ways: Iterator[Way]) -> dict[str, Way]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from accumulation_harness.audit.observe.runs import described
 from accumulation_harness.audit.request import SIZES, takes_sizes
-from accumulation_harness.audit.user_code.asking import asking
+from accumulation_harness.audit.user_code.asking import advised, asking
 from accumulation_harness.audit.user_code.process import of_its_own
 from accumulation_harness.audit.user_code.scratch import Scratch, told
 from accumulation_harness.audit.user_code.settings import Settings, edited, filled, numbers_of, source_of
@@ -231,6 +231,12 @@ class UserCode:
     def there(self, text: str) -> str:
         """A text with the names that files have where their owner has them."""
         return text if self.scratch is None else self.scratch.there(text)
+
+    @property
+    def advice(self) -> list[str]:
+        """How a script that took no step seems to be told the two numbers, in a line."""
+        options = "" if self.target.name else advised(self.source, self.settings.rest)
+        return [f"as far as its text shows, {self.target.where} is told the two numbers by {options}"] if options else []
 
     @property
     def remarks(self) -> list[str]:
