@@ -70,7 +70,7 @@ def loop(make, change, *, inside=False):
     return train
 
 
-SLOW = ("dropout", "dropout and own draws")
+SLOW = ("dropout", "dropout and own draws")  # of right loops; `A10` of the golden table is a wrong one that draws by itself
 
 
 @pytest.mark.parametrize("model", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
@@ -82,7 +82,7 @@ def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model
         assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
 
 
-QUICK = [pair for pair in zip(MODELS, CHANGES, strict=True) if pair[0] not in SLOW]
+QUICK = [pair for pair in zip(MODELS, CHANGES, strict=True) if pair[0] == "batch norm"]
 REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.product(MODELS, CHANGES) if pair not in QUICK]
 
 

@@ -69,7 +69,7 @@ HIDDEN: dict[Loop, str] = {  # words of what could not be seen
     odd_loops.two_parts_at_one: "N=1 takes its batch in 2 parts itself",
 }
 TOLD = [*dict.fromkeys([*odd_loops.RIGHT, *odd_loops.WRONG, *SAID, *HIDDEN])]
-SLOW = {*TOLD} - {*TOLD[::4], *order_seeds.RIGHT[:1], lost_gradients.head_cleared_before_the_step}
+SLOW = {*TOLD} - {*TOLD[::8], *order_seeds.RIGHT[:1], lost_gradients.head_cleared_before_the_step}
 
 
 @pytest.mark.parametrize("train", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW), id=name(one)) for one in TOLD])

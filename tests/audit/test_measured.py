@@ -60,8 +60,8 @@ def loop(fault):
         ("momentum", {"optimizer_state_per_micro_batch"}),
         ("decay", {"schedule_per_micro_batch"}),
         ("divisor", {"counter_wrong"}),
-        ("mean", {"non_separable_loss"}),
-        ("memory", {"stateful_forward"}),
+        pytest.param("mean", {"non_separable_loss"}, marks=pytest.mark.slow),
+        pytest.param("memory", {"stateful_forward"}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_measured_is_named(fault, causes):
@@ -74,10 +74,10 @@ def test_what_is_measured_is_named(fault, causes):
     ("rates", "is_longer"),
     [
         (lambda step, steps: 1 + math.cos(step / steps), True),
-        (lambda step, steps: (step + 1) / steps, True),
         (lambda step, steps: 1 + math.sin(9 * steps * step), False),
+        pytest.param(lambda step, steps: (step + 1) / steps, True, marks=pytest.mark.slow),
     ],
-    ids=["a decay", "a warm-up", "others"],
+    ids=["a decay", "others", "a warm-up"],
 )
 def test_a_schedule_that_other_epochs_make_longer(rates, is_longer):
     """Of 600 rows, whole batches of 32 leave 24 over, those of 8 none."""

@@ -283,7 +283,11 @@ def test_what_could_not_be_seen_is_said():
 
 
 @pytest.mark.parametrize(
-    ("train", "causes"), [(lookalikes.spectral_norm, {"stateful_forward"}), (shown_first, {"loss_not_divided"})]
+    ("train", "causes"),
+    [
+        pytest.param(lookalikes.spectral_norm, {"stateful_forward"}, marks=pytest.mark.slow),
+        (shown_first, {"loss_not_divided"}),
+    ],
 )
 def test_another_program_s_optimizer_is_no_part_of_it(train, causes):
     """The function runs a forward before it makes its own; the other one's model has the same shapes."""

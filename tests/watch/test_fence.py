@@ -194,9 +194,9 @@ def test_a_watched_run_is_the_unwatched_one(tmp_path):
 SLOW = [pytest.param(event, 1, marks=pytest.mark.slow) for event in ("call", "return")]
 
 
-@pytest.mark.parametrize(("event", "each"), [("call", 8), *SLOW])
+@pytest.mark.parametrize(("event", "each"), [("call", 16), *SLOW])
 def test_whatever_fails_the_run_goes_on(event, each, tmp_path):
-    """In each function, or in each eighth."""
+    """In each function, or in each sixteenth."""
     for wrong in (False, True):
         for target in sorted(reached(wrong=wrong) - (reached(wrong=False) if wrong else frozenset()))[::each]:
             fails(tmp_path, target, event, wrong=wrong)
