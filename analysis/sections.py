@@ -183,20 +183,14 @@ def batch_norm(material: Material) -> Section:
     if (accumulated["oracle_error"] > ALGEBRA_GATE).any():
         left = number(accumulated["oracle_error"].max())
         text = f"Batch statistics do not explain every arm: Ghost BatchNorm, the same chunks in one batch, leaves up to {left}."
-    picture = Picture(
-        "batch-norm",
-        figures.figure_batch_norm(arms),
-        "Difference of BatchNorm's gradient to the full batch's and to its oracle's over N.",
-        "Float64: the distance to the full batch, and the distance to the oracle (medians and ranges).",
-    )
     head = "N | b | arms | gradient difference, median | oracle error, worst | held-out loss - full batch's, means"
     caption = (
-        "The same in numbers; held-out losses are means over seeds, from the lowest configuration to the highest, below zero "
+        "Held-out losses are means over seeds, from the lowest configuration to the highest, below zero "
         "where the accumulated run has the lower one. They are evaluated with running statistics, which accumulation moves N "
         "times per step: in runs as short as these they catch up sooner. The page on BatchNorm compares the same weights with "
         "recalibrated statistics."
     )
-    return section("BatchNorm", text, picture, table_by(accumulated, "accumulation_steps", head, columns, caption))
+    return section("BatchNorm", text, table_by(accumulated, "accumulation_steps", head, columns, caption))
 
 
 def convergence(material: Material) -> Section:

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from accumulation_harness.analysis import load, tables
-from accumulation_harness.analysis.article import drawn_steps
-from accumulation_harness.analysis.figures import judged as figures
+from accumulation_harness.analysis.article import articles
+from accumulation_harness.analysis.content import Picture
 from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
 from accumulation_harness.results import sweeps, tracking
@@ -92,7 +92,7 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
         ):
             cells = verdicts.astype(object).where(verdicts.notna(), None).to_numpy().tolist()
             run.show("verdicts", [str(name) for name in verdicts], cells)
-            drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, experiment, arms)}
+            drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, every.of(experiment))}
             run.show_images(drawn)
             run.finish({**counts, "num_trials": arms["trial"].nunique()}, {})
         if not run.is_whole:
@@ -109,18 +109,12 @@ def table(arms: DataFrame) -> DataFrame:
     return verdicts[[*FIRST, *(name for name in verdicts if name not in FIRST)]]
 
 
-def pictures(results: Path, experiment: str, arms: DataFrame) -> Iterator[tuple[str, Figure]]:
-    """The figures that there are of every sweep, as the report has them."""
-    if arms["algebra_error"].notna().any():
-        yield "algebra", figures.figure_algebra(arms)
-    if arms["arm_error"].notna().any():
-        yield "gradient-error", figures.figure_gradient_error(arms.query("arm_error.notna()"))
-    steps, _ = drawn_steps(results, experiment, arms)
-    if steps.empty:
-        return
-    for precision, own in steps.groupby("precision"):
-        yield f"loss-{precision}", figures.figure_losses(own)
-    yield "distance", figures.figure_distances(steps)
+def pictures(results: Path, own: load.Results) -> Iterator[tuple[str, Figure]]:
+    """The figures of the sweep's page."""
+    for article in articles(results, own):
+        for block in (block for section in article.sections for block in section.blocks):
+            if isinstance(block, Picture):
+                yield block.name, block.figure
 
 
 def to_png(figure: Figure, path: Path) -> Path:

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from accumulation_harness.analysis.figures.forms import Curve, columns_over, curves, lines, mean_curve, median_curve
+from accumulation_harness.analysis.figures.forms import Curve, curves, lines, mean_curve, median_curve
 from accumulation_harness.analysis.figures.style import GREY, INK, log_axis, power_of_ten
 from accumulation_harness.analysis.tables import PRECISIONS, facets
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -81,13 +81,6 @@ def _beside_null(rows: DataFrame, value: str) -> list[Curve]:
     look = {"color": GREY, "linewidth": 0.6, "label": "band of the null runs"}
     band = Curve(null.index, null, look, band=(rows[value].min() / 2, null))
     return [band, *lines(rows.query("arm == 'accumulated'"), AT, "step", value, "N = {}".format, marker="")]
-
-
-def figure_batch_norm(arms: DataFrame) -> Figure:
-    """BatchNorm's difference over N, and what is left of it against the Ghost-BatchNorm oracle."""
-    own = arms.query("arm == 'accumulated'")
-    names = {"gradient_error": "to the full batch", "oracle_error": "to Ghost BatchNorm, chunks of b = B/N"}
-    return curves({"": columns_over(own, AT, names)}, "N", "gradient in float64: relative difference", level=GATE)
 
 
 def figure_convergence(l4: DataFrame, margin: float) -> Figure:

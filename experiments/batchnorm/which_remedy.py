@@ -34,8 +34,6 @@ FROM_THERE = {  # from a trained model
     "trained": "the trained model itself",
 }
 WHOLE = ("frozen_full_batch", "trained")  # of the full batch: they have no b
-NO_CANDIDATES = ("accumulated", "ghost_full_batch", "two_pass_statistics")  # no remedy, plain accumulation again, several passes
-SAME = 1e-9  # points: accuracies that differ by less are the same
 MOMENTA = (0.1, 0.03, 0.01)  # PyTorch's default, and two smaller ones
 STEPS = (2, 4, 8, 16, 32, 64)
 
@@ -44,9 +42,8 @@ def which_remedy(material: Material) -> Section:
     """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
     rows = remedied(material.results).query("arm in @WORDS")
     forwards = forwards_of(material.results)
-    blocks: list[str | Table] = []
-    for (model, size), own in rows.groupby(["model", "effective_batch"]):
-        blocks += [_in_words(str(model), own), _table(str(model), int(str(size)), own, forwards)]
+    groups = rows.groupby(["model", "effective_batch"])
+    blocks = [_table(str(model), int(str(size)), own, forwards) for (model, size), own in groups]
     return section("Which remedy at my b?", *blocks, _momenta(), SYNCHRONISED, REACH)
 
 
@@ -78,27 +75,12 @@ def _over_b(what: str, words: Mapping[str, str], rows: DataFrame, sizes: list[in
     return table(" | ".join([what, *(f"b = {b}" for b in sizes), *more]), cells, caption)
 
 
-def _in_words(model: str, rows: DataFrame) -> str:
-    """At each b what plain accumulation loses, and the remedy that loses least."""
-    parts = []
-    for b, own in rows.groupby("b"):
-        lost = {str(arm): values["lost"].tolist() for arm, values in own.groupby("arm")}
-        mean = {arm: statistics.mean_interval(values).estimate for arm, values in lost.items() if arm not in NO_CANDIDATES}
-        best = min(mean, key=lambda arm: mean[arm], default="")
-        plain = statistics.mean_interval(lost.get("accumulated", [])).estimate
-        nearest = f"{WORDS[best]} loses least, {_points(lost[best])}" if best and mean[best] < plain - SAME else "none loses less"
-        parts.append(f"b = {b}: plain accumulation loses {_points(lost['accumulated'])}; of the remedies in one pass {nearest}")
-    return (
-        f"{named(model).capitalize()}, points of held-out accuracy below the large batch's (mean, 95% t interval, paired by "
-        f"seed). {'. '.join(parts)}. An interval that holds 0 shows no loss, and does not show that there is none."
-    )
-
-
 def _table(model: str, size: int, rows: DataFrame, forwards: Series[float]) -> Table:
     full = rows.drop_duplicates("seed")["full"]
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the large batch (mean and 95% t "
-        f"interval, paired by seed, not corrected for the number of cells). The large batch: {number(full.mean())}% "
+        f"interval, paired by seed, not corrected for the number of cells: one that holds 0 shows no loss, and not that there is "
+        "none). The large batch: {number(full.mean())}% "
         f"(n = {len(full)}). Cost: samples that go through the model, over the window's. Ghost BatchNorm takes the memory of "
         "the full batch, and is plain accumulation's mathematics: only rounding tells the two rows apart."
     )

@@ -24,7 +24,6 @@ from accumulation_harness.analysis.answering import (
     number,
     section,
     statistics,
-    table,
     table_by,
 )
 from accumulation_harness.config import TUNING_SEEDS
@@ -222,13 +221,5 @@ def memory_section(material: Material) -> Section:
         f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
         "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",
     )
-    kilobytes = rows.pivot_table(index="arm", columns="window", values="peak_bytes", aggfunc="median") / 1e3
-    cells = ((words(str(arm)), *own) for arm, own in kilobytes.iterrows())
-    caption = f"kB that live at the peak of a step at each window B, b = {b}."
     answer = f"In the memory that the full batch takes at B = {middle} ({number(full[middle] / 1e6)} MB), b = {b}: {told}."
-    return section(
-        "The memory at which each method stops",
-        answer,
-        picture,
-        table(" | ".join(["method", *(f"B = {size}" for size in sizes)]), cells, caption),
-    )
+    return section("The memory at which each method stops", answer, picture)

@@ -119,7 +119,7 @@ def _told(middle: float, last: float) -> str:
 
 
 def endings(material: Material) -> Section:
-    """Test loss, gap, area and plateau of every arm, and its test loss beside the full batch's."""
+    """Test loss, gap and plateau of every arm, and its test loss beside the full batch's."""
     rows = convergence.trainings(material.results)
     judged = convergence.judged(rows)
     needed(judged)
@@ -127,16 +127,15 @@ def endings(material: Material) -> Section:
     head = (
         "setting | arm | n | rate | inside the grid | test loss | less the full batch's | detectable | "
         "margin | verdict | spread over the null's | with recalibrated BatchNorm | gap to the probe loss | "
-        "mean loss over samples | plateau: probe loss | validation loss"
+        "plateau: probe loss | validation loss"
     )
     columns = (
         lambda own: setting_name(tuple(own[[*SETTING]].iloc[0])), lambda own: arm_name(*own[[*ARM]].iloc[0]), "seed n", "rate",
         "interior ended", "test_loss mean",
         *(lambda own, place=place: _beside(beside.get(tuple(own[[*SETTING, *ARM]].iloc[0])))[place] for place in range(5)),
-        "recalibrated_test_loss mean", "gap mean", "area mean", "flat_probe counted", "flat_validation counted",
+        "recalibrated_test_loss mean", "gap mean", "flat_probe counted", "flat_validation counted",
     )  # fmt: skip
     shown = judged.astype({"recalibrated_test_loss": float}).assign(
-        area=[convergence.area(*pair) for pair in zip(judged["curve_samples"], judged["curve_probe_loss"], strict=True)],
         **{
             f"flat_{loss}": judged[f"curve_{loss}_loss"].map(lambda curve: abs(convergence.drift(curve)) < FLAT)
             for loss in ("probe", "validation")

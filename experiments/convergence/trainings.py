@@ -57,11 +57,6 @@ def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> float:
     return cost[i - 1] + share * (cost[i] - cost[i - 1]) if share < 1 else cost[i]
 
 
-def area(samples: Sequence[float], loss: Sequence[float]) -> float:
-    """Mean loss over the samples, by trapezoids: the area under the curve over its width."""
-    return np.trapezoid(loss, samples) / (samples[-1] - samples[0])
-
-
 def drift(loss: Sequence[float]) -> float:
     """Relative change of the loss within the last fifth: mean of its second half over the mean of its first, less 1."""
     fifth = np.asarray(loss[-max(2, len(loss) // 5) :], dtype=float)

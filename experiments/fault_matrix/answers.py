@@ -105,7 +105,7 @@ def matrix(material: Material) -> Section:
         "Share of the trials that the fault changes, in percent; the checks in the "
         f"{free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm).",
     )
-    blocks: list[Table | Picture | str] = [_hiding(known), picture]
+    blocks: list[Table | Picture] = [picture]
     if len(known):
         curve = (
             "The loss curve: the median of the optimizer steps until the reported loss leaves the correct arm's by more than "
@@ -148,25 +148,6 @@ def until_visible(rows: DataFrame) -> DataFrame:
 def _visible(own: DataFrame) -> str:
     shown = own[own["shown"]]
     return f"{shown['visible_at'].median():g} ({percent(own['shown'].mean())})" if len(shown) else "never"
-
-
-def _hiding(rows: DataFrame) -> str:
-    """Which optimizer hides what from the loss curve, without clipping."""
-    plain = rows.query("clipping == 'off'")
-    seen = faults.shown(plain)
-    optimizers = tables.optimizers_of(plain)
-    counts = {name: seen[plain["optimizer"] == name].groupby(plain["arm"]).sum() for name in optimizers}
-    hidden = {name: set(count.index[count == 0]) for name, count in counts.items()}
-    shown = set().union(*(count.index[count > 0] for count in counts.values()))
-    if not optimizers:
-        return ""
-    text = ", ".join(f"under {name} {share(len(hidden[name]), len(counts[name]))}" for name in optimizers)
-    text = f"Faults that the loss curve shows in no trial, without clipping: {text}."
-    for name in optimizers:
-        others = set().union(*(hidden[other] for other in optimizers if other != name))
-        if alone := sorted((hidden[name] & shown) - others):
-            text += f" {name} alone hides {', '.join(alone)}."
-    return text
 
 
 def misses(material: Material) -> Section:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.experiments.shared.measuring import (
@@ -69,33 +68,32 @@ def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
     referee = setting.referee()
     per_epoch = -(-data.num_samples // size)
     loader = setting.windows(EPOCHS * per_epoch, size=size, last=LastWindow.keep)
-    pending: list[Tensor] = []  # ids whose gradients are in the buffer
-    steps = leaked = unused = 0
+    steps = leaked = unused = pending = 0  # pending: samples whose gradients are in the buffer
     error = 0.0
     for _ in range(EPOCHS):
         epoch = [next(loader) for _ in range(per_epoch)]
         if loop.clears:
             arm.optimizer.zero_grad()
-            unused, pending = unused + sum(map(len, pending)), []
-        carried = sum(map(len, pending))
+            unused, pending = unused + pending, 0
+        carried = pending
         for i, ids in enumerate(epoch):
             batch, first = data.batch(ids), i - i % num
             window = torch.cat(epoch[first : first + num])
             terms = data.num_terms(data.batch(window)).sum() if loop.divides_by_window else data.num_terms(batch).sum() * num
             (data.losses(data.forward(arm.model, batch), batch).sum() / terms).backward()
-            pending.append(ids)
+            pending += len(ids)
             if (i + 1) % num == 0 or (loop.steps and i + 1 == per_epoch):
                 right = referee.gradient(snapshot(arm.model), data.batch(window))
                 got = flatten(p.grad for p in arm.model.parameters() if p.grad is not None)
                 error = worst(error, relative_distance(got, right))
                 arm.optimizer.step()
                 arm.optimizer.zero_grad()
-                steps, leaked, carried, pending = steps + 1, leaked + carried, 0, []
+                steps, leaked, carried, pending = steps + 1, leaked + carried, 0, 0
     return {
         "tail_samples": data.num_samples % (size * num),
         "steps": steps,
         "windows": EPOCHS * -(-per_epoch // num),
         "leaked_samples": leaked,
-        "unused_samples": unused + sum(map(len, pending)),
+        "unused_samples": unused + pending,
         "gradient_error": error,
     }

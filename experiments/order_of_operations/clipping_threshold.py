@@ -6,17 +6,15 @@ import itertools
 
 import torch
 
-from accumulation_harness.config import Precision
+from accumulation_harness.experiments.shared.convergence import consumed
 from accumulation_harness.experiments.shared.measuring import (
     OnStep,
     Row,
     Setting,
-    Watch,
     accumulated,
     clipped,
     relative_distance,
     snapshot,
-    take_step,
 )
 from accumulation_harness.recipes import faults
 
@@ -39,13 +37,10 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         averaged, right = accumulated(config, num), clipped(full, share * norm)
         for name, recipe in (("averaged", averaged), ("summed", faults.loss_not_divided(averaged))):
             for factor in (1 / num, 1.0, float(num)):
-                arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
-                watch = Watch(arm)
-                take_step(arm, window)
-                assert watch.gradient is not None
+                found = consumed(setting, recipe, window, clip_norm=factor * share * norm)
                 rows.append({
                     "arm": name, "accumulation_steps": num, "threshold": kind, "factor": factor,
-                    "error": relative_distance(watch.gradient, right),
-                    "error_of_nth": relative_distance(watch.gradient / num, right),
+                    "error": relative_distance(found, right),
+                    "error_of_nth": relative_distance(found / num, right),
                 })  # fmt: skip
     return rows

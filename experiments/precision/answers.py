@@ -254,12 +254,7 @@ def accumulator_section(material: Material) -> Section:
         "have one sample. Points: trials (medians over the orders); lines: independent roundings; dashed: the full batch's own "
         "error.",
     )
-    head = "sum in | N | b, at most | trials | error | independent roundings | over full: least | most"
-    caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
-    columns = ("accumulator", "accumulation_steps", "micro_batch max", "trial n", "arm_error median", "predicted_error median",
-               "ratio min", "ratio max")  # fmt: skip
-    cells = table_by(rows, "accumulator accumulation_steps", head, columns, caption, folded=True)
-    return section("The accumulator", text, picture, cells)
+    return section("The accumulator", text, picture)
 
 
 def scaling_section(material: Material) -> Section:

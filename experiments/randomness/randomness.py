@@ -12,19 +12,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness.config import Precision
+from accumulation_harness.experiments.shared.convergence import consumed
 from accumulation_harness.experiments.shared.measuring import (
     OnStep,
     Recipe,
     Row,
     Setting,
-    Watch,
     accumulated,
     full_batch,
     relative_distance,
-    take_step,
 )
-from accumulation_harness.measure.rounding import zero_lr
 from accumulation_harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from accumulation_harness.workloads.layers import replace_layers
 
@@ -72,14 +69,8 @@ def drop_behind_relu(model: nn.Module, p: float) -> None:
 
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
-    config = setting.config
-    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer))
-    watch, window, found = Watch(arm), setting.exact.batch(ids), []
-    for r in range(config.permutations):
-        with setting.randomness(stream, r):
-            take_step(arm, window)
-        assert watch.gradient is not None
-        found.append(watch.gradient)
+    window = setting.exact.batch(ids)
+    found = [consumed(setting, recipe, window, stream, r, clip_norm=None) for r in range(setting.config.permutations)]
     return torch.stack(found)
 
 

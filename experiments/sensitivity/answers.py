@@ -78,11 +78,9 @@ def answer(arms: DataFrame) -> Answer:
 
 
 def _words(sizes: dict[str, float], own: DataFrame) -> str:
-    """The smallest sizes found, in words; kinds with the same size are joined."""
-    names = {kind: "one tensor" if kind == "tensor" else kind for kind in sizes}
-    found = {kind: _plain(size) if size == size else f"no size up to {_plain(own['size'].max())}" for kind, size in sizes.items()}
-    kinds = {text: [names[kind] for kind in sizes if found[kind] == text] for text in found.values()}
-    return ", ".join(f"{text} in {' and '.join(alike)}" for text, alike in kinds.items())
+    """The smallest sizes found, in words."""
+    none = f"no size up to {_plain(own['size'].max())}"
+    return ", ".join(f"{none if math.isnan(size) else _plain(size)} in {kind}" for kind, size in sizes.items())
 
 
 def _plain(size: float) -> str:

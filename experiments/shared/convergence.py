@@ -13,15 +13,17 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from accumulation_harness.config import ConfigError, TrialConfig
+from accumulation_harness.config import ConfigError, Precision, TrialConfig
 from accumulation_harness.config.arm_name import FULL, ArmName
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.lock_step import ArmChanges, Setting, Watch
 from accumulation_harness.measure.training import OnStep, Row, outcome
 from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import catalogue
-from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
+from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, take_step
 from accumulation_harness.recipes.remedies import batch_norms, calibrate
+from accumulation_harness.referee.oracle import State
 from accumulation_harness.workloads import Batch
 
 
@@ -118,6 +120,21 @@ def train(
             rows[one.name] = {**row, **look(t, one)}
         on_step(t, [rows[one.name] for one in arms])
     return arms
+
+
+def consumed(
+    setting: Setting, recipe: Recipe, window: Batch, *stream: int, state: State | None = None, **changes: Unpack[ArmChanges]
+) -> Tensor:
+    """[P] what the optimizer of a fresh float64 arm consumes of the window, from a `state` of the model where it is given."""
+    own: ArmChanges = {"precision": Precision.float64, "steps": 1, **changes}
+    arm = setting.arm(recipe, **own)
+    if state is not None:
+        arm.model.load_state_dict(state)
+    watch = Watch(arm)
+    with setting.randomness(*stream):
+        take_step(arm, window)
+    assert watch.gradient is not None
+    return watch.gradient
 
 
 def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:

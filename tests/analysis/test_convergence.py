@@ -9,7 +9,7 @@ import pytest
 
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
-from accumulation_harness.experiments.convergence.trainings import area, drift, reach, roughness
+from accumulation_harness.experiments.convergence.trainings import drift, reach, roughness
 from tests.golden import kept_results
 
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
@@ -22,9 +22,8 @@ def test_a_target_is_reached_where_the_closed_form_says():
     assert reach(SAMPLES, loss, 0.3) == reach(SAMPLES, [math.nan] * len(SAMPLES), 1.0) == math.inf
 
 
-def test_area_and_drift():
+def test_drift():
     loss = [math.exp(-s / 300) for s in SAMPLES]
-    assert area(SAMPLES, loss) == pytest.approx(300 * (1 - math.exp(-10 / 3)) / 1000, rel=1e-4)
     assert abs(drift([1.0] * 50)) < convergence.FLAT < abs(drift(loss))
     assert drift([3.0] * 40 + [2.0] * 5 + [1.0] * 5) == pytest.approx(-0.5)
 
