@@ -57,42 +57,6 @@ def test_grad_cache_is_the_full_batch(contrast, num, corpus):
     assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
 
 
-@pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100", "dual_bank@5+1", "passage_bank@5+1"])
-def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name, corpus):
-    """Two windows in parts of 4, against a loss written out for every part over lists of all pairs so far."""
-    trial = config(corpus, contrast=Contrast.one_sided)
-    setting, _ = setting_of(trial)
-    kind, _, rest = name.partition("@")
-    size, _, since = rest.partition("+")
-    recipe, two = contrastive.named(name)(accumulated(trial, 3)), list(setting.windows(2))
-    arm = setting.arm(recipe, precision=Precision.float64)
-    found = [gradient(setting, recipe, setting.exact.batch(ids), arm) for ids in two]
-
-    model, all_q, all_p, right = setting.initial.double(), [], [], []  # type: ignore[var-annotated]
-    for window, ids in enumerate(two):
-        is_used = window >= int(since or 0)
-        total = torch.zeros((), dtype=torch.float64)
-        for part in ids.split(4):
-            own = model(setting.exact.batch(part).inputs)
-            q, p = list(own.queries), [one[0] for one in own.passages]
-            rows = q + (all_q[-int(size) :] if is_used and kind == "dual_bank" else [])
-            columns = p + (all_p[-int(size) :] if is_used else [])
-            for i, row in enumerate(rows):
-                s = torch.stack([own.log_scale.exp() * row @ column for column in columns])
-                total = total + (s.logsumexp(0) - s[i]) / len(rows) / 3
-            all_q += [one.detach() for one in q]
-            all_p += [one.detach() for one in p]
-        right.append(flatten(torch.autograd.grad(total, list(model.parameters()))))
-    for own, expected in zip(found, right, strict=True):
-        assert relative_distance(own, expected) <= EXACT
-    bank = arm.memory["bank"]
-    kept = min(int(size), 24)
-    assert torch.equal(bank.passages[:, 0], torch.stack(all_p[-kept:])) and not bank.passages.requires_grad
-    assert len(bank.queries) == (kept if kind == "dual_bank" else 0)
-    plain = gradient(setting, accumulated(trial, 3), setting.exact.batch(two[1]))
-    assert relative_distance(found[1], plain) > APART
-
-
 class Task:
     """Towers, a temperature and a loss that are none of this repository's: a margin over in-batch negatives, squared."""
 
