@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from accumulation_harness.audit.command import parsed, parser
 from accumulation_harness.config.compose import compose_trial
@@ -41,20 +40,6 @@ CONSOLES = [
     if language == "console"
 ]
 SLOW = "accumulation-harness run"  # continuous integration runs these too, and the pages'
-
-
-def test_every_block_is_run():
-    written = programs("README.md")
-    typed = [line for page, console in CONSOLES if page == "README.md" for line in console.splitlines() if line.startswith("$ ")]
-    assert all(any(name in line for line in typed) for name in written)
-    assert set(re.findall(r"^(?:import|from) (\w+)", written["trainer.py"], re.M)) == {"torch"}, "the first needs nothing else"
-    lines = [line for language, _, text in blocks("README.md") if language == "sh" for line in text.splitlines()]
-    shell = [shlex.split(line, comments=True) for line in lines]
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for program, *words in shell:
-        assert program in ("pip", "make") and (program == "pip" or set(words) <= targets)
-        assert set(re.findall(r"\[(\w+)\]", " ".join(words))) <= set(extras)
 
 
 @pytest.mark.parametrize(
