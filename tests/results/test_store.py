@@ -1,6 +1,5 @@
 """The store keeps numbers bit for bit, tells damaged files from good ones, and survives being killed at any moment."""
 
-import errno
 import json
 import math
 import multiprocessing
@@ -244,26 +243,6 @@ def test_a_store_of_somebody_else_can_be_read(store, tmp_path):
         subprocess.run([sys.executable, "-c", READER, str(store.root)], check=True, env=environment)
 
 
-@pytest.mark.parametrize("name", ["steps.parquet", "trial.json"])
-def test_full_disk_leaves_nothing_half_finished(store, name, monkeypatch):
-    run_trial(store, "good")
-    fsync, full = os.fsync, {"now": False}
-
-    def failing(descriptor):
-        if full["now"] and name in os.readlink(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr("accumulation_harness.system.files.os.fsync", failing)
-    with pytest.raises(StoreError, match="the disk is full"), store.open_trial("e", "t", {}) as writer:
-        full["now"] = True
-        writer.finish(SUMMARY)
-    full["now"] = False
-    assert states(store) == {"good": State.finished, "t": State.failed}
-    run_trial(store)
-    assert states(store) == {"good": State.finished, "t": State.finished}
-
-
 def test_file_is_whole_before_it_is_seen(tmp_path, monkeypatch):
     """Also where another process writes it at the same moment, be it in another container under the same process number."""
     path, replace, seen = tmp_path / "trial.json", os.replace, []
@@ -387,15 +366,3 @@ class Killed(RuleBasedStateMachine):
 
 TestKilled = Killed.TestCase
 TestKilled.settings = settings(max_examples=5, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def test_many_writers_share_the_work_without_doing_any_twice(store):
-    store.check_writable()
-    crowd = [processes.Process(target=work, args=(str(store.root),)) for _ in range(4)]
-    for process in crowd:
-        process.start()
-    for process in crowd:
-        process.join()
-    assert [process.exitcode for process in crowd] == [0] * 4
-    done = (store.root / "journal").read_text().splitlines()
-    assert len(done) == len(set(done)) == NUM_TRIALS
