@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         type=_causes,
         default=frozenset(),
         metavar="CAUSE,CAUSE",
-        help="findings that are told and no fault, as stochastic_layers",
+        help="causes that are reported and do not fail the audit, as stochastic_layers",
     )
     made.add_argument("--launched", action="store_true", help="be a rank of torchrun or srun, of which rank 0 judges")
     made.add_argument("--replicas", type=int, help="with --launched: ranks that take rows of their own (default all)")

@@ -101,7 +101,7 @@ def _split_at_one(reference: Run, steps: Sequence[Step]) -> Iterator[str]:
     parts = max((len(rows) for rows in whole), default=1)
     if parts > 1:
         yield (
-            f"N=1 takes its batch in {parts} parts itself: what is told is the difference from that, and a fault that both have "
+            f"N=1 takes its batch in {parts} parts itself: the report says how N differs from that, and a fault that both have "
             "cannot show; give a `reference` that takes it whole"
         )
 

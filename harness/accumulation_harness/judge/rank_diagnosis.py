@@ -85,7 +85,7 @@ def diagnose_ranks(evidence: RankEvidence) -> RankDiagnosis:
     if len(causes) == 1:
         return RankDiagnosis((causes[0],), f"{fits[0].sentence}: {seen}")
     if causes:
-        told = f"{seen}: {' and '.join(causes)} fit alike; another number of micro-batches would tell"
+        told = f"{seen}: {' and '.join(causes)} explain it equally well; try another number of micro-batches"
         return RankDiagnosis((Cause.unexplained,), told)
     # That ranks step apart is seen, not inferred; why they do is not known.
     apart = evidence.rank_distance > ALGEBRA_GATE or evidence.parameter_distance > ALGEBRA_GATE

@@ -55,15 +55,15 @@ ROUNDED_ONCE = (Precision.bfloat16, Precision.float16)  # products add up in flo
 class Doubt(StrEnum):
     """Why an arm cannot be judged; each value is the beginning of the sentence that says so and what would help."""
 
-    diverged = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
-    diverged_at_once = "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
-    unresolved = "the model resolves too little in float64"
+    diverged = "a loss or a parameter became non-finite: try a smaller optimizer.lr, or fewer steps"
+    diverged_at_once = "in float64 the full batch itself diverged in the first window: try a smaller optimizer.lr"
+    unresolved = "the float64 rounding of this model is above the gate"
     overflowed = "the rounding could not be measured"
-    vanished = "the gradient vanishes in float16: a larger loss_scale would tell"
+    vanished = "the gradient vanishes in float16: try a larger loss_scale"
     unmeasured = "not a number in float64"
-    not_accumulated = "the loop takes every window in one forward: it does not accumulate, and nothing was compared"
+    not_accumulated = "the loop passes every window as one batch: it does not accumulate, so that there was nothing to compare"
     no_float64 = "the task does not compute in float64"
-    no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
+    no_gradient = "the gradient of the first window is zero: try other data, or another seed"
 
 
 class Outcome(StrEnum):
@@ -355,7 +355,7 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     if own.scale == 0 and own.full_zeros == 1:
         return Doubt.vanished
     if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
-        return f"{Doubt.overflowed}: gradients overflowed in {precision}; a smaller loss_scale would tell"
+        return f"{Doubt.overflowed}: gradients overflowed in {precision}; try a smaller loss_scale"
     return ""
 
 
