@@ -236,7 +236,7 @@ class UserCode:
     def advice(self) -> list[str]:
         """How a script that took no step seems to be told the two numbers, in a line."""
         options = "" if self.target.name else advised(self.source, self.settings.rest)
-        return [f"as far as its text shows, {self.target.where} is told the two numbers by {options}"] if options else []
+        return [f"as far as its text shows, {self.target.where} gets the two numbers by {options}"] if options else []
 
     @property
     def remarks(self) -> list[str]:
