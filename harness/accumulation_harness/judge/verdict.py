@@ -386,7 +386,15 @@ def _above(measures: Iterable[tuple[str, float, float]], of: Precision = Precisi
 
 
 def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
-    """What fails of L1, in words; nothing in float64, where L0 has already measured the rounding."""
+    """Describe which measures of check L1 are above their gates.
+
+    Args:
+        precision: The precision under test.
+        own: The measures of the arm.
+
+    Returns:
+        A sentence for each; none in float64, where check L0 has measured the rounding.
+    """
     if precision == Precision.float64:
         return ()
     failures, error = [], own.ratio * own.full_error
