@@ -67,7 +67,7 @@ def _next_experiment(conclusion: Conclusion) -> str:
         if cause is Cause.unexplained:
             return MEANINGS[cause].remedy
         if MEANINGS[cause].of_the_model:
-            return f"No change of the loop fixes this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
+            return f"No loop can fix this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
         others = len(conclusion.causes) - 1
         rest = f" {others} more findings may be its consequences, or faults of their own." * (others > 0)
         return f"{change(conclusion, cause)} Repeat the audit: {cause} must be gone.{rest}"
