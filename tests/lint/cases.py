@@ -253,6 +253,14 @@ RIGHT: dict[str, str] = {
     "a schedule that is prepared": "def made():\n    return get_scheduler()\n" + PREPARED + accelerate(),
     "accumulation over one": "accelerator = Accelerator(gradient_accumulation_steps=1)\n"
     + accelerate().replace("with accelerator.accumulate(model):", "if True:"),
+    "a schedule of as many steps as micro-batches": "scheduler = made(optimizer, steps=max_steps * accumulation_steps)\n"
+    + flat(after="scheduler.step()"),
+    "a limit that is scaled as well": nested(after="clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())"),
+    "norm measured, by a switch": flat(after="norm = clip_grad_norm_(model.parameters(), 1.0, clip_grad=False)"),
+    "a loss of several scales": "for x in loader:\n    for scale in range(3):\n        (loss_of(x) / 2**scale).backward()\n"
+    + indent("optimizer.step()\noptimizer.zero_grad()", "    "),
+    "a caller's optimizer, cleared by a helper": "def train(loader, optimizer):\n    for x in loader:\n"
+    + indent("clear_grads(model)\nloss_of(x).backward()\noptimizer.step()", " " * 8),
     "several losses": "for loss in losses:\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()",
     "plain": "for x, y in loader:\n" + indent("optimizer.zero_grad()\ncriterion(model(x), y).backward()\n" + STEPS, "    "),
     "minibatches of a rollout": "for x in rollout.split(32):\n" + indent("policy(x).mean().backward()\n" + STEPS, "    "),

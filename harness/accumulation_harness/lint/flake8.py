@@ -28,6 +28,7 @@ CODES = {  # numbers stay what they are; a new cause takes the next
     Cause.non_finite_micro_batch: 115,
     Cause.window_misplaced: 116,
     Cause.replicas_not_synchronised: 117,
+    Cause.counter_wrong: 118,
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accumulation_harness.judge.cause import Cause
@@ -23,6 +24,7 @@ PER_MICRO_BATCH = {
     "unscale_": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
 }
 PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
+UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
 
@@ -133,31 +135,32 @@ def hits(source: Source) -> Iterator[Hit]:
     What a setting may mend is told only where every way that comes by there shows it.
     """
     for ways in runs(source):
-        shown: dict[Hit, tuple[ast.AST | None, int]] = {}
-        passed: Counter[ast.AST] = Counter()
+        shown: dict[Hit, tuple[tuple[ast.AST, ...], int]] = {}
+        passed: list[set[ast.AST]] = []
         for run in ways:
             if run.not_finite is not None:
                 continue
             each = [windows(events) for events in apart(run.events)]
             here = dict(_of_run(run) + [told for found in each for told in _of_windows(source, run, found)])
             if run.otherwise == "last":
-                shown |= {hit: (None, 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
+                shown |= {hit: ((), 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
                 continue
-            passed.update({event.node for found in each for window in found for event in window.events})
-            for hit, anchor in here.items():
-                shown[hit] = (anchor, shown.get(hit, (None, 0))[1] + 1)
+            passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
+            for hit, anchors in here.items():
+                shown[hit] = (anchors, shown.get(hit, ((), 0))[1] + 1)
         told = source.speaks_of_lightning or not any(event.name == "automatic" for run in ways for event in run.events)
-        for hit, (anchor, times) in shown.items():
-            if anchor is None or times == passed[anchor]:
+        for hit, (anchors, times) in shown.items():
+            if not anchors or times == sum(nodes.issuperset(anchors) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
 
 
-Told = tuple[Hit, ast.AST | None]  # with what has to show it whenever a run comes by; None: one run is enough
+Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a run comes by all of that; (): one run is enough
 
 
 def _of_run(run: Run) -> list[Told]:
-    return [*_clipped_before(run), *_divided_twice(run)]
+    untold = [(_hit(event.node, Cause.step_every_micro_batch, UNTOLD), ()) for event in run.events if event.kind == "untold"]
+    return [*_clipped_before(run), *_divided_twice(run), *untold]
 
 
 def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
@@ -173,11 +176,11 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     if not run.unsure and {window.size for window in found[1:-1]} == {1, N - 1} and full[0].is_flat:
         yield (
             _hit(full[0].step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch but each N-th"),
-            None,
+            (),
         )
         return
     for window in full:
-        yield from _for_each(window)
+        yield from _for_each(source, window)
         yield from _not_synchronised(source, window)
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
     if source.weighs_gradients:
@@ -187,7 +190,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
         yield from _irregular(run, found, full)
 
 
-def _for_each(window: Window) -> Iterator[Told]:
+def _for_each(source: Source, window: Window) -> Iterator[Told]:
     """What happens in every iteration in which there is a backward."""
     iterations = {event.loops for event in window.backwards}
     depth = max(map(len, iterations))
@@ -197,8 +200,22 @@ def _for_each(window: Window) -> Iterator[Told]:
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            if iterations <= {event.loops[:depth] for event in events}:
-                yield _hit(node, cause, sentence), None
+            if iterations <= {event.loops[:depth] for event in events} and not _is_longer(source, node):
+                yield _hit(node, cause, sentence), ()
+
+
+def _is_longer(source: Source, node: ast.AST) -> bool:
+    """Whether a schedule was made for as many steps as there are micro-batches: N times those of the optimizer."""
+    of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
+    given = [one for call in source.made.get(of, []) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
+    factors = [
+        side
+        for one in given
+        for inner in words.inside(one, ast.BinOp)
+        if isinstance(inner.op, ast.Mult)
+        for side in (inner.left, inner.right)
+    ]
+    return any(map(source.is_number, factors))
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -216,14 +233,22 @@ def _cleared(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
             waiting |= event.kind == "backward"
             if event.kind == "clear" and waiting and _takes(window, event, found) and not _has_closure(window):
                 sentence = CLEARED if window.size > 1 else "gradients are cleared between the last backward and the step"
-                yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), window.step.node
+                yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), (window.step.node,)
                 break
     cleared = any(event.kind == "clear" for window in found for event in (*window.events, *window.after))
-    if usual > 1 and len(found) > 1 and not cleared and not source.clears and source.makes_optimizers:
+    is_made = source.makes_optimizers and usual > 1
+    if len(found) > 1 and not cleared and not source.clears and (is_made or _is_of_caller(found[0])):
         yield (
             _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"),
-            found[0].step.node,
+            (),
         )
+
+
+def _is_of_caller(window: Window) -> bool:
+    """Whether a loop differentiates losses and steps an optimizer that its function was given: who gave it cannot clear it."""
+    of = words.receiver(window.step.node) if isinstance(window.step.node, ast.Call) else None
+    is_optimizer = isinstance(of, ast.Name) and words.OPTIMIZER.search(of.id.lower()) is not None
+    return is_optimizer and window.is_flat and window.is_whole and not _has_closure(window)
 
 
 def _has_closure(window: Window) -> bool:
@@ -250,15 +275,14 @@ def _stepped_inside(full: list[Window]) -> Iterator[Told]:
         counted = header is not None and any(map(words.STRICT.search, words.identifiers(header)))
         divided = any(term.by_number < 1 for term in _terms(window))
         weighed = not any(term.weight is None for term in _terms(window))
-        if len(full) > 1 and (_is_told_every_nth(full) or ((divided or counted) and weighed)):
-            yield (
-                _hit(window.step.node, Cause.step_every_micro_batch, "the optimizer steps after every micro-batch"),
-                window.step.node,
-            )
+        evidence = _at_every_nth(full)
+        if len(full) > 1 and (evidence or ((divided or counted) and weighed)):
+            sentence = "the optimizer steps after every micro-batch"
+            yield _hit(window.step.node, Cause.step_every_micro_batch, sentence), (window.step.node, *evidence)
 
 
-def _is_told_every_nth(full: list[Window]) -> bool:
-    """Whether of micro-batches that a call steps, one by one, gradients are clipped or cleared at each N-th alone."""
+def _at_every_nth(full: list[Window]) -> Sequence[ast.AST]:
+    """Return what clips or clears at each N-th alone of micro-batches that a call steps one by one."""
     mine = [window for window in full if window.step.node is full[0].step.node]
     times = Counter(
         event.node
@@ -266,7 +290,7 @@ def _is_told_every_nth(full: list[Window]) -> bool:
         for event in (*window.events, *window.after)
         if event.kind == "clip" or (event.kind == "clear" and event.name in window.optimizers)
     )
-    return any(many > 1 and abs(len(mine) - N * many) < N for many in times.values())
+    return [node for node, many in times.items() if many > 1 and abs(len(mine) - N * many) < N][:1]
 
 
 def _terms(window: Window) -> list[Term]:
@@ -277,7 +301,7 @@ def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
     last = window.backwards[-1]
     if not last.synchronised and "all_reduce" not in source.text:
         sentence = "the last backward of a window does not synchronise the replicas: what decides it comes too late, or is off"
-        yield _hit(last.node, Cause.replicas_not_synchronised, sentence), None
+        yield _hit(last.node, Cause.replicas_not_synchronised, sentence), ()
 
 
 def _divided_twice(run: Run) -> Iterator[Told]:
@@ -287,7 +311,7 @@ def _divided_twice(run: Run) -> Iterator[Told]:
         if terms and all(term.by_number < 1 / N and term.weight is not None and term.weight < 1 / N for term in terms):
             by = ast.unparse(event.node.func) if isinstance(event.node, ast.Call) else "Lightning"
             sentence = f"the loss is divided by the number of micro-batches, and `{by}` divides by it again"
-            yield _hit(event.node, Cause.loss_divided_twice, sentence), None
+            yield _hit(event.node, Cause.loss_divided_twice, sentence), ()
 
 
 def _total(window: Window) -> float:
@@ -303,11 +327,16 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     whole = [term.whole for term in _terms(window) if term.whole and _near(term.by_number, 1 / N)]
     if whole:
         sentence = f"the loss is divided by `{whole[0]}`, and by the number of micro-batches once more"
-        yield _hit(anchor, Cause.loss_divided_twice, sentence), anchor
+        yield _hit(anchor, Cause.loss_divided_twice, sentence), (anchor,)
     for event in window.backwards[:1]:
         terms = event.loss.terms if event.loss else ()
         if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
-            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
+            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
+    divisors = [round(math.prod(term.literals) / (term.by_number or 1), 6) for term in _terms(window)]
+    if divisors == [*range(1, window.size + 1)]:
+        sentence = "the loss is divided by the number of micro-batches so far: the first counts most"
+        yield _hit(anchor, Cause.counter_wrong, sentence), ()
+        return
     rows = window.weights()
     if not rows:
         return
@@ -319,14 +348,14 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
         if named and not any(term.literals or term.kind in ("sum", "rows") for term in placed):
             sure = all(likely)
             sentence = f"the micro-batches' {'mean ' if sure else ''}losses are added: none is divided by their number"
-            yield Hit.at(anchor, Cause.loss_not_divided, sentence, sure=sure), anchor
+            yield Hit.at(anchor, Cause.loss_not_divided, sentence, sure=sure), (anchor,)
     elif any(_near(total, once) for total in totals):
         odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
         if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
-            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), anchor
+            yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
         if any(term.padded and _near(total, once) for term, total in zip(placed, totals, strict=True)):
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
-            yield _hit(anchor, Cause.mean_of_means, sentence), anchor
+            yield _hit(anchor, Cause.mean_of_means, sentence), (anchor,)
 
 
 def _irregular(run: Run, found: list[Window], full: list[Window]) -> Iterator[Told]:
@@ -338,10 +367,10 @@ def _irregular(run: Run, found: list[Window], full: list[Window]) -> Iterator[To
             continue
         if place == 0 and full[0].is_flat and found[0].step.node is full[0].step.node and run.otherwise != "last":
             sentence = f"the first step comes after {window.size} instead of {usual} micro-batches (here with N = {usual})"
-            yield _hit(window.step.node, Cause.window_misplaced, sentence), window.step.node
+            yield _hit(window.step.node, Cause.window_misplaced, sentence), (window.step.node,)
         elif place and window.size < usual and found[place - 1].backwards[-1].loops[:-1] == window.backwards[0].loops[:-1]:
             sentence = "the last window of an epoch may hold fewer micro-batches than the number by which its losses are divided"
-            yield _hit(window.backwards[-1].node, Cause.short_window_divided_by_n, sentence), None
+            yield _hit(window.backwards[-1].node, Cause.short_window_divided_by_n, sentence), ()
 
 
 def _near(one: float, other: float) -> bool:
@@ -358,18 +387,18 @@ def _clipped_before(run: Run) -> Iterator[Told]:
                 scaled, clips = event.scaled, []
             case "unscale_":
                 scaled = False
-            case "clip" if scaled:
+            case "clip" if scaled and not event.scaled:
                 clips.append(event)
             case "step" if event.scaled:
                 for clip in clips:
                     yield (
                         _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"),
-                        None,
+                        (),
                     )
     for clip, later in zip(run.events, run.events[1:], strict=False):
         if clip.kind == "clip" and later.kind == "divide":
             sentence = "gradients are clipped before they are divided by the number of micro-batches"
-            yield _hit(clip.node, Cause.clip_before_unscale, sentence), None
+            yield _hit(clip.node, Cause.clip_before_unscale, sentence), ()
 
 
 def _passed_over(ways: list[Run]) -> Iterator[Hit]:

@@ -133,7 +133,9 @@ class Run:
                 self.give(node.target, self.combined(node.op, before, by, node.value, node.value), names, is_literal=False)
             case ast.If():
                 self.recording = self.source.matters(node)
-                answer = self.is_true(node.test, names)
+                value = self.value(node.test, names)
+                refused = isinstance(value, Thing) and isinstance(node.body[-1], ast.Raise)  # a run that is judged is not
+                answer = not refused and self.truth(value)
                 self.recording = False
                 return self.block(node.body if answer else node.orelse, names)
             case ast.For() | ast.AsyncFor() | ast.While():
@@ -202,6 +204,8 @@ class Run:
             if name == "accumulate" and isinstance(call, ast.Call):
                 self.entered += 1
                 self.handling, self.deferred = True, self.entered % N != 0
+                if self.source.accelerator_is_untold:
+                    self.happen("untold", call, name)
             elif name.startswith("no_") and name.endswith("sync"):
                 given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
                 answers = [answer for answer in (self.value(one, names) for one in given) if isinstance(answer, bool)]
@@ -304,10 +308,10 @@ class Run:
         """Return what a name stands for: its value, the number of micro-batches, a function, or something unknown."""
         if is_known and not (isinstance(value, Thing) and self.source.is_number(node)):
             return value
+        if name in self.source.functions and not is_known:
+            return Function(self.source.functions[name], self.module)
         if self.source.is_number(node):
             return N
-        if name in self.source.functions and name not in self.source.classes:
-            return Function(self.source.functions[name], self.module)
         return value if is_known else Thing(name)
 
     def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
@@ -375,8 +379,8 @@ class Run:
         if isinstance(value, Loss):
             return value
         name = value.name.lower() if isinstance(value, Thing) else ""
-        of_model = name.endswith(".loss") and not name.startswith("self.") and "forward" not in name  # a method returns anything
-        return Loss.of("model" if of_model else "unknown")
+        of_model = (name.endswith(".loss") and not name.startswith("self.")) or words.MODEL.search(words.end(name))
+        return Loss.of("model" if of_model and "forward" not in name else "unknown")  # a method returns anything
 
     def compared(self, node: ast.Compare, names: ChainMap[str, Value]) -> Value:
         """Return the answer of a comparison."""
@@ -406,12 +410,13 @@ class Run:
         """Whether a value is true; where that is unknown, as is assumed, and a `while` goes on."""
         if not isinstance(value, Thing):
             return bool(value)
-        return self.entering or self.assume(value.name) is not value.negated
+        return self.entering or self.assume(value.name, value.counts) is not value.negated
 
-    def assume(self, text: str) -> bool:
+    def assume(self, text: str, counts: bool) -> bool:
         """Answer a test of something unknown: of the place in the window by the place in the loop, of the rest as is assumed."""
         lowered = text.lower()
-        if self.loops and text not in self.assumed and words.BOUNDARY.search(words.end(lowered.split(" ")[0])):
+        is_boundary = counts or words.BOUNDARY.search(words.end(lowered.split(" ")[0]))
+        if self.loops and text not in self.assumed and is_boundary:
             self.unsure = True
             return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(lowered))
         if self.recording:
@@ -531,10 +536,12 @@ class Run:
 
     def is_optimizer(self, of: ast.expr, known: str) -> bool:
         """Whether something that steps is an optimizer: by its name, by what made it, or because it clears gradients as well."""
+        if words.dotted(of) in self.source.cleared:
+            return True
         texts = (words.last(of), words.end(known))
         if any(map(words.SCHEDULE.search, texts)) or any(map(words.AVERAGE.search, texts)):
             return False
-        return any(map(words.OPTIMIZER.search, texts)) or words.dotted(of) in self.source.cleared or "optim." in known
+        return any(map(words.OPTIMIZER.search, texts)) or "optim." in known
 
     def function(self, node: ast.Call, name: str, label: str, args: list[Value], given: dict[str, Value]) -> Value:
         """Return what a call returns that is no method of a loop's own: Python's, torch's losses, or something unknown."""
@@ -571,8 +578,10 @@ class Run:
             return first
         if name in words.CLIPS:
             bounds = {one.strip("'\"") for one in map(ast.unparse, (*node.args, *(one.value for one in node.keywords)))}
-            if not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
-                self.happen("clip", node, "")
+            is_off = any("clip" in one and value is False for one, value in given.items())
+            if not is_off and not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
+                scaled = any("get_scale" in getattr(one, "name", "") for one in (*args, *given.values()))  # so is its limit
+                self.happen("clip", node, "", scaled=scaled)
             return Thing("norm")
         if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
             self.happen("divide", node, name)
@@ -581,7 +590,8 @@ class Run:
         if (loss := self.of_torch(node, name, args)) is not None:
             return loss
         which = f"@{node.lineno}_{node.col_offset}" if "optim." in label else ""  # two of a class are two optimizers
-        made = Thing(f"{label}{which}()", label if label in self.source.classes else "")
+        counts = any(isinstance(one, Part) for one in (*args, *given.values()))
+        made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
         return made

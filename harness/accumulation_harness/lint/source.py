@@ -18,6 +18,7 @@ from accumulation_harness.system.files import read_file
 
 PYTHON = (".py", ".pyi", ".pyw", "")
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
+CLEARS = re.compile(r"\.grad\b|(zero|clear|reset|delete)_?(the_)?grad|deepspeed|set_to_none")
 MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -61,9 +62,18 @@ class Source:
     # what is where -------------------------------------------------------------------------------------------------------------
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the file."""
+        return list(ast.walk(self.tree))
+
+    def every(self, kinds: type[words.Node] | tuple[type[words.Node], ...]) -> Iterator[words.Node]:
+        """Yield the nodes of the file that are of these kinds."""
+        return (one for one in self.nodes if isinstance(one, kinds))
+
+    @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
         """The classes of the file by their names."""
-        return {node.name: node for node in words.inside(self.tree, ast.ClassDef)}
+        return {node.name: node for node in self.every(ast.ClassDef)}
 
     @cached_property
     def functions(self) -> dict[str, Definition]:
@@ -95,7 +105,7 @@ class Source:
 
     @cached_property
     def _all(self) -> list[Definition]:
-        return list(words.inside(self.tree, DEFINITIONS))
+        return list(self.every(DEFINITIONS))
 
     def _reaching(self, wanted: set[str]) -> set[str]:
         """Return the names of functions that call one of these, or call one that does."""
@@ -120,7 +130,7 @@ class Source:
         module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
         outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
-        called = {words.last(call.func) for call in words.inside(self.tree, ast.Call)}
+        called = {words.last(call.func) for call in self.every(ast.Call)}
         leading.sort(key=lambda node: node.name.lower() in called)
         return [*([self.tree] if module else []), *(node for node in leading if node.name not in ("backward", "__init__"))]
 
@@ -150,26 +160,33 @@ class Source:
 
     def matters(self, node: ast.If) -> bool:
         """Whether it depends on a test what is done to gradients or losses."""
-        for one in ast.walk(node):
-            if isinstance(one, ast.Call) and words.last(one.func) in self._touching:
-                return True
-            if isinstance(one, (ast.Continue, ast.Break, ast.Return)):
-                return True
-            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and ("loss" in one.id or one.id in self._divisors):
-                return True
-        return False
+        if node not in self._mattering:
+            self._mattering[node] = any(map(self._decides, ast.walk(node)))
+        return self._mattering[node]
+
+    @cached_property
+    def _mattering(self) -> dict[ast.If, bool]:
+        return {}
+
+    def _decides(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Call():
+                return words.last(node.func) in self._touching
+            case ast.Name(id=name, ctx=ast.Store()):
+                return "loss" in name or name in self._divisors
+        return isinstance(node, (ast.Continue, ast.Break, ast.Return))
 
     @cached_property
     def _divisors(self) -> set[str]:
-        divisors = [node.right for node in words.inside(self.tree, ast.BinOp) if isinstance(node.op, ast.Div)]
-        divisors += [node.value for node in words.inside(self.tree, ast.AugAssign) if isinstance(node.op, ast.Div)]
+        divisors = [node.right for node in self.every(ast.BinOp) if isinstance(node.op, ast.Div)]
+        divisors += [node.value for node in self.every(ast.AugAssign) if isinstance(node.op, ast.Div)]
         return {name for node in divisors for name in words.names(node)}
 
     @cached_property
     def made(self) -> dict[str, list[ast.Call]]:
         """The calls whose result is given to a name (`criterion`, `self.criterion`), by its last identifier."""
         found: dict[str, list[ast.Call]] = {}
-        for node in words.inside(self.tree, ast.Assign):
+        for node in self.every(ast.Assign):
             if isinstance(node.value, ast.Call):
                 for target in node.targets:
                     found.setdefault(words.last(target), []).append(node.value)
@@ -190,7 +207,7 @@ class Source:
     def _counters(self) -> set[str]:
         """Names that are added to, set back to 0, or gone through by a loop."""
         found = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.AugAssign(target=target, op=ast.Add()):
                     found.add(words.last(target))
@@ -205,11 +222,11 @@ class Source:
         """Names `n` of `(i + 1) % n == 0` in a test of a step of an optimizer, or in what such a test was given."""
         tests = [
             node.test
-            for node in words.inside(self.tree, ast.If)
+            for node in self.every(ast.If)
             if any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))
         ]
         asked = {name for test in tests for name in words.identifiers(test)}
-        for node in words.inside(self.tree, ast.Assign):
+        for node in self.every(ast.Assign):
             if any(words.last(target) in asked for target in node.targets):
                 tests.append(node.value)
         operands = [one.right for test in tests for one in words.inside(test, ast.BinOp) if isinstance(one.op, ast.Mod)]
@@ -218,17 +235,15 @@ class Source:
     @cached_property
     def cleared(self) -> set[str]:
         """What `zero_grad` is called of."""
-        return {
-            words.dotted(words.receiver(call))
-            for call in words.inside(self.tree, ast.Call)
-            if words.last(call.func) == "zero_grad"
-        } - {""}
+        return {words.dotted(words.receiver(call)) for call in self.every(ast.Call) if words.last(call.func) == "zero_grad"} - {
+            ""
+        }
 
     @cached_property
     def prepared(self) -> set[str]:
         """What a call is given and gives back, by last identifiers: `model, optimizer = prepare(model, optimizer)`."""
         found = set()
-        for node in words.inside(self.tree, ast.Assign):
+        for node in self.every(ast.Assign):
             if isinstance(node.value, ast.Call):
                 targets = [one for target in node.targets for one in getattr(target, "elts", [target])]
                 found |= set(map(words.last, targets)) & set(map(words.last, node.value.args))
@@ -236,20 +251,36 @@ class Source:
 
     @cached_property
     def clears(self) -> bool:
-        """Whether the file names `.grad` or `zero_grad` anywhere."""
-        return any(node.attr in ("grad", "zero_grad") for node in words.inside(self.tree, ast.Attribute))
+        """Whether the file names a gradient, or what clears it, anywhere; DeepSpeed's engine clears by itself."""
+        return CLEARS.search(self.text) is not None
 
     @cached_property
     def makes_optimizers(self) -> bool:
         """Whether the file makes an optimizer of torch's."""
-        return any(words.dotted(call.func).startswith(("torch.optim.", "optim.")) for call in words.inside(self.tree, ast.Call))
+        return any(words.dotted(call.func).startswith(("torch.optim.", "optim.")) for call in self.every(ast.Call))
+
+    @cached_property
+    def _told(self) -> list[list[ast.keyword]]:
+        """What each `Accelerator(...)` of the file is given."""
+        return [call.keywords for call in self.every(ast.Call) if words.last(call.func) == "accelerator"]
 
     @cached_property
     def tells_accelerator(self) -> bool:
         """Whether the file tells accelerate the number of micro-batches."""
-        made = (call for call in words.inside(self.tree, ast.Call) if words.last(call.func) == "accelerator")
-        given = [one for call in made for one in call.keywords if one.arg and words.NUMBER.search(one.arg)]
+        given = [one for keywords in self._told for one in keywords if one.arg and words.NUMBER.search(one.arg)]
         return any(not isinstance(one.value, ast.Constant) or one.value.value != 1 for one in given)
+
+    @cached_property
+    def accelerator_is_untold(self) -> bool:
+        """Whether the file makes its Accelerator without the number of micro-batches, and has that number as a setting."""
+        given = {one.arg or "**" for keywords in self._told for one in keywords}
+        set_by = [
+            one
+            for one in self.every(ast.Attribute)
+            if one.attr == "gradient_accumulation_steps" and not re.search("accelerator|plugin", words.last(one.value))
+        ]
+        is_known = given & {"**", "deepspeed_plugin", "gradient_accumulation_plugin", "gradient_accumulation_steps"}
+        return bool(self._told and set_by) and not is_known and "Plugin(" not in self.text
 
     @property
     def speaks_of_lightning(self) -> bool:
@@ -266,14 +297,14 @@ class Source:
 
     def numbers_rows(self, node: ast.expr) -> bool:
         """Whether labels are the numbers of the rows: `torch.arange(n)`, so that a loss sets rows against each other."""
-        given = [one.value for one in words.inside(self.tree, ast.Assign) if ast.unparse(node) in map(ast.unparse, one.targets)]
+        given = [one.value for one in self.every(ast.Assign) if ast.unparse(node) in map(ast.unparse, one.targets)]
         return any("arange(" in ast.unparse(one) for one in (node, *given))
 
     @cached_property
     def weighs_gradients(self) -> bool:
         """Whether the file writes to `.grad` or may divide gradients by a call, or sums them over ranks by itself."""
-        parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
-        for node in ast.walk(self.tree):
+        parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        for node in self.nodes:
             if isinstance(node, ast.Attribute) and node.attr == "grad":
                 above = parents.get(node)
                 read = isinstance(above, ast.Compare) or (
@@ -282,7 +313,8 @@ class Source:
                 cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
                 if not read and not cleared:
                     return True
-            name = words.last(node.func) if isinstance(node, ast.Call) else ""
+            called = words.last(node.func) if isinstance(node, ast.Call) else ""
+            name = re.sub("accumulat|scaler$", "", called)
             if "grad" in name and name not in words.CLIPS and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
                 return True
         return "opacus" in self.text

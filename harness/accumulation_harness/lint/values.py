@@ -30,6 +30,7 @@ class Thing:
     name: str
     of: str = ""
     negated: bool = False  # of a test
+    counts: bool = False  # made by a call that is given the number of micro-batches
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeVar
 
 NUMBER = re.compile(
@@ -86,6 +87,7 @@ def identifiers(node: ast.AST) -> Iterator[str]:
                 yield str(name).lower()
 
 
+@cache
 def is_number(name: str) -> bool:
     """Whether a name usually stands for the number of micro-batches in a window, or for the micro-batches themselves."""
     return NUMBER.search(name) is not None and NO_NUMBER.search(name) is None
