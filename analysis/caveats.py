@@ -13,7 +13,6 @@ from accumulation_harness.config import State, state_of
 from accumulation_harness.judge.cause import INHERENT, Cause, parsed
 from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.cells import Caveat, by_cell, caveats, spread
-from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
 DEFAULT_MOMENTUM = 0.1  # of BatchNorm in PyTorch
 # What is known of a normalisation, an optimizer, a format, whatever this sweep has found; no advice follows from it.
@@ -56,19 +55,14 @@ NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm",
 HEAD = "normalisation | optimizer | precision | what was found | what to do"
 
 
-def rows(arms: DataFrame) -> list[VerdictRow]:
-    """The verdict rows of arms."""
-    columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
-    return [VerdictRow(**dict(zip(VERDICT_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
-
-
 def caveats_that_occur(material: Material) -> Section | None:
     """A paragraph for each way in which runs are not equivalent, then a row for each combination that was swept."""
     arms = tables.in_order(material.arms[material.arms["arm"] == "accumulated"])
     if arms.empty:
         return None
     told = [
-        Text(f"{one.finding[:1].upper()}{one.finding[1:]} {one.advice}", lead=_whose(one)) for one in caveats(by_cell(rows(arms)))
+        Text(f"{one.finding[:1].upper()}{one.finding[1:]} {one.advice}", lead=_whose(one))
+        for one in caveats(by_cell(tables.rows(arms)))
     ]
     told = told or [Text("Every run is equivalent to its large batch: nothing in this sweep has to be avoided.")]
     swept = {column: arms[column].unique().tolist() for column in ("norm", "optimizer", "precision")}
@@ -154,8 +148,7 @@ def cells_table(arms: DataFrame) -> DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
     columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
                "algebra_error", "rounding_ratio"]  # fmt: skip
-    table = DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm == 'accumulated'")))], columns=columns)
-    table = table.rename(columns={"algebra_error": "gradient_error"})
+    table = tables.matrix(arms).query("arm == 'accumulated'")[columns].rename(columns={"algebra_error": "gradient_error"})
     table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
     return table
 

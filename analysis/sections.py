@@ -65,7 +65,7 @@ def verdict_matrix(material: Material) -> Section:
 
 
 def _cell(row: Mapping[Hashable, Any]) -> Cell:
-    verdict, agreeing, n, cause = (row[name] for name in ("verdict", "agreeing", "n", "cause"))
+    verdict, agreeing, n, cause = (row[name] for name in ("verdict", "agreeing", "trials", "cause"))
     state = "explained" if verdict == "different" and row["explained"] else verdict
     words = f"{MEANINGS[state]}; {agreeing} of {n} trials" + (f"; cause: {cause}" if cause else "")
     return Cell(state, SYMBOLS[state], f"{agreeing}/{n}", words)

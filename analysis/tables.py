@@ -15,9 +15,10 @@ from pandas import DataFrame, Series
 
 from accumulation_harness import config
 from accumulation_harness.judge import statistics
-from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.results.cells import SEVERITY, by_cell
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
-WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
+WORST_FIRST = tuple(map(str, reversed(SEVERITY)))
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 OPTIMIZERS = tuple(map(str, config.OPTIMIZERS))
 NORMS = ("none", "group", "layer", "batch")  # BatchNorm last: the exception beside the rule
@@ -82,19 +83,15 @@ def in_order(frame: DataFrame) -> DataFrame:
     return frame.sort_values(by, key=rank, kind="stable", ignore_index=True)
 
 
+def rows(arms: DataFrame) -> list[VerdictRow]:
+    """The verdict rows of arms."""
+    columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
+    return [VerdictRow(**dict(zip(VERDICT_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
 def matrix(arms: DataFrame) -> DataFrame:
-    """One row per cell of the verdict matrix: its worst verdict, how many arms have it (`agreeing`), how many there are (`n`)."""
-    chosen = arms.query("arm in ['accumulated', 'permuted']")
-    chosen = chosen.assign(rank=chosen["verdict"].map(WORST_FIRST.index))
-    groups = chosen.groupby(CELL)
-    worst = chosen[chosen["rank"] == groups["rank"].transform("min")]
-    cells = worst.groupby(CELL, as_index=False).agg(
-        verdict=("verdict", "first"),
-        agreeing=("verdict", "size"),
-        explained=("explained", "all"),
-        cause=("cause", lambda causes: ", ".join(sorted(set(causes)))),
-    )
-    return in_order(cells.merge(groups.size().rename("n").reset_index(), on=CELL))
+    """One row per cell (`ArmCell`) of the correct arms and the control: its worst verdict, `agreeing` of its `trials` have it."""
+    return in_order(DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm in ['accumulated', 'permuted']")))]))
 
 
 def facets(frame: DataFrame) -> list[str]:

@@ -43,10 +43,10 @@ def test_matrix_counts_what_the_trials_say(results, make_trial):
     cells = {(row.norm, row.arm, row.accumulation_steps): row for row in matrix.itertuples()}
     assert len(cells) == 6
     for key, row in cells.items():
-        assert row.n == sum(count for (*other, _), count in counts.items() if tuple(other) == key)
+        assert row.trials == sum(count for (*other, _), count in counts.items() if tuple(other) == key)
         assert row.agreeing == counts[(*key, row.verdict)]
     odd = cells["group", "accumulated", 4]
-    assert (odd.verdict, odd.agreeing, odd.n, odd.explained, odd.cause) == ("different", 1, 3, False, "unexplained")
+    assert (odd.verdict, odd.agreeing, odd.trials, odd.explained, odd.cause) == ("different", 1, 3, False, "unexplained")
     assert cells["group", "accumulated", 2].verdict == "equivalent"
     assert cells["batch", "accumulated", 2].explained
     assert cells["batch", "permuted", 1].verdict == "equivalent"
