@@ -312,7 +312,8 @@ class ExtraRuns:
         if any(each.error is not None for each in (reference, run, null)):
             return judged
         again = facts(run, reference, self.family.floor([null], drift=False))
-        agrees = all(step.gradients_agree for step in steps_of(again))
+        clear = max(s.raw.distance for s in judged.off) > FURTHER * max(s.gate for s in steps_of(again))  # would show there
+        agrees = clear and all(step.gradients_agree for step in steps_of(again))
         return judged.learning(lambda *_: {"agrees_when_frozen": agrees})
 
     # -- without what couples samples ----------------------------------------------------------------------------------
