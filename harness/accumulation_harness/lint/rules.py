@@ -248,7 +248,8 @@ def _is_of_caller(window: Window) -> bool:
     """Whether a loop differentiates losses and steps an optimizer that its function was given: who gave it cannot clear it."""
     of = words.receiver(window.step.node) if isinstance(window.step.node, ast.Call) else None
     is_optimizer = isinstance(of, ast.Name) and words.OPTIMIZER.search(of.id.lower()) is not None
-    return is_optimizer and window.is_flat and window.is_whole and not _has_closure(window)
+    is_loop = all(isinstance(loop[0], ast.For | ast.AsyncFor | ast.While) for loop in window.step.loops)
+    return is_optimizer and is_loop and window.is_flat and window.is_whole and not _has_closure(window)
 
 
 def _has_closure(window: Window) -> bool:
