@@ -34,7 +34,7 @@ from accumulation_harness.system.state import Snapshot, differing, in_place, sna
 
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
-NO_STATE = re.compile(r"\.params\[\d+\]$|\.(lr|initial_lr)$|^optimizer\.(_|defaults\.)")
+NO_STATE = re.compile(r"\.params\[\d+\]$|\.(lr|initial_lr)$|\._warned_\w+$|^optimizer\.(_|defaults\.)")
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
