@@ -73,3 +73,16 @@ def test_a_thousand_files_take_less_than_two_seconds(tmp_path, capsys):
     capsys.readouterr()
     print(f"{lines} lines in {spent:.2f} s of processor time")
     assert spent < 2
+
+
+def test_sums_of_sums_in_loops_have_an_end():
+    loop = """def fit(model, optimizer, loader, rounds):
+    loss = 0.0
+    for batch in loader:
+        for _ in range(rounds):
+            loss = loss + loss + model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    assert not found(Source(loop))

@@ -11,6 +11,7 @@ from typing import Any
 
 from accumulation_harness.lint import words
 
+MOST_TERMS = 256
 Kind = str  # "mean", "sum", "rows" (of a loss that is not reduced), "model" (what a model returns as its loss) or "unknown"
 Value = Any  # an int or float, None, a text, a tuple of values, or one of the classes below
 
@@ -122,9 +123,10 @@ class Loss:
 
     @classmethod
     def total(cls, parts: Iterable[Loss]) -> Loss:
-        """Return the sum of losses."""
+        """Return the sum of losses; of more than `MOST_TERMS` terms, as sums of sums in loops make them, nothing is known."""
         parts = tuple(parts)
-        return cls(tuple(term for part in parts for term in part.terms), any(part.scaled for part in parts))
+        terms = tuple(term for part in parts for term in part.terms)
+        return cls(terms if len(terms) <= MOST_TERMS else (Term("unknown", None),), any(part.scaled for part in parts))
 
 
 @dataclass
