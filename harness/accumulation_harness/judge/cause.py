@@ -127,7 +127,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.gradients_not_cleared: Meaning(
         fault="F7",
         sentence="the gradients of the previous window were not cleared",
-        remedy="Gradients of earlier windows stay in `.grad`. Call `zero_grad` once per window.",
+        remedy="Gradients of earlier windows stay in `.grad`. Call `zero_grad` once per window, and where an epoch ends with "
+        "micro-batches that fill no window, clear theirs or step on them.",
     ),
     Cause.foreign_gradients: Meaning(
         fault="F31",
