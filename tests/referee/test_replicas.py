@@ -65,4 +65,4 @@ def test_as_many_micro_batches_as_ranks_cannot_be_told_from_ranks():
     two = Window([[3, 4], [4, 5]])
     finding = diagnose_ranks(two.evidence(2 * two.right, 2 * two.right))
     assert finding.cause == "unexplained"
-    assert "loss_not_divided and replica_scale fit alike" in finding.sentence
+    assert "loss_not_divided and replica_scale explain it equally well" in finding.sentence

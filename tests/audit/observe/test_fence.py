@@ -11,7 +11,7 @@ from torch.nn import functional
 from accumulation_harness.audit import audit, observe
 from accumulation_harness.audit.evidence import Intervention
 from accumulation_harness.audit.observe import sample, states
-from accumulation_harness.audit.observe.recorder import OBSERVER
+from accumulation_harness.audit.observe.recorder import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
 from tests.observe.planting import IS_PART, Key, failing, noting
@@ -78,7 +78,7 @@ def is_observer(code):
 def observed(what, planted):
     KEPT.clear()
     with planted:
-        run = watch(train, Job(batch_size=4, accumulation_steps=2, intervention=what, max_steps=20), collect=False)
+        run = watch(train, Job(batch_size=4, accumulation_steps=2, intervention=what, most=Most(20)), collect=False)
     assert KEPT, run.error
     (weights,) = KEPT
     return run.error, weights
