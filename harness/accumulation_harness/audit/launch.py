@@ -10,7 +10,7 @@ from accumulation_harness.audit.observe.launched import Launched, answer
 from accumulation_harness.audit.observe.runs import Train
 from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.report import Report
-from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
+from accumulation_harness.audit.request import MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.session import judged, same_threads
 
 
@@ -43,10 +43,10 @@ def audit_launched(
     """
     rank = Rank.of_environment()
     replicas = rank.world if replicas is None else replicas
-    steps = checked(train, reference, batch_size, accumulation_steps, processes=rank.world, max_steps=max_steps)
+    arms = checked(train, reference, batch_size, accumulation_steps, processes=rank.world, max_steps=max_steps)
     if replicas < 1 or rank.world % replicas:
         raise ValueError(f"expected replicas that divide the {rank.world} ranks, got {replicas}")
-    arms, permitted = arms_of(steps, independent=reference is not None), causes_of(allow)
+    permitted = causes_of(allow)
     if rank.number:
         answer(train, rank)
         return None

@@ -27,7 +27,7 @@ def checked(
     processes: int,
     max_steps: int | None,
 ) -> list[int]:
-    """The numbers of accumulation steps in order. Raises ValueError, in one line, for what cannot be run."""
+    """The arms, as `arms_of` the numbers of accumulation steps. Raises ValueError, in one line, for what cannot be run."""
     _check_function("train", train)
     if reference is not None:
         _check_function("reference", reference)
@@ -45,7 +45,7 @@ def checked(
     for n in accumulation_steps:
         if not _is_count(n) or batch_size % n:
             raise ValueError(f"expected accumulation_steps as whole numbers that divide batch_size={batch_size}, got {n!r}")
-    return sorted(set(accumulation_steps))
+    return arms_of(sorted(set(accumulation_steps)), independent=reference is not None)
 
 
 def causes_of(names: Collection[str]) -> frozenset[Cause]:

@@ -26,7 +26,7 @@ from accumulation_harness.audit.observe.ranks import Ranks
 from accumulation_harness.audit.observe.recorder import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Functions, Local, Train
 from accumulation_harness.audit.report import ArmResult, Problem, Report
-from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, arms_of, causes_of, checked
+from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.rules.whole_run import unread
 from accumulation_harness.audit.visibility import hidden
@@ -79,8 +79,7 @@ def audit(
     Raises:
         ValueError: An argument cannot be run, such as an N that does not divide the batch.
     """
-    steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
-    arms = arms_of(steps, independent=reference is not None)
+    arms = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
     permitted = causes_of(allow)
     with same_threads(), Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
         return judged(runner, arms, batch_size, max_steps, permitted, progress)

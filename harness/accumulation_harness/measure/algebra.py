@@ -478,32 +478,7 @@ def _taken(
         if label != REFERENCE:
             _move(arms[label].model, setting.generator(MOVED, k))
     probe = Probe(setting, lock, setting.referee(dropout=dropout), remembers=remembers)
-    unnamed: list[str] = []
-    movement = 0.0
-
-    @contextmanager
-    def probed(label: str) -> Iterator[None]:
-        """Of a window `t`: what the arm keeps for a probe is gone before the next one is at work."""
-        nonlocal movement
-        if label not in runs or label in unnamed:
-            yield
-            return
-        probe.before(label)
-        yield
-        watch, run, reference = lock.watches[label], runs[label], lock.watches[REFERENCE]
-        beside = lock.began if label == REFERENCE else reference.parameters
-        distance = float(distances_to(watch.parameters, [beside]))
-        movement = distance if label == REFERENCE else movement
-        is_gone = movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
-        begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and watch.is_lost
-        if _is_in_range(movement, reference) and (begins or not is_gone):
-            try:
-                run.seen.append(probe.after(label, ids, t))
-            except NotRemembered:
-                unnamed.append(label)
-        probe.forget(label)
-        setting.shelf.release()
-
+    looks = Looks(lock, probe, runs)
     for t, ids in enumerate(windows):
         # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.
         usual = t == 1 or t % config.probe_every == 0 or len(ids) < config.effective_batch
@@ -512,18 +487,58 @@ def _taken(
             probe.remember()
         if watched:
             _compare_carried(lock, runs, of, t if oracles else 0)
-        records = lock.step(ids, gradients="kept" if watched or remembers else "compared", around=probed if watched else None)
+        around = partial(looks.around, ids, t) if watched else None
+        records = lock.step(ids, gradients="kept" if watched or remembers else "compared", around=around)
         if not _is_in_range(lock.movement, lock.watches[REFERENCE]):
             break
         for label, run in runs.items():
             distance = records[label].parameter_distance
-            run.distances.append(math.nan if lock.movement > 0 and not math.isfinite(distance) else distance)
+            run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
             if label in of:
                 run.beside.append(lock.apart(label, of[label]))
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share, run.steps, run.counters = lock.clipped_share(label), lock.steps, lock.differing_counters(label)
-    return runs, unnamed
+    return runs, looks.unnamed
+
+
+@dataclass
+class Looks:
+    """What a probe sees of the arms in a window: of each before the next one is at work."""
+
+    lock: LockStep
+    probe: Probe
+    runs: Mapping[str, Run]
+    unnamed: list[str] = field(default_factory=list)  # arms that take earlier windows to name
+    movement: float = 0.0  # of the full batch, as soon as its step is taken
+
+    @contextmanager
+    def around(self, ids: Tensor, t: int, label: str) -> Iterator[None]:
+        """Around the arm's step in window `t`: what is kept of it for the probe is gone afterwards."""
+        if label not in self.runs or label in self.unnamed:
+            yield
+            return
+        self.probe.before(label)
+        yield
+        lock, run = self.lock, self.runs[label]
+        watch, reference = lock.watches[label], lock.watches[REFERENCE]
+        beside = lock.began if label == REFERENCE else reference.parameters
+        distance = float(distances_to(watch.parameters, [beside]))
+        self.movement = distance if label == REFERENCE else self.movement
+        is_gone = _is_gone(distance, self.movement)
+        begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and watch.is_lost
+        if _is_in_range(self.movement, reference) and (begins or not is_gone):
+            try:
+                run.seen.append(self.probe.after(label, ids, t))
+            except NotRemembered:
+                self.unnamed.append(label)
+        self.probe.forget(label)
+        lock.shelf.release()
+
+
+def _is_gone(distance: float, movement: float) -> bool:
+    """Whether an arm is out of range, where the full batch is not."""
+    return movement > 0 and not math.isfinite(distance)
 
 
 def _is_in_range(movement: float, reference: Watch) -> bool:

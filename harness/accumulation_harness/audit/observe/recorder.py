@@ -28,8 +28,6 @@ from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
 
 OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
-
-
 LONG = 2.0  # seconds of a run
 FEW_AGAIN = 2  # windows of the next epoch that are looked at
 
@@ -48,12 +46,9 @@ class Most:
     steps: float = math.inf
     few: int | None = None
 
-    def is_over(self, steps: int, seconds: float, again: int) -> bool:
+    def is_over(self, steps: int, seconds: float, again: float) -> bool:
         """Whether no step is taken after so many, in so many seconds, of which so many had rows of earlier ones."""
         return steps >= self.steps or (self.few is not None and steps >= self.few and (seconds > LONG or again >= FEW_AGAIN))
-
-
-NO_END = Most()
 
 
 class Recorder:
@@ -64,13 +59,15 @@ class Recorder:
         run: Run,
         intervention: Intervention = WATCH,
         namespaces: Iterable[dict[str, Any]] = (),
-        most: Most = NO_END,
+        most: Most = Most(),
     ) -> None:
         """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
 
         `EnoughSteps` is raised where a step begins after `most` of them.
         """
         self._steps, self._most, self._optimizers, self._began = 0, most, 1, 0.0
+        self._rows: set[str] = set()  # of the windows so far, where it is asked whether they come again
+        self._looked, self._again = 0, 0.0  # at so many windows, of which so many had rows of earlier ones
         self._fence = Fence(self._ended, OBSERVER)
         self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
         self._handed = Handed()
@@ -257,22 +254,20 @@ class Recorder:
         if not self._steps:
             self._optimizers, self._began = max(1, len(self.observed.live)), time.monotonic()
         if not self._steps % self._optimizers:
-            taken = self._steps // self._optimizers
-            if self._most.is_over(taken, time.monotonic() - self._began, self._again() if self._most.few else 0):
+            if self._most.few is not None:
+                self._look_for_rows_again()
+            if self._most.is_over(self._steps // self._optimizers, time.monotonic() - self._began, self._again):
                 raise EnoughSteps
         self._steps += 1
 
-    def _again(self) -> int:
-        """Windows so far with rows of an earlier one; where rows are not seen, all of them."""
+    def _look_for_rows_again(self) -> None:
+        """In the windows since the last look; where rows are not seen, they may come at any time."""
         leading = self.observed.leading
-        windows = [step.rows for step in leading.track.steps] if leading is not None else []
-        if any(rows is None for rows in windows):
-            return len(windows)
-        seen, again = set[str](), 0
-        for rows in filter(None, windows):
-            again += not seen.isdisjoint(rows)
-            seen.update(rows)
-        return again
+        for step in leading.track.steps[self._looked :] if leading is not None else ():
+            self._looked += 1
+            rows = step.rows
+            self._again += math.inf if rows is None else not self._rows.isdisjoint(rows)
+            self._rows.update(rows or ())
 
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""

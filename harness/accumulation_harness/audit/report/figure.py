@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -55,20 +55,27 @@ class Chart:
 def charts(conclusion: Conclusion) -> list[Chart]:
     """Of each arm that differs and each optimizer: weights and modules where they are known, and the distances of all windows."""
     wrong = [line for line in conclusion.lines if line.arm.findings]
-    made = [*decisive(conclusion), *filter(None, map(_distances, wrong or conclusion.lines))]
-    return list({chart.title: chart for chart in reversed(made)}.values())[::-1]
+    return [*decisive(conclusion), *_by_title(map(_distances, wrong or conclusion.lines))]
 
 
 def decisive(conclusion: Conclusion) -> list[Chart]:
     """Those that say what is wrong: weights of the micro-batches, and the module in which a difference begins."""
-    wrong = [line for line in conclusion.lines if line.arm.findings and line.first is not None and not line.first.agrees]
-    made = [chart for line in wrong for chart in (_weights(line), _modules(line)) if chart is not None]
-    return list({chart.title: chart for chart in reversed(made)}.values())[::-1]
+    pairs = [(line, line.first) for line in conclusion.lines if line.arm.findings]
+    wrong = [(line, step) for line, step in pairs if step is not None and not step.agrees]
+    return _by_title(chart for line, step in wrong for chart in (_weights(line, step), _modules(line, step)))
 
 
-def _weights(line: Line) -> Chart | None:
-    step = line.first
-    if step is None or step.gate > UNEQUAL or not (_known(step, step.taken) and _known(step, step.parts)):
+def _by_title(made: Iterable[Chart | None]) -> list[Chart]:
+    """The first of each title."""
+    found: dict[str, Chart] = {}
+    for chart in made:
+        if chart is not None:
+            found.setdefault(chart.title, chart)
+    return [*found.values()]
+
+
+def _weights(line: Line, step: StepFacts) -> Chart | None:
+    if step.gate > UNEQUAL or not (_known(step, step.taken) and _known(step, step.parts)):
         return None
     counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, step.parts.weights, strict=True)]
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
@@ -92,10 +99,10 @@ def _distances(line: Line) -> Chart | None:
     return Chart(f"{name}: distances of the gradients, {BEYOND}", bars) if bars else None
 
 
-def _modules(line: Line) -> Chart | None:
+def _modules(line: Line, step: StepFacts) -> Chart | None:
     """The modules around the one in which the difference begins, and those inside it."""
-    step, path = line.first, next((f.evidence["module"] for f in line.arm.findings if f.evidence.get("module")), None)
-    if step is None or path is None:
+    path = next((f.evidence["module"] for f in line.arm.findings if f.evidence.get("module")), None)
+    if path is None:
         return None
     parts = path.split(".")
     above = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
@@ -170,7 +177,7 @@ def text(conclusion: Conclusion) -> str:
     return "\n".join([head, f"<title>{escape(title)}</title>", _text(0, -6, title, "title"), *drawn, "</svg>\n"])
 
 
-def _text(x: float, y: float, words: str, kind: str = "") -> str:
+def _text(x: float, y: float, words: str, kind: str = "label") -> str:
     """Blanks in front of a name are its depth in the model."""
     indent = 8 * (len(words) - len(words.lstrip()))
-    return f'<text x="{x + indent:.1f}" y="{y}"{f""" class="{kind}" """.rstrip() if kind else ""}>{escape(words.strip())}</text>'
+    return f'<text class="{kind}" x="{x + indent:.1f}" y="{y}">{escape(words.strip())}</text>'
