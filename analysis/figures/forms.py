@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any, Literal
 
 from matplotlib.artist import Artist
@@ -84,12 +85,10 @@ def looks(kinds: Iterable[Any]) -> dict[Any, dict[str, str]]:
     """Colour and mark of each kind: numbers in shades, arms in the colour that they have everywhere."""
     chosen = [*dict.fromkeys(kinds)]
     shades: dict[Any, str] = {**by_steps(chosen)} if all(isinstance(kind, int) for kind in chosen) else {}
+    own = shades or {kind: COLOURS[name] for kind in chosen if (name := str(kind).partition("@")[0]) in COLOURS}
+    others = cycle([colour for colour in SERIES if colour not in own.values()])
     return {
-        kind: {
-            "color": shades.get(kind) or COLOURS.get(str(kind).partition("@")[0], SERIES[place % len(SERIES)]),
-            "marker": MARKS[place % len(MARKS)],
-        }
-        for place, kind in enumerate(chosen)
+        kind: {"color": own.get(kind) or next(others), "marker": mark} for kind, mark in zip(chosen, cycle(MARKS), strict=False)
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from accumulation_harness.analysis import load, tables
+from accumulation_harness.analysis.figures.forms import looks
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 from accumulation_harness.results.store import Store
 
@@ -118,3 +119,9 @@ def test_no_text_is_a_formula_and_numbers_stay_numbers(text):
     _, *rows = csv.reader(io.StringIO(content, newline=""))
     assert [row[1:] for row in rows] == [["-0.1", "-3"]]
     assert not rows[0][0].startswith(("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"))
+
+
+def test_kinds_of_a_figure_have_colours_of_their_own():
+    kinds = ["batch", "group", "layer", "none", "permuted", "full"]
+    assert len({look["color"] for look in looks(kinds).values()}) == len(kinds)
+    assert looks(kinds)["batch"]["color"] == looks(["layer", "batch"])["batch"]["color"], "the same in every figure"
