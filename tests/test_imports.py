@@ -165,7 +165,7 @@ def order(arrows):
 
 
 def test_the_lint_reaches_only_the_standard_library():
-    """A pre-commit hook runs it from a clone, where nothing is installed."""
+    """A pre-commit hook installs it without its dependencies."""
     for name in inside(modules(), "accumulation_harness.lint"):
         foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"accumulation_harness"}
         assert not foreign, f"{name} reaches {foreign}"

@@ -135,14 +135,11 @@ def test_only_the_standard_library_is_imported(folder, command):
     assert "ast" in imported and imported <= STANDARD, imported - STANDARD
 
 
-def test_the_hook_of_the_script_runs_it():
-    """It needs its mode and its first line; the other hook is the command that a wheel installs."""
-    hooks = (ROOT / ".pre-commit-hooks.yaml").read_text().split("- id: ")
-    (script,) = [hook for hook in hooks if "language: script" in hook]
-    assert f"  entry: {SCRIPT.relative_to(ROOT)}" in script
-    assert SCRIPT.stat().st_mode & 0o111 and SCRIPT.read_text().startswith("#!/usr/bin/env python3\n")
-    (python,) = [hook for hook in hooks if "language: python" in hook]
-    assert "  entry: accumulation-lint\n" in python
+def test_the_hook_is_a_command_of_the_wheel_and_installs_nothing_else():
+    """What `pip install .` of pre-commit's is told besides; that the lint needs nothing else is tested above."""
+    hook, project = ((ROOT / name).read_text() for name in (".pre-commit-hooks.yaml", "pyproject.toml"))
+    assert "  entry: accumulation-lint\n  language: python\n  additional_dependencies: [--no-deps]" in hook
+    assert '\naccumulation-lint = "accumulation_harness.lint.__main__:main"\n' in project
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """`accumulation-lint PATHS`: what source text tells about gradient accumulation, without running it and without torch.
 
-A script as well as a module: a pre-commit hook of `language: script` runs this file from a clone of the repository, where
-nothing is installed.
+A script as well as a module: this file runs from a clone of the repository, where nothing is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-if sys.version_info < (3, 10):  # noqa: UP036 (a hook takes the `python3` that is there)
+if sys.version_info < (3, 10):  # noqa: UP036 (a script is run by the `python3` that is there)
     sys.exit("accumulation-lint: expected Python 3.10 or newer, got " + sys.version.split()[0])
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
