@@ -86,7 +86,8 @@ class Results:
             for frame in (self.arms, self.measurements, self.trials)
         )
         missing, torn = (tuple(one for one in known if one.experiment == experiment) for known in (self.missing, self.torn))
-        return Results(arms, measurements.dropna(axis=1, how="all"), trials, missing, torn)
+        told = measurements.dropna(axis=1, how="all") if len(measurements) else measurements  # else no column would be left
+        return Results(arms, told, trials, missing, torn)
 
     @property
     def experiments(self) -> list[str]:

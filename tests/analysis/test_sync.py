@@ -112,7 +112,7 @@ def test_the_table_and_the_figures_of_a_sweep(judged, tmp_path):
     table = sync.table(arms)
     assert set(table) == set(VERDICT_COLUMNS) and len(table) == len(arms)
     assert list(table)[:2] == ["workload", "norm"], "what one groups by comes first"
-    made = dict(sync.pictures(judged, load.read(judged)))
+    made = dict(sync.pictures(judged, load.read(judged).of("single")))
     assert {*made} >= {"algebra", "gradient-error", "loss-float32", "distance"}, "as the page has them"
     path = sync.to_png(made["algebra"], tmp_path / "a.png")
     assert path.read_bytes().startswith(b"\x89PNG")
