@@ -16,12 +16,20 @@ TF32_ROUNDOFF = 2.0**-11  # ten bits of mantissa, rounded to nearest
 
 
 def is_available() -> bool:
-    """Whether torch can use a CUDA device; a driver that is too old is an answer here, and no warning."""
+    """Whether torch can use a CUDA device. A driver that is too old gives False here, and no warning.
+
+    Returns:
+        True where `why_unavailable` has nothing to say.
+    """
     return why_unavailable() is None
 
 
 def why_unavailable() -> str | None:
-    """Why torch can use no CUDA device, in one line; None where it can."""
+    """Explain why torch can use no CUDA device.
+
+    Returns:
+        The reason in one line, with what to do where that is known; None where a device can be used.
+    """
     version, visible = torch.version.cuda or torch.version.hip, os.environ.get("CUDA_VISIBLE_DEVICES")
     if version is None:
         return f"torch {torch.__version__} is a build without CUDA (make TORCH_INDEX=https://download.pytorch.org/whl/cu126)"
@@ -48,19 +56,34 @@ def _asked() -> tuple[bool, str]:
 
 
 def module(device: torch.device) -> Any:
-    """`torch.cuda`, or what stands in its place for another kind of device; never asked of a CPU."""
+    """Look up torch's module of a kind of device: `torch.cuda` for CUDA. Never ask it of a CPU, which has none.
+
+    Args:
+        device: A device that is no CPU.
+
+    Returns:
+        The module, with `mem_get_info`, `manual_seed`, `synchronize` and the like.
+    """
     return torch.get_device_module(device)
 
 
 def visible_devices() -> list[str]:
-    """The entries of CUDA_VISIBLE_DEVICES, or the numbers of all devices: what a process is given to see one alone."""
+    """List what a process is given, in CUDA_VISIBLE_DEVICES, to see one device alone.
+
+    Returns:
+        The entries of CUDA_VISIBLE_DEVICES that torch can use, or "0", "1", ... where the variable is not set.
+    """
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     count = torch.cuda.device_count()
     return named[:count] if named else [str(k) for k in range(count)]
 
 
 def uses_tf32() -> bool:
-    """Whether float32 convolutions or matrix products of a CUDA device are rounded to TF32."""
+    """Whether float32 convolutions or matrix products of a CUDA device are rounded to TF32.
+
+    Returns:
+        True if any of torch's switches, of either of its two interfaces, allows it.
+    """
     if not _PLACES:
         return bool(torch.backends.cudnn.allow_tf32) or torch.get_float32_matmul_precision() != "highest"
     return any(_precision(*place) == "tf32" for place in _PLACES)
@@ -76,6 +99,9 @@ def ieee_float32() -> Iterator[None]:
 
     The older one (`allow_tf32`) raises when it is read after the newer one (`fp32_precision`) was used, so that both are set:
     what runs inside may read either.
+
+    Yields:
+        Nothing; products inside have 23 bits of mantissa.
     """
     before, legacy = [_precision(*place) for place in _PLACES], _legacy()
     if legacy is not None:

@@ -22,12 +22,20 @@ class Answer:
 
 
 def is_there() -> bool:
-    """Whether the system has files of a GPU driver."""
+    """Whether the system has files of a GPU driver.
+
+    Returns:
+        True if one of `FILES` exists; no tool is started for it.
+    """
     return any(os.path.exists(path) for path in FILES)
 
 
 def version() -> str | None:
-    """The version of NVIDIA's driver, where its own tool tells."""
+    """The version of NVIDIA's driver, where its own tool tells.
+
+    Returns:
+        The version of NVIDIA's driver as nvidia-smi prints it, `570.86` say; None where nvidia-smi shows no card.
+    """
     return next(iter(answer().cards), None)
 
 

@@ -22,7 +22,18 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def read_file(path: Path, most: int = -1) -> bytes:
-    """Content of a regular file, or its first `most` bytes; OSError for anything else."""
+    """Read a regular file. Links, folders and devices are refused, so that a reader never waits on a pipe.
+
+    Args:
+        path: The file.
+        most: The number of bytes to stop after; -1 reads all.
+
+    Returns:
+        Its content.
+
+    Raises:
+        OSError: It is no regular file, or cannot be read.
+    """
     with open_file(path) as file:
         return file.read(most)
 
@@ -34,7 +45,15 @@ def keep_others_out() -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
+    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power.
+
+    Args:
+        path: The file that is written or replaced. Its folder must exist.
+        content: All of its new content.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written. The old file is then as it was.
+    """
     aside = path.with_name(f"{path.name}.{secrets.randbits(48)}{PARTIAL}")  # processes in two containers may have one number
     try:
         with open(aside, "xb") as file:

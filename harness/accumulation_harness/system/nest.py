@@ -14,7 +14,17 @@ Index = Tensor | slice
 
 
 def map_leaves(change: Callable[[Any], Any], nest: Any) -> Any:
-    """The same nest with every leaf changed. A leaf is what is no container; a list of texts is one leaf, with a row in each."""
+    """Apply a function to every leaf of nested containers (lists, tuples, mappings, dataclasses).
+
+    A leaf is whatever is no container; a list of texts is one leaf with a row for each text.
+
+    Args:
+        change: Called with each leaf, in order; what it gives takes the leaf's place.
+        nest: The nested containers, which are not changed.
+
+    Returns:
+        New containers of the same classes.
+    """
     if is_texts(nest):
         return change(nest)
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -30,14 +40,29 @@ def map_leaves(change: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def leaves(nest: Any) -> list[Any]:
-    """All leaves, in order."""
+    """All leaves, in order.
+
+    Args:
+        nest: Nested containers, see `map_leaves`.
+
+    Returns:
+        The leaves, in the order in which `map_leaves` meets them.
+    """
     found: list[Any] = []
     map_leaves(lambda leaf: found.append(leaf) or leaf, nest)  # type: ignore[func-returns-value]
     return found
 
 
 def tensors(nest: Any, within: int = 3) -> Iterator[Tensor]:
-    """The leaves that are tensors, and those in attributes of leaves of other classes, at most so many objects deep."""
+    """Find the leaves that are tensors, and the tensors in attributes of leaves of other classes.
+
+    Args:
+        nest: Nested containers, see `map_leaves`.
+        within: How many objects deep attributes are followed; 0 looks at leaves alone.
+
+    Yields:
+        Each tensor, as often as it is met.
+    """
     for leaf in leaves(nest):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -46,7 +71,15 @@ def tensors(nest: Any, within: int = 3) -> Iterator[Tensor]:
 
 
 def is_opaque(leaf: Any) -> bool:
-    """Whether a leaf is an object that may hold tensors and is no container: a distribution, a class of somebody's own."""
+    """Whether a leaf is an object that may hold tensors and is no container: a distribution, a class of somebody's own.
+
+    Args:
+        leaf: A leaf of `map_leaves`.
+
+    Returns:
+        True for an object with attributes, such as a distribution or a class of the user's; False for tensors, arrays,
+        classes and modules.
+    """
     return not isinstance(leaf, (Tensor, np.ndarray, type, nn.Module)) and bool(_attributes(leaf))
 
 
@@ -61,9 +94,15 @@ def is_texts(nest: Any) -> bool:
 
 
 def rows(nest: Any, index: Index, of: int | None = None) -> Any:
-    """The chosen rows of every leaf, in the order of `index`; what has no rows (a number, a 0-dim tensor) stays.
+    """Choose rows (along dimension 0) of every leaf. What has no rows, a number or a 0-dim tensor, stays as it is.
 
-    `of`: the number of rows that a leaf has; what has another number of them (weights beside the outputs) stays as well.
+    Args:
+        nest: Nested containers of leaves with n rows each.
+        index: A slice, or an int64 tensor [m] of rows in the order wanted.
+        of: If given, the n of a leaf that has rows; leaves of another length, class weights say, stay as they are.
+
+    Returns:
+        The same containers with m rows in each leaf.
     """
 
     def chosen(leaf: Any) -> Any:
@@ -83,9 +122,14 @@ def rows(nest: Any, index: Index, of: int | None = None) -> Any:
 
 
 def joined(nests: Sequence[Any], sizes: Sequence[int] | None = None) -> Any:
-    """One nest with the rows of all, which are alike but for their numbers of rows; what has no rows is the first's.
+    """Concatenate the rows (along dimension 0) of nests that are alike but for their numbers of rows.
 
-    `sizes`: of each its number of rows; a leaf with other numbers has no rows.
+    Args:
+        nests: At least one nest; all have the same containers.
+        sizes: If given, the number of rows of each nest; a leaf of other lengths is taken to have none.
+
+    Returns:
+        One nest; what has no rows is the first nest's.
     """
     parts = [iter(leaves(nest)) for nest in nests]
 
@@ -98,16 +142,32 @@ def joined(nests: Sequence[Any], sizes: Sequence[int] | None = None) -> Any:
 
 
 def num_rows(leaf: Any) -> int | None:
-    """Rows of a leaf; None of what has none."""
+    """Rows of a leaf; None of what has none.
+
+    Args:
+        leaf: A leaf of `map_leaves`.
+
+    Returns:
+        The length along dimension 0 of a tensor or array, or the number of texts; None of anything else.
+    """
     if isinstance(leaf, (Tensor, np.ndarray)):
         return len(leaf) if leaf.ndim else None
     return len(leaf) if is_texts(leaf) else None
 
 
 def placed(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Arrays as tensors, on the device; floating numbers rounded to float32 and then in `dtype`.
+    """Move arrays and tensors to a device.
 
-    So the float64 batch is exactly the float32 one, and two formats differ in their arithmetic alone.
+    Floating numbers are rounded to float32 first and converted to `dtype` then, so that the float64 batch is exactly the
+    float32 one, and two formats differ in their arithmetic alone.
+
+    Args:
+        nest: Nested containers of NumPy arrays and tensors, see `map_leaves`.
+        device: Where they go; copies to a GPU do not wait.
+        dtype: The format of floating numbers. Integers and bools keep theirs.
+
+    Returns:
+        The same containers, of tensors.
     """
 
     def moved(leaf: Any) -> Any:

@@ -47,19 +47,34 @@ def follow() -> None:
 
 
 def start() -> str:
-    """The folder in which this process began; paths below it are relative to it."""
+    """The folder in which this process began; paths below it are relative to it.
+
+    Returns:
+        An absolute path.
+    """
     return _start[0] if _start else os.getcwd()
 
 
 def borrow(recorded: Mapping[str, str]) -> None:
-    """Depend on these too."""
+    """Count files that another process has read as read by this one.
+
+    Args:
+        recorded: The `files` of its `recorded`.
+    """
     _borrowed.update(recorded)
 
 
 def recorded(apart: Path) -> dict[str, Any]:
-    """`folder`, where this process began, and `files`: what it has read so far but for files below `apart`, by path.
+    """Record what this process has read so far.
 
-    Paths below the folder are relative to it. A file has its SHA-256, and its stamp, by which it is known without being read.
+    A file has its SHA-256, and its stamp (size and time), by which it is recognised without being read again.
+
+    Args:
+        apart: A folder whose files do not count: the process's own results.
+
+    Returns:
+        `folder`: where the process began, an absolute path. `files`: path -> what was read there; paths below `folder` are
+        relative to it.
     """
     for path in _mapped():
         _note_read(path)
@@ -81,7 +96,16 @@ def recorded(apart: Path) -> dict[str, Any]:
 
 
 def changed(recorded: Mapping[str, str], folder: str, apart: Path) -> str:
-    """In words, the first of these files that is not what it was; empty where all are. `folder`: what paths are relative to."""
+    """Find the first of the recorded files that is not what it was.
+
+    Args:
+        recorded: The `files` of `recorded`.
+        folder: What relative paths are relative to.
+        apart: A folder whose files do not count.
+
+    Returns:
+        Path and what happened ("has changed", "is gone", "is there now"); empty where all files are as they were.
+    """
     for name, value in recorded.items():
         path, (kind, _, rest) = os.path.join(folder, name), value.partition(" ")
         now = _stamp(path)

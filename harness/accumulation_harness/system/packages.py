@@ -6,7 +6,14 @@ import platform
 
 
 def version(name: str) -> str | None:
-    """Of an installed distribution; None when there is none of that name."""
+    """Look up the version of an installed distribution.
+
+    Args:
+        name: As pip calls it.
+
+    Returns:
+        Its version; None where none of that name is installed.
+    """
     import importlib.metadata  # 0.03 s, at the start of every command
 
     try:
@@ -16,6 +23,10 @@ def version(name: str) -> str | None:
 
 
 def versions() -> str:
-    """Ours, and those of what the numbers depend on."""
+    """Name the versions that an error report needs.
+
+    Returns:
+        `accumulation-harness 0.2.0 (torch 2.13.0, Python 3.12.3)`; an absent one is "not installed".
+    """
     tool, torch = (version(name) or "not installed" for name in ("accumulation-harness", "torch"))
     return f"accumulation-harness {tool} (torch {torch}, Python {platform.python_version()})"

@@ -29,9 +29,15 @@ _command = 0  # the process that `run_command` has, whose forks are none
 
 
 def module_command(module: str) -> list[str]:
-    """Python that runs one of our modules and dies with this process (in Linux).
+    """Build the command that runs one of our modules in a Python that dies with this process (in Linux).
 
-    Whatever the files of the working directory are called: Python 3.10 has no `-P`.
+    It works whatever the files of the working directory are called, for which Python 3.10 has no `-P`.
+
+    Args:
+        module: Its dotted name.
+
+    Returns:
+        A command, to which arguments can be appended.
     """
     code = "import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
     dies = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 9); " if sys.platform == "linux" else ""
@@ -39,10 +45,16 @@ def module_command(module: str) -> list[str]:
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """The exit code of `main`, the whole work of this process; whatever it starts or writes to a temporary folder ends with it.
+    """Run the whole work of this process; whatever it starts or writes to a temporary folder ends with it.
 
-    Ctrl-C ends it at once and in silence, as SIGTERM does, where `main` does not handle the signals itself. After SIGKILL what
-    has called `die_with_parent` is gone, and the temporary folder is left.
+    Ctrl-C ends it at once and in silence, as SIGTERM does, where `main` does not handle the signals itself. After SIGKILL
+    what has called `die_with_parent` is gone, and the temporary folder is left.
+
+    Args:
+        main: The work. It returns an exit code.
+
+    Returns:
+        The exit code of `main`, or `BAD_INPUT` where its output, a file or memory was refused, which stderr then says.
     """
     return told(lambda: _kept(main))
 
@@ -67,7 +79,11 @@ def _kept(main: Callable[[], int]) -> int:
 
 
 def is_command() -> bool:
-    """Whether this process runs under `run_command`."""
+    """Whether this process runs under `run_command`.
+
+    Returns:
+        False in a child process, and where the package is used as a library.
+    """
     return _command == os.getpid()
 
 
@@ -89,7 +105,11 @@ def clear_up() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, with all that it has started, wherever it hangs."""
+    """End this process now, with all that it has started, wherever it hangs.
+
+    Args:
+        code: The exit code.
+    """
     clear_up()
     os._exit(code)
 
@@ -103,7 +123,13 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Processes that are started inside have SIGINT blocked: Ctrl-C reaches all of a terminal, only the first of ours acts."""
+    """Block SIGINT in processes that are started inside.
+
+    Ctrl-C reaches every process of a terminal, and only the first of ours is to act.
+
+    Yields:
+        Nothing; the mask of the caller is restored afterwards.
+    """
     resource_tracker.ensure_running()  # else it is started with the first process, and that unblocks SIGINT
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -122,7 +148,18 @@ class NoAnswer(Exception):
 
 
 def answered(function: Callable[..., Value], *args: Any) -> Value:
-    """What the function gives, or raises, in a process of its own, which is gone then; NoAnswer where it ends before."""
+    """Call a function in a process of its own, which has ended when this returns.
+
+    Args:
+        function: A function of a module, to be pickled by name.
+        args: Its arguments, picklable.
+
+    Returns:
+        What it returned. What it raised is raised here.
+
+    Raises:
+        NoAnswer: The process ended before it answered; it has the exit code.
+    """
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, args))
@@ -156,7 +193,12 @@ def _answer(sender: Connection, function: Callable[..., object], args: Sequence[
 
 
 def end(links: Sequence[Connection], workers: Sequence[BaseProcess]) -> None:
-    """Ask workers to end, by a None through their `links`, and kill those that do not within GRACE_SECONDS."""
+    """Ask workers to end, by a None through their links, and kill those that do not within `GRACE_SECONDS`.
+
+    Args:
+        links: Our end of each worker's connection; closed afterwards.
+        workers: The processes; all have ended when this returns.
+    """
     for link in links:
         with suppress(OSError):
             link.send(None)
@@ -185,6 +227,11 @@ def die_with_parent() -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something, in Linux alone."""
+    """Call `prctl` of the kernel, in Linux; elsewhere do nothing.
+
+    Args:
+        option: Its first argument, `PR_SET_PDEATHSIG` say.
+        value: Its second argument.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -12,9 +12,13 @@ SOURCE = Path(__file__).resolve().parents[3]
 
 @cache
 def commit() -> dict[str, str | bool | None]:
-    """`commit` of the source tree and whether it was `clean`; both None where the package is not in a checkout of its own.
+    """Name the commit of the source tree that is run.
 
-    Asked once, when a forkserver starts: its children run the code that was imported then.
+    It is asked once, when a forkserver starts: its children run the code that was imported then.
+
+    Returns:
+        `commit`: the SHA of HEAD, and `clean`: whether nothing differs from it. Both are None where the package is not in a
+        checkout of its own.
     """
     try:
         top, head = _git("rev-parse", "--show-toplevel", "HEAD").splitlines()

@@ -73,7 +73,14 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def in_place(tensor: Tensor) -> Tensor:
-    """The tensor's numbers where they are: of a state that is compared before it moves on."""
+    """Keep a tensor's numbers where they are, without a copy: for a state that is compared before it moves on.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        The same storage, outside of the graph.
+    """
     return tensor.detach()
 
 
@@ -97,13 +104,31 @@ def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = cop
 
 
 def moved(before: Snapshot, after: Snapshot) -> dict[str, Difference]:
-    """By path what is not what it was, to the bit."""
+    """Compare a state with itself, bit by bit.
+
+    Args:
+        before: The state then.
+        after: The state now.
+
+    Returns:
+        Path -> difference of each value that is not what it was.
+    """
     return differing(after, before, 0.0)
 
 
 @torch.no_grad()
 def differing(own: Snapshot, other: Snapshot, tolerance: float) -> dict[str, Difference]:
-    """By path what of `own` is further than `tolerance`, relative, from what `other` has there."""
+    """Compare two states, value by value.
+
+    Args:
+        own: The state in question.
+        other: What it should be.
+        tolerance: The relative distance ||a - b|| / ||b|| up to which two values are the same; 0 for to the bit.
+
+    Returns:
+        Path -> difference of each value beyond it, also of those that only one of the two has. Values that could not be read
+        are left out.
+    """
     found, unread = {}, {*own.unread, *other.unread}
     for path in {**other.values, **own.values}:
         if path not in unread:
@@ -137,7 +162,14 @@ def relative_error(own: Value | None, other: Value | None) -> float:
 
 
 def standing(generator: Any) -> Any:
-    """Where one of `GENERATORS` stands; None of the system's own, which stands nowhere."""
+    """Read the state of a random generator.
+
+    Args:
+        generator: An instance of one of `GENERATORS`: torch's, NumPy's or Python's.
+
+    Returns:
+        What `put_back` takes; None of `random.SystemRandom`, which has no state.
+    """
     if isinstance(generator, random.SystemRandom):
         return None
     if isinstance(generator, np.random.Generator):
@@ -146,7 +178,12 @@ def standing(generator: Any) -> Any:
 
 
 def put_back(generator: Any, state: Any) -> None:
-    """Let a generator stand there again."""
+    """Restore the state of a random generator.
+
+    Args:
+        generator: The generator, which is changed.
+        state: What `standing` gave of it; None leaves it alone.
+    """
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif state is not None:
@@ -154,15 +191,26 @@ def put_back(generator: Any, state: Any) -> None:
 
 
 def transforming() -> bool:
-    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
+    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at.
+
+    Returns:
+        True inside `grad`, `vmap` and the like.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def readable(item: Any) -> bool:
     """Whether any object of the process is a plain tensor whose numbers are in memory.
 
-    Of all others (a compiler's fake tensors, subclasses, sharded, sparse, nested and meta tensors, those of a transform that has
+    Of all others (a compiler's fake tensors, subclasses, sharded, sparse, nested and meta tensors, those of a transform that
+    has
     ended) nothing is known: operations may raise on them, and a read of memory that was given back ends the process.
+
+    Args:
+        item: Any object.
+
+    Returns:
+        True if reading its numbers is safe.
     """
     try:
         if type(item) not in PLAIN or item.layout != torch.strided or item.is_meta or item.is_nested or item.is_quantized:

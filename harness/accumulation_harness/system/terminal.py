@@ -23,10 +23,16 @@ CHOICES = re.compile(r"(\S+?)'?:? (?:expected one of |\(choose from )('?[\w+@-]+
 
 
 def one_line(text: object) -> str:
-    r"""The text without line breaks, and with its middle left out where nobody would read it all.
+    r"""Put a text on one line. A long one loses its middle.
 
     >>> one_line("bad value:\n   x")
     'bad value: x'
+
+    Args:
+        text: Anything that `str` takes.
+
+    Returns:
+        At most about `MOST_CHARACTERS` characters, without line breaks.
     """
     line = " ".join(str(text).split())
     half = MOST_CHARACTERS // 2
@@ -34,16 +40,32 @@ def one_line(text: object) -> str:
 
 
 def parser(command: str, doc: str | None) -> argparse.ArgumentParser:
-    """For a command whose module says "`accumulation-harness COMMAND ...`: what it does"."""
+    """Make the argument parser of a subcommand from its module's docstring.
+
+    Args:
+        command: Its name behind `accumulation-harness`.
+        doc: A docstring that begins with "`accumulation-harness COMMAND ...`: what it does".
+
+    Returns:
+        A parser that has a description and no arguments yet.
+    """
     what = " ".join((doc or "").partition("`: ")[2].split())
     return argparse.ArgumentParser(prog=f"accumulation-harness {command}", description=what[:1].upper() + what[1:])
 
 
 def closest(asked: str, names: Mapping[str, str] | Iterable[str], cutoff: float = 0.6) -> str | None:
-    """What was meant: the choice itself, or the one that a name stands for; None where nothing is spelt nearly so.
+    """Find the choice that was probably meant.
 
     >>> closest("groupnorm", ["none", "batch", "group"]), closest("fp16", ["float32", "float16"]), closest("x", ["sgd"])
     ('group', 'float16', None)
+
+    Args:
+        asked: What was typed.
+        names: The choices; or every accepted spelling -> the choice that it stands for.
+        cutoff: How similar two spellings must be, from 0 to 1 (`difflib.get_close_matches`).
+
+    Returns:
+        The choice; None where nothing is spelt alike.
     """
     known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
     known = {**{name: choice for name, choice in ALSO.items() if choice in known}, **known}
@@ -53,10 +75,16 @@ def closest(asked: str, names: Mapping[str, str] | Iterable[str], cutoff: float 
 
 
 def suggesting(refusal: str) -> str:
-    """A refusal that lists what it expected, with the choice that may have been meant.
+    """Add to an error message that lists the choices the one that may have been meant.
 
     >>> suggesting("optimizer=adam_w: expected one of adam, adamw, sgd")
     'optimizer=adam_w: expected one of adam, adamw, sgd; did you mean adamw?'
+
+    Args:
+        refusal: "FIELD=VALUE: expected one of A, B, C", or any other message.
+
+    Returns:
+        The message with "; did you mean A?" behind the list; unchanged where it has no list, or nothing is spelt alike.
     """
     found = CHOICES.search(refusal)
     if not found:
@@ -70,10 +98,16 @@ def suggesting(refusal: str) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines, each column as wide as its widest cell.
+    """Lay out a table as lines, each column as wide as its widest cell.
 
     >>> in_columns([("a", "verdict"), ("long", "x")])
     ['a     verdict', 'long  x']
+
+    Args:
+        rows: Cells, row by row; all rows have the same length.
+
+    Returns:
+        A line for each row, with two blanks between columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
