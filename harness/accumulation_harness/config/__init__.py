@@ -305,7 +305,14 @@ OUR_OPTIMIZERS = tuple(OPTIMIZERS)
 
 
 def state_of(name: str) -> State | None:
-    """What the optimizer of that name remembers; None of one that is not ours, which may remember anything."""
+    """Say what the optimizer of a name remembers from step to step.
+
+    Args:
+        name: The value of `optimizer.name`.
+
+    Returns:
+        Its state; None of an optimizer that is not ours, which may remember anything.
+    """
     return OPTIMIZERS[OptimizerName(name)].state if name in OUR_OPTIMIZERS else None
 
 
@@ -443,6 +450,13 @@ class HarnessConfig(TrialConfig):
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain JSON types, nested, in field order."""
+    """Turn a configuration into plain JSON types.
+
+    Args:
+        config: An instance of any of the configuration's dataclasses.
+
+    Returns:
+        Nested dictionaries in field order; an enum is its value, a tuple a list.
+    """
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return plain

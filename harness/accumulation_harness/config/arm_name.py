@@ -49,10 +49,16 @@ class ArmName:
 
 
 def arm_of(row: Mapping[str, Any]) -> ArmName:
-    """The arm that a row of measurements is about.
+    """Name the arm that a row of measurements is about.
 
     >>> str(arm_of({"arm": "accumulated", "accumulation_steps": 4}))
     'accumulated-4'
+
+    Args:
+        row: `arm`, `accumulation_steps`, and `replicate` where an arm is repeated.
+
+    Returns:
+        The arm's name.
     """
     return ArmName(row["arm"], row["accumulation_steps"], row.get("replicate", 0))
 

@@ -36,7 +36,11 @@ class BadInput(ValueError):
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML files."""
+    """The folder of the YAML files.
+
+    Returns:
+        An absolute path inside the package.
+    """
     return Path(__file__).resolve().parents[1] / "conf"
 
 
@@ -51,7 +55,17 @@ def register_schema() -> None:
 
 
 def to_config(composed: DictConfig) -> HarnessConfig:
-    """The frozen, validated configuration; ConfigError names a setting that is unknown or cannot be run."""
+    """Turn what Hydra composed into the frozen, validated configuration.
+
+    Args:
+        composed: The settings of one trial, with or without Hydra's own.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: A setting is unknown, out of its bounds, or cannot be run with the others.
+    """
     values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     config: HarnessConfig = _made(HarnessConfig, {key: value for key, value in values.items() if key != "hydra"})
     if config.name is not None:
@@ -99,7 +113,17 @@ def _kinds(kind: Any) -> dict[str, Any]:
 
 
 def compose_trial(overrides: Sequence[str]) -> HarnessConfig:
-    """The trial that these settings describe, as the command line composes it; BadInput about what cannot be run."""
+    """Compose the trial that settings describe, as the command line does.
+
+    Args:
+        overrides: Settings as they are typed: `norm=batch`, `accumulation_steps=[4]`, `+experiment=batchnorm`.
+
+    Returns:
+        The validated configuration.
+
+    Raises:
+        BadInput: A setting cannot be parsed or run; the message names it, the value and what was expected.
+    """
     register_schema()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -170,7 +194,14 @@ class Composer:
 
 
 def is_bad_input(error: BaseException) -> bool:
-    """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over, as over `optimizer=[1]`."""
+    """Decide whether the input is to blame, and a message suffices, or the program, and a traceback is wanted.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        True for an error of the configuration, or one that Hydra stumbled over, as over `optimizer=[1]`.
+    """
     if isinstance(error, (BadInput, ConfigError, HydraException, OmegaConfBaseException)):
         return True
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -179,7 +210,14 @@ def is_bad_input(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """One line for a user: the setting, the value, what was expected, and what may have been meant."""
+    """Tell a user in one line what is wrong with the input.
+
+    Args:
+        error: An error of which `is_bad_input` is true.
+
+    Returns:
+        The setting, the value, what was expected, and the choice that may have been meant.
+    """
     return suggesting(_explained(error))
 
 

@@ -10,9 +10,16 @@ from accumulation_harness.config import Arms, Device, TrialConfig, to_dict
 
 
 def identity(config: TrialConfig) -> str:
-    """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the settings.
+    """Name a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the settings.
 
-    `device` is to be resolved beforehand (`accumulation_harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
+    Two trials have the same name exactly if their settings are the same, but for `arms` and the choice of `auto` or `cpu`.
+
+    Args:
+        config: The settings. `device` is to be resolved beforehand (`accumulation_harness.sweep.experiment.resolved`): here
+            `auto` counts as `cpu`.
+
+    Returns:
+        The name of the trial's folder in a store, `digits-none-adamw-float32-seed0-0123456789` say.
     """
     hashed = dataclasses.replace(
         config,

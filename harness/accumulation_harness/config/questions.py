@@ -82,18 +82,33 @@ def folders() -> Mapping[str, Question]:
 
 
 def questions() -> dict[str, Question]:
-    """Those of the folders that are questions."""
+    """List the folders of `experiments/` that are questions of the report.
+
+    Returns:
+        Name -> question, those that only have a study left out.
+    """
     return {name: one for name, one in folders().items() if one.place is not None}
 
 
 @cache
 def studies() -> Mapping[str, Study]:
-    """Every study by its name."""
+    """Every study by its name.
+
+    Returns:
+        Name -> study, `verdicts` first.
+    """
     return {VERDICTS: Study()} | {name: one for folder in folders().values() for name, one in folder.studies.items()}
 
 
 def module_of(study: str) -> str:
-    """The module that measures it, to import when a trial runs."""
+    """Find the module that measures a study. It is imported only when a trial runs.
+
+    Args:
+        study: A name of `studies()`.
+
+    Returns:
+        A dotted name.
+    """
     folder = next(folder for folder, own in folders().items() if study in own.studies)
     return f"{FOLDER}.{folder}.{study}"
 

@@ -27,7 +27,18 @@ SHOWN = 8  # names of a file that are told
 
 
 def place(field: str, target: str) -> str:
-    """The target with its file relative to this folder, or absolute outside of it; ConfigError where there is no such file."""
+    """Normalise a target, so that a trial has one name from wherever it is started.
+
+    Args:
+        field: The setting that has it, for messages.
+        target: `file.py:name` or `package.module:name`.
+
+    Returns:
+        The target with its file relative to this folder, or absolute outside of it.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
     file, (where, _, name) = _file(field, target), target.rpartition(":")
     if not where.endswith(".py"):
         return target
@@ -35,9 +46,18 @@ def place(field: str, target: str) -> str:
 
 
 def data_fingerprint(field: str, target: str, arguments: str) -> str:
-    """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own; empty without one.
+    """Ask a task, in a process of its own, for what identifies its data.
 
-    `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
+    Args:
+        field: The setting that has the target, for messages.
+        target: The task, see `place`.
+        arguments: Its keyword arguments as a JSON object.
+
+    Returns:
+        16 hex digits of what its `fingerprint()` gives; empty where the file defines none.
+
+    Raises:
+        ConfigError: `fingerprint()` raises, gives nothing, or takes longer than `MOST_SECONDS`.
     """
     if b"def fingerprint(" not in _file(field, target).read_bytes():
         return ""
@@ -62,12 +82,30 @@ def tell_data(field: str, target: str, arguments: str) -> None:
 
 
 def digest_of(value: object) -> str:
-    """16 hex digits of what a task says of its data."""
+    """Shorten what a task says of its data.
+
+    Args:
+        value: Anything; its `str` counts.
+
+    Returns:
+        The first 16 hex digits of its SHA-256.
+    """
     return hashlib.sha256(str(value).encode()).hexdigest()[:16]
 
 
 def load(field: str, target: str) -> Callable[..., Any]:
-    """The class or function. It is imported here, in the process of a trial. ConfigError where it cannot be."""
+    """Import the user's class or function, here, in the process of a trial.
+
+    Args:
+        field: The setting that has it, for messages.
+        target: `file.py:name` or `package.module:name`.
+
+    Returns:
+        The callable of that name.
+
+    Raises:
+        ConfigError: The file is missing or raises on import, or has no callable of that name; the message lists those it has.
+    """
     place, _, name = target.rpartition(":")
     file = _file(field, target)
     with told(field, target, "a file that can be imported"):
@@ -83,7 +121,19 @@ def load(field: str, target: str) -> Callable[..., Any]:
 
 @contextmanager
 def told(field: str, target: str, expected: str) -> Iterator[None]:
-    """What the user's code raises inside becomes a ConfigError: what was expected, what was raised, and where."""
+    """Turn what the user's code raises inside into a `ConfigError`.
+
+    Args:
+        field: The setting that has the code, for messages.
+        target: Its value.
+        expected: What was expected of the code.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ConfigError: Something was raised inside: the message has what was expected, what was raised, and file and line.
+    """
     try:
         yield
     except ConfigError:
@@ -96,12 +146,26 @@ def told(field: str, target: str, expected: str) -> Iterator[None]:
 
 
 def where(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The file and line of the last of the frames, if any."""
+    """Say where an error was raised.
+
+    Args:
+        frames: A traceback, outermost frame first.
+
+    Returns:
+        " (file.py:12)" of the last frame, to be appended to a sentence; empty without frames.
+    """
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def said(error: BaseException) -> str:
-    """The kind of an error and its message, in one line."""
+    """Put an exception on one line.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        Its class and message, "ValueError: no data".
+    """
     return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
@@ -119,7 +183,15 @@ def _file(field: str, target: str) -> Path:
 
 
 def module_file(name: str, *ends: str) -> Path | None:
-    """The source of a dotted module, in this folder or an installed package: the first with one of these ends."""
+    """Find the source of a dotted module without importing it.
+
+    Args:
+        name: The module's dotted name.
+        ends: What to append to its path, in this order: ".py", "/__init__.py".
+
+    Returns:
+        The first such file in the working directory or on `sys.path`; None where there is none.
+    """
     roots = (Path.cwd(), *map(Path, sys.path))
     files = (root / (name.replace(".", os.sep) + end) for root in roots for end in ends)
     return next((file for file in files if file.is_file()), None)
@@ -170,7 +242,15 @@ def _import(name: str, importer: Mapping[str, Any] | None = None, *rest: Any, **
 
 
 def import_file(file: Path, name: str) -> Any:
-    """The file as a module of that name, read anew; its folder is importable while it is read and afterwards."""
+    """Import a file as a module, anew each time. Its folder stays importable afterwards.
+
+    Args:
+        file: A Python file.
+        name: The name that the module gets in `sys.modules`.
+
+    Returns:
+        The module.
+    """
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)

@@ -31,7 +31,15 @@ GROUPS = ("workload", "optimizer", "schedule", "tracking")
 
 
 def asked(arguments: Sequence[str], conf_dir: Path) -> str | None:
-    """What to print instead of running; None where no help is asked for."""
+    """Answer a request for help.
+
+    Args:
+        arguments: The command line without the command.
+        conf_dir: The folder of the package's YAML files.
+
+    Returns:
+        The help; None where neither `-h` nor `--help` is among the arguments.
+    """
     if not {"-h", "--help"} & set(arguments):
         return None
     parser = argparse.ArgumentParser(add_help=False)

@@ -30,9 +30,15 @@ SECRET = re.compile(r"://[^/@]+:[^/@]+@|^(hf_|sk-|ghp_|github_pat_|AKIA|xox[abp]
 
 
 def validate(config: TrialConfig) -> None:
-    """Raise `ConfigError` at the first setting that cannot be run.
+    """Refuse a configuration that cannot be run.
 
     What depends on the data (a micro-batch of one sample under BatchNorm, say) is checked where the data is known.
+
+    Args:
+        config: The settings of a trial.
+
+    Raises:
+        ConfigError: It names the first setting that cannot be run, its value, and what was expected.
     """
     _check_bounds(config)
     _check_targets(config)

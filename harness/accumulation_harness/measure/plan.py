@@ -190,7 +190,14 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the device's memory; of a CPU what the system can give."""
+    """Ask how much memory is free.
+
+    Args:
+        device: A CPU or a CUDA device.
+
+    Returns:
+        Bytes: of a GPU what its driver says is free, of a CPU what the system could give without swapping.
+    """
     if device.type == "cpu":
         return int(psutil.virtual_memory().available)
     free: int = accelerator.module(device).mem_get_info(device)[0]
@@ -198,7 +205,14 @@ def free_bytes(device: torch.device) -> int:
 
 
 def room(budget: float) -> float:
-    """What of it may be taken."""
+    """Keep a margin of the memory free.
+
+    Args:
+        budget: Bytes.
+
+    Returns:
+        The bytes of it that may be used: budget * (1 - `MARGIN`).
+    """
     return budget * (1 - MARGIN)
 
 

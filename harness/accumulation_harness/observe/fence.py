@@ -155,7 +155,14 @@ class Hook:
 
 
 def is_the_runs(hook: Any) -> bool:
-    """Whether a hook is neither an observer's nor PyTorch's own."""
+    """Tell the run's own hooks from ours and PyTorch's.
+
+    Args:
+        hook: A callable that is registered as a hook.
+
+    Returns:
+        True of a hook of the user's or of another library.
+    """
     made = getattr(hook, "func", hook)
     kind = made if hasattr(made, "__qualname__") else type(made)
     return type(hook) is not Hook and not str(kind.__module__).startswith("torch.")
@@ -176,7 +183,14 @@ Method = Callable[Concatenate[F, P], R]
 
 
 def entry(otherwise: Method[F, P, R]) -> Callable[[Method[F, P, R]], Method[F, P, R]]:
-    """A method that the run calls by itself; `otherwise` gives its result where it fails."""
+    """Decorate a method that the run calls by itself, so that an error of ours never reaches the run.
+
+    Args:
+        otherwise: Called with the method's arguments where the method raises; it gives the result in its place.
+
+    Returns:
+        A decorator of methods of a class with a `fence`. Only `Refused` passes through.
+    """
 
     def decorate(method: Method[F, P, R]) -> Method[F, P, R]:
         @functools.wraps(method)
@@ -198,7 +212,14 @@ def entry(otherwise: Method[F, P, R]) -> Callable[[Method[F, P, R]], Method[F, P
 
 
 def told(error: BaseException) -> str:
-    """What failed, in one line; and where in our code, if it was ours."""
+    """Put on one line what failed.
+
+    Args:
+        error: What was raised while observing.
+
+    Returns:
+        Its class and message, at most 200 characters; and file and line in our code, if it was ours.
+    """
     try:
         text = str(error).strip().splitlines() or [""]
     except Exception:  # of an exception that cannot be told
@@ -208,7 +229,14 @@ def told(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the innermost code that is no library's is ours, and not what the user handed over."""
+    """Decide whose fault an error is, by the innermost frame that is neither of a library nor passed through.
+
+    Args:
+        error: What was raised while observing.
+
+    Returns:
+        True if that frame is in this package, False if it is code that the user handed over.
+    """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_ours(frame.filename):
             return True

@@ -58,13 +58,27 @@ class Followed:
 
 
 def mark(gradient: Tensor | None) -> Mark:
-    """Tells whether a gradient was exchanged or written to since the last look, a shard also behind the tensor that shows."""
+    """Note which tensor a gradient is and how often it was written to, of a sharded one the shard behind it.
+
+    Args:
+        gradient: A `.grad`.
+
+    Returns:
+        Two marks are equal if the gradient was neither exchanged nor written to in between; (0, 0) of None.
+    """
     held = getattr(gradient, "_local_tensor", gradient)
     return (0, 0) if held is None else (id(held), held._version)
 
 
 def versions(tensors: Sequence[Tensor]) -> int:
-    """How often they have been written to, as far as it is counted; no code of a subclass of Tensor is called for that."""
+    """Count the writes to tensors, without calling code of a subclass of Tensor.
+
+    Args:
+        tensors: The tensors; writes to tensors of inference mode are not counted by PyTorch.
+
+    Returns:
+        The sum of their version counters: it has grown if one was written to in place.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return sum(map(attrgetter("_version"), tensors))

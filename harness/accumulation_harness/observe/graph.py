@@ -41,13 +41,27 @@ class Way(NamedTuple):
 
 
 def mark(tensor: Tensor, number: int, name: str = MARK) -> None:
-    """Let `ways` recognise a loss, and `marked` a tensor. Nothing is kept alive."""
+    """Leave a number in a tensor's node of the graph, for `ways` and `marked` to find. Nothing is kept alive by it.
+
+    Args:
+        tensor: A tensor with a `grad_fn`.
+        number: The number of a loss or a forward.
+        name: The key; the default is that of losses.
+    """
     node: Any = tensor.grad_fn
     node.metadata[name] = number
 
 
 def marked(node: Any, name: str) -> int | None:
-    """The mark of a node, or of the first one that it is a view or a copy of."""
+    """Read the mark of a node.
+
+    Args:
+        node: A node of the graph; None has no mark.
+        name: The key that `mark` was given.
+
+    Returns:
+        The number at this node, or at the first node that it is a view or a copy of; None where there is none.
+    """
     for _ in range(MOST):
         number = None if node is None else node.metadata.get(name)
         if node is None or number is not None or operation(node) not in VIEWS:
@@ -57,12 +71,26 @@ def marked(node: Any, name: str) -> int | None:
 
 
 def roots_of(root: Any) -> Sequence[Any]:
-    """What a backward begins at: one tensor, or several."""
+    """List what a backward begins at.
+
+    Args:
+        root: The argument of `backward`: a tensor, or several.
+
+    Returns:
+        The tensors.
+    """
     return root if isinstance(root, (tuple, list)) else [root]
 
 
 def ways(root: Any) -> list[Way]:
-    """What a root adds up."""
+    """Follow a root through sums and products with constants down to the losses that it adds up.
+
+    Args:
+        root: The argument of `backward`: a tensor, or several.
+
+    Returns:
+        A way for each addend: to a marked loss (`number`), or to the first node that is anything else (`number` None).
+    """
     waiting = [Way(t.grad_fn, None, ()) for t in roots_of(root) if is_plain(t) and t.grad_fn is not None]
     found: list[Way] = []
     while waiting:
@@ -76,25 +104,53 @@ def ways(root: Any) -> list[Way]:
 
 
 def operation(node: Any) -> str:
-    """`Mul` of `MulBackward0`."""
+    """Name the operation of a node.
+
+    Args:
+        node: A node of the graph.
+
+    Returns:
+        `Mul` of `MulBackward0`.
+    """
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def parents(node: Any) -> list[Any]:
-    """What its gradients go to."""
+    """List the nodes that a node's gradients go to.
+
+    Args:
+        node: A node of the graph.
+
+    Returns:
+        One node for each operand that needs a gradient.
+    """
     return [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def shape(node: Any) -> torch.Size:
-    """Of its result."""
+    """Read the shape of a node's result.
+
+    Args:
+        node: A node of the graph.
+
+    Returns:
+        The shape of its first result.
+    """
     return torch.Size(node._input_metadata[0].shape)
 
 
 def are_apart(leaf: Any, name: str) -> bool | None:
-    """Whether elements of a result hang on rows of their own, of the marked tensors that it is made of.
+    """Decide whether the elements of a result each depend on rows of their own of the marked tensors, as losses per sample do.
 
-    The slopes of the two halves of its elements are then zero where the other half's are not. Only what PyTorch's own functions
-    made, without hooks of the run's, is differentiated: nothing else of the run is called. None where it is not known.
+    The slopes of the two halves of its elements are then zero where the other half's are not. Only what PyTorch's own
+    functions made, without hooks of the run's, is differentiated: nothing else of the run is called.
+
+    Args:
+        leaf: The node whose result, [n, ...], is asked about.
+        name: The key of the marked tensors, see `mark`.
+
+    Returns:
+        True if no row of a marked tensor moves both halves, False if one does, None where that cannot be found out.
     """
     waiting, seen, reached = [leaf], set[Any](), []
     while waiting:
@@ -129,7 +185,15 @@ def are_apart(leaf: Any, name: str) -> bool | None:
 
 
 def below(way: Way) -> Iterator[Way]:
-    """What a node adds up or multiplies by a constant; nothing where it does something else."""
+    """Take one step from a way's leaf towards the losses.
+
+    Args:
+        way: A way, see `ways`.
+
+    Yields:
+        The way prolonged to each operand that the leaf adds up or multiplies by a constant; nothing where it does something
+        else.
+    """
     kind, further = operation(way.leaf), parents(way.leaf)
     if kind in ADDS:
         plain = way.summed is None or way.levels[-1].factors is None or not way.levels[-1].factors.dim()

@@ -126,7 +126,12 @@ class Loop(Generic[T]):
 
 
 def draws() -> Draws:
-    """Where PyTorch's generators stand, without waiting for a device."""
+    """Note where PyTorch's generators stand, without waiting for a device.
+
+    Returns:
+        The state of the CPU's generator, and of each GPU's once CUDA is in use; equal notes mean that nothing was drawn
+        between.
+    """
     cuda = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else ())]
     return tuple(state.numpy().tobytes() for state in states)

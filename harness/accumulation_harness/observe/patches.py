@@ -187,7 +187,16 @@ def _kept(argument: Any) -> Any:
 
 
 def group_stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Instead of `init_process_group` and `destroy_process_group`: the group of all ranks stays, others come and go."""
+    """Stand in for `init_process_group` and `destroy_process_group`: the group of all ranks stays, others come and go.
+
+    Args:
+        original: The function of `torch.distributed` that it replaces.
+        args: Its arguments; the first, or `group`, is the process group.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What the function returns for a group of its own; None where it would have touched the group of all ranks.
+    """
     group = args[0] if args else kwargs.get("group")
     return original(*args, **kwargs) if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD else None
 
