@@ -140,7 +140,17 @@ def _momenta(arms: DataFrame) -> str:
 
 
 def corrected(momentum: float, num: int) -> float:
-    """The momentum of each of N micro-batches that makes a window forget `momentum`: 1 - (1 - m)^(1/N)."""
+    """Correct the momentum of running statistics for accumulation: 1 - (1 - m)^(1/N).
+
+    N updates with it forget as much as one update with m.
+
+    Args:
+        momentum: m of a BatchNorm layer, from 0 to 1.
+        num: N.
+
+    Returns:
+        The momentum that each micro-batch should use.
+    """
     return float(1 - (1 - momentum) ** (1 / num))
 
 

@@ -39,17 +39,29 @@ _PAIR = ["experiment", "trial", "accumulation_steps"]
 
 
 def planted(arms: DataFrame) -> Series[bool]:
-    """Which arms have an error of a chosen size planted (`scale@1e-6`), rather than a fault of the catalogue."""
+    """Tell arms with a planted error of a chosen size (`scale@1e-6`) from those with a fault of the catalogue.
+
+    Args:
+        arms: `Results.arms`.
+
+    Returns:
+        True for each arm with a planted error, in the rows' order.
+    """
     return arms["fault"] & arms["arm"].str.contains("@", regex=False)
 
 
 def judged(arms: DataFrame) -> DataFrame:
-    """The fault arms, each beside the correct arm of its trial and N.
+    """Put each fault arm beside the correct arm of its trial and N.
 
-    `detected`: judged `different` or `degraded`, and otherwise than the correct arm, in its verdict or in the set of its causes
-    (BatchNorm is the correct arm's own cause). An arm that could not be judged is not detected. `named`: detected, and the fault
-    is among the causes. `wrong`: causes that are neither the fault's nor the correct arm's; `confidently_wrong`: detected, with
-    such a cause and no `unexplained` beside it. `clipping`, `lengths`: of the trial, from the correct arm.
+    Args:
+        arms: `Results.arms`, with fault arms and the correct ones.
+
+    Returns:
+        The fault arms, with these columns besides. `detected`: judged `different` or `degraded`, and otherwise than the
+        correct arm, in its verdict or in the set of its causes (BatchNorm is the correct arm's own cause); an arm that could
+        not be judged is not. `named`: detected, and the fault is among the causes. `wrong`: causes that are neither the
+        fault's nor the correct arm's. `confidently_wrong`: detected, with such a cause and no `unexplained` beside it.
+        `clipping`, `lengths`: of the trial, from the correct arm.
     """
     correct = arms.query("arm == 'accumulated'")
     beside = correct[[*_PAIR, "verdict", "cause", "clipped_share", "short_windows"]]
@@ -71,13 +83,27 @@ def judged(arms: DataFrame) -> DataFrame:
 
 
 def catalogue(arms: DataFrame) -> DataFrame:
-    """`judged` of the catalogue's faults, without planted errors."""
+    """`judged` of the catalogue's faults, without planted errors.
+
+    Args:
+        arms: `Results.arms`, with fault arms and the correct ones.
+
+    Returns:
+        The columns of `judged`, a row for each fault arm.
+    """
     rows = judged(arms)
     return rows[~planted(rows)].reset_index(drop=True)
 
 
 def causes_of(cause: str) -> frozenset[str]:
-    """The names of an arm's causes, without their order."""
+    """Split the column `cause` of an arm.
+
+    Args:
+        cause: Names joined by `JOINT`; empty where there is no cause.
+
+    Returns:
+        The names, without their order.
+    """
     return frozenset(cause.split(JOINT)) - {""}
 
 
@@ -147,7 +173,15 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
 
 
 def shown(arms: DataFrame) -> Series[bool]:
-    """Of the arms whose loss curve is known, whether it shows the fault."""
+    """Decide whether the loss curve of an arm shows its fault.
+
+    Args:
+        arms: `judged` arms with `visible_at`: the step from which the curve leaves the control's band, infinite where it
+            never does.
+
+    Returns:
+        A truth value for each arm whose curve is known.
+    """
     return arms["visible_at"].dropna() < math.inf
 
 
@@ -165,7 +199,15 @@ def _steps(visible_at: float) -> str:
 
 
 def by_check(arms: DataFrame) -> DataFrame:
-    """Which checks reject each of these arms: a column of truth values per check."""
+    """Decide which checks reject each arm.
+
+    Args:
+        arms: `Results.arms`.
+
+    Returns:
+        A row for each arm and a column of truth values for each check: gradient, state, reported loss and trajectory against
+        their gates, counters, rounding.
+    """
     return DataFrame(
         {
             "gradient": arms["gradient_error"] > ALGEBRA_GATE,

@@ -59,7 +59,15 @@ class ClaimResult:
 
 
 def undecided(reason: str, n: int = 0) -> ClaimResult:
-    """The results are there and do not suffice: `reason` says what is missing."""
+    """Rule that the results are there and do not suffice.
+
+    Args:
+        reason: What is missing, a sentence.
+        n: The number of values that there are.
+
+    Returns:
+        A ruling `needs the full grid`.
+    """
     return ClaimResult(verdict=Ruling.needs_full_grid, measured=math.nan, threshold="", n=n, explanation=reason)
 
 

@@ -43,7 +43,17 @@ TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
 def verdict_matrix(material: Material) -> Section:
-    """The matrix of verdicts."""
+    """Show the matrix of verdicts: workload, norm and optimizer by precision and N.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: There is no correct arm.
+    """
     cells = tables.matrix(material.arms)
     needed(cells)
     made = {tuple(row[name] for name in tables.CELL): _cell(row) for row in cells.to_dict("records")}
@@ -77,7 +87,17 @@ def _batches(arms: DataFrame) -> str:
 
 
 def gradient_error(material: Material) -> Section:
-    """The gradient's error in the precision of the run over N, beside the full batch's own."""
+    """Show the gradient's error ||g - g64|| / ||g64|| in the precision of the run over N, beside the full batch's own.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: No arm has such an error.
+    """
     arms = material.arms[np.isfinite(material.arms["arm_error"])]
     needed(arms)
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent'")
@@ -99,7 +119,14 @@ def gradient_error(material: Material) -> Section:
 
 
 def algebra(material: Material) -> Section | None:
-    """How far every arm is from the full batch in float64, beside the gate."""
+    """Show how far every arm is from the full batch in float64, beside the gate.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section; None where no arm was compared in float64.
+    """
     arms = material.arms
     if arms["algebra_error"].notna().sum() == 0:
         return None
@@ -126,7 +153,14 @@ def algebra(material: Material) -> Section | None:
 
 
 def losses(material: Material) -> Section | None:
-    """Loss curves by precision, and their distance to that of the full batch."""
+    """Show loss curves by precision, and their distance to that of the full batch.
+
+    Args:
+        material: The results of an experiment, with the rows of its steps.
+
+    Returns:
+        The section, a figure for each precision; None without rows.
+    """
     pictures: list[Block] = []
     for precision in tables.PRECISIONS:
         rows = material.steps[material.steps["precision"] == precision]
@@ -145,7 +179,17 @@ def losses(material: Material) -> Section | None:
 
 
 def distances(material: Material) -> Section:
-    """The distance of the parameters to the full batch's over the optimizer steps."""
+    """Show the distance of the parameters to the full batch's, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖, over the optimizer steps.
+
+    Args:
+        material: The results of an experiment, with the rows of its steps.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: There are no rows of steps.
+    """
     needed(material.steps)
     arms = material.arms
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
@@ -167,7 +211,17 @@ def distances(material: Material) -> Section:
 
 
 def batch_norm(material: Material) -> Section:
-    """What BatchNorm does to gradients and losses, and how much of it its oracle explains."""
+    """Show what BatchNorm does to gradients and losses, and how much of it the simulation of its cause explains.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: No arm with BatchNorm was simulated.
+    """
     arms = material.arms[material.arms["norm"] == "batch"]
     accumulated = arms.query("arm == 'accumulated' and oracle_error.notna()")
     needed(accumulated)
@@ -194,7 +248,17 @@ def batch_norm(material: Material) -> Section:
 
 
 def convergence(material: Material) -> Section:
-    """Losses over seeds, paired with the full batch: L4."""
+    """Show losses over seeds, each paired with the full batch of its seed: L4.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: No configuration has two seeds.
+    """
     margin, l4 = material.experiment.margin, material.l4
     cells = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and n >= 2")
     needed(cells)
@@ -239,7 +303,14 @@ def _l4_text(cells: DataFrame, margin: float) -> tuple[str, str]:
 
 
 def unjudged(material: Material) -> Section:
-    """Arms without a clear verdict, and why, leaving out those that are wrong on purpose."""
+    """List arms without a clear verdict, and why, leaving out those that are wrong on purpose.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section; it also says so where there are none.
+    """
     arms = material.arms[~material.arms["fault"]]
     unclear = arms.query("verdict in ['inconclusive', 'degraded'] or (verdict == 'different' and not explained)")
     title = "What could not be judged or explained"
@@ -259,7 +330,17 @@ def _arm_name(row: DataFrame) -> str:
 
 
 def vacuity(material: Material) -> Section:
-    """How often the conditions occurred under which faults show."""
+    """Count how often the conditions occurred under which faults show.
+
+    Args:
+        material: The results of an experiment that judges arms.
+
+    Returns:
+        The section.
+
+    Raises:
+        Unmeasured: There is no accumulated arm.
+    """
     found = tables.vacuity(material.arms)
     needed(found)
     head = "model | trials | clipping active | short windows | unequal terms | float64 steps, at least | float64 floor"

@@ -32,12 +32,26 @@ Places = NDArray[np.int64]
 
 
 def place_of(optimizer: object) -> int:
-    """Of an optimizer in the customary order; one that is not ours comes last."""
+    """Place an optimizer in the customary order.
+
+    Args:
+        optimizer: Its name.
+
+    Returns:
+        Its position in `OPTIMIZERS`; one that is not ours comes last.
+    """
     return OPTIMIZERS.index(str(optimizer)) if optimizer in OPTIMIZERS else len(OPTIMIZERS)
 
 
 def optimizers_of(rows: DataFrame) -> list[str]:
-    """The optimizers of the rows, in their customary order."""
+    """The optimizers of the rows, in their customary order.
+
+    Args:
+        rows: Any table with a column `optimizer`.
+
+    Returns:
+        Each name once.
+    """
     return sorted(set(rows["optimizer"]), key=place_of)
 
 
@@ -66,13 +80,27 @@ def _inert(cells: list[Any]) -> list[Any]:
 
 
 def verdict_counts(arms: DataFrame) -> Series[int]:
-    """How many arms have each verdict, worst first; verdicts that do not occur are left out."""
+    """Count how many arms have each verdict.
+
+    Args:
+        arms: A table with a column `verdict`, a row for each arm.
+
+    Returns:
+        Counts by verdict, worst first; verdicts that do not occur are left out.
+    """
     counts = arms["verdict"].value_counts()
     return counts.reindex([verdict for verdict in WORST_FIRST if verdict in counts])
 
 
 def in_order(frame: DataFrame) -> DataFrame:
-    """Rows by workload, norm, optimizer, precision and N, each in its customary order."""
+    """Sort by workload, norm, optimizer, precision and N, each in its customary order.
+
+    Args:
+        frame: A table with some of these columns.
+
+    Returns:
+        The rows in order, numbered anew; rows that are alike keep theirs.
+    """
     customary = {"norm": NORMS, "optimizer": OPTIMIZERS, "precision": PRECISIONS}
     by = [name for name in CELL if name in frame]
 
@@ -166,7 +194,16 @@ def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64
 
 
 def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, Any]:
-    """Effect, interval, n, TOST and what n pairs could have shown, of paired differences."""
+    """Compare paired runs: the effect, its 95 % Student t interval, and a test of equivalence.
+
+    Args:
+        differences: One for each pair (seed), arm - full batch.
+        margin: Differences within ±margin count as equivalent.
+
+    Returns:
+        `n`; `mean`, `low` and `high`; `tost_p`, the larger p-value of two one-sided t tests; `detectable`, the smallest
+        difference that n pairs could have shown.
+    """
     interval = statistics.mean_interval(differences)
     return {
         "n": len(differences),
@@ -179,7 +216,16 @@ def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, 
 
 
 def cells(rows: DataFrame, keys: Sequence[str], of: Callable[[DataFrame], Mapping[str, Any]]) -> DataFrame:
-    """One row per group of `keys`, in their order: the keys, and what `of` makes of the group's rows."""
+    """Summarise each group of rows in a row.
+
+    Args:
+        rows: Any table.
+        keys: Columns; rows that have the same values in all of them are a group.
+        of: Makes the columns of a group's row.
+
+    Returns:
+        A row for each group in the order of its keys: the keys, and what `of` gives.
+    """
     return DataFrame([{**dict(zip(keys, key, strict=True)), **of(own)} for key, own in rows.groupby([*keys])])
 
 

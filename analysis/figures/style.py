@@ -50,13 +50,25 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure, while it is made and while it is written."""
+    """Give figures their look, while they are made and while they are written.
+
+    Yields:
+        Nothing.
+    """
     with matplotlib.rc_context(_SETTINGS):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size, in inches, that is drawn as SVG."""
+    """Make an empty figure that is drawn as SVG.
+
+    Args:
+        width: In inches.
+        height: In inches.
+
+    Returns:
+        The figure, without axes.
+    """
     figure = Figure(figsize=(width, height))
     FigureCanvasSVG(figure)
     return figure

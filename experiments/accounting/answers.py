@@ -127,7 +127,7 @@ def key_value_cache(results: Results) -> ClaimResult:
 def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
     """From rows `version`, `way`, `micro_batch`, `cache_bytes`, `not_saved_bytes` to the finding."""
     rows = rows.assign(
-        setting=rows["version"] + " in " + rows["way"].replace({"loop": "a loop of one's own", "Trainer": "its Trainer"})
+        setting=rows["version"] + " in " + rows["way"].replace({"loop": "a loop by hand", "Trainer": "its Trainer"})
     )
     each = rows.assign(per=rows["cache_bytes"] / rows["micro_batch"]).groupby("setting")
     if each["per"].nunique().gt(1).any():

@@ -148,7 +148,7 @@ def _advice(found: list[Contrast]) -> str:
         return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
     if ends and all(one.high < 0 for one in ends):
         return "Advice: where the batch changes along a training, begin with the large batch."
-    return "Advice: none follows from these trainings; a change of the batch has to be tried on one's own."
+    return "Advice: none follows from these trainings; try a change of the batch in your own training."
 
 
 def _finding(found: list[Contrast]) -> str:

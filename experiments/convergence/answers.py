@@ -319,8 +319,8 @@ EXPERIMENT = Experiment(
     question="Trained with rates tuned for each, how do the large batch, its accumulation and the small batch compare: in "
     "the loss that they reach, and in samples, optimizer steps and seconds to get there?",
     prediction="Without BatchNorm the accumulated run is the full batch: its test loss is the same, and differs over seeds "
-    "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
-    "target, its curve is no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation at that b.",
+    "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every target, its curve is "
+    "no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation with the same b.",
     rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
     "split. Same means TOST within half of what the standard deviation of the full batch between seeds is at least; lower or "
     f"higher, a Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. "

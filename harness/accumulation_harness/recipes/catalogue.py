@@ -131,7 +131,18 @@ def planted(kind: str, size: float, precision: Precision) -> Transform:
 
 
 def named(name: str, precision: Precision) -> Transform:
-    """The transform of a cause of the catalogue or of a planted error (`direction@1e-6`). Raises `ConfigError`."""
+    """Look up a fault.
+
+    Args:
+        name: A cause of the catalogue, or a planted error: `direction@1e-6`.
+        precision: The precision of the trial. Its arms alone have a planted error: one in float64 would show it at once.
+
+    Returns:
+        The transform from the right recipe to the wrong one.
+
+    Raises:
+        ConfigError: There is no such fault, or a planted error is larger than `LARGEST_ERROR`.
+    """
     kind, _, size = name.partition("@")
     if kind in PLANTED and _is_size(size):
         return planted(kind, float(size), precision)
@@ -150,11 +161,25 @@ def _is_size(text: str) -> bool:
 
 
 def names(config: TrialConfig) -> list[str]:
-    """The faults that a trial asks for; `all` stands for the catalogue."""
+    """List the faults that a trial asks for.
+
+    Args:
+        config: The settings of the trial.
+
+    Returns:
+        Names of faults; `all` is replaced by the causes of the catalogue.
+    """
     return [cause for name in config.faults for cause in ([fault.cause for fault in FAULTS] if name == "all" else [name])]
 
 
 def expected(config: TrialConfig) -> dict[str, bool]:
-    """For each fault a trial asks for: whether it changes the computation there, so that missing it would be a miss."""
+    """Say which of a trial's faults must be found there.
+
+    Args:
+        config: The settings of the trial.
+
+    Returns:
+        Fault -> whether it changes the computation under these settings, so that missing it would be a miss.
+    """
     by_cause: dict[str, Fault] = {fault.cause: fault for fault in FAULTS}
     return {name: name not in by_cause or by_cause[name].changes(config) for name in names(config)}

@@ -230,7 +230,17 @@ BANKS = {"dual_bank": Bank(0, True), "passage_bank": Bank(0, False), "momentum_b
 
 
 def named(name: str) -> Transform:
-    """The transform of a method of that name; see `bank_named` for those with a bank. Raises `ConfigError`."""
+    """Look up a method of contrastive training; see `bank_named` for those with a bank.
+
+    Args:
+        name: `gradcache`, or `dual_bank@128`, say.
+
+    Returns:
+        The transform from plain accumulation to the method.
+
+    Raises:
+        ConfigError: There is no such method, or its bank is empty or larger than `LARGEST_BANK`.
+    """
     bank = bank_named(name)
     if bank is not None and 0 < bank.size <= LARGEST_BANK:
         return banked(bank)
@@ -241,7 +251,14 @@ def named(name: str) -> Transform:
 
 
 def bank_named(name: str) -> Bank | None:
-    """The bank of `dual_bank@128`, or of `dual_bank@128+264` whose use begins with window 264; None for another method."""
+    """Read the bank out of a method's name.
+
+    Args:
+        name: `dual_bank@128`, or `dual_bank@128+264` whose use begins with window 264.
+
+    Returns:
+        The bank, its size in entries; None for a method without one.
+    """
     found = re.fullmatch(r"(\w+)@([0-9]+)(?:\+([0-9]+))?", name)
     if found is None or found[1] not in BANKS:
         return None

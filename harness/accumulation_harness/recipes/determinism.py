@@ -22,7 +22,17 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for i
 
 
 def choose_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one. Raises `ConfigError` for `cuda` without a GPU."""
+    """Choose the device of a trial: `auto` is the GPU where there is one.
+
+    Args:
+        device: The setting.
+
+    Returns:
+        The CPU or the current CUDA device.
+
+    Raises:
+        ConfigError: `cuda` is asked for, and no CUDA device can be used; the message says why.
+    """
     if device == Device.cpu:
         return torch.device("cpu")
     reason = accelerator.why_unavailable()
@@ -35,13 +45,21 @@ def choose_device(device: Device) -> torch.device:
 
 @contextmanager
 def deterministic(precision: Precision = Precision.float32, device: torch.device | None = None) -> Iterator[list[str]]:
-    """Deterministic algorithms and IEEE float32 products (no TF32) inside; the caller's settings afterwards.
+    """Use deterministic algorithms and IEEE float32 products (no TF32) inside; the caller's settings come back afterwards.
 
-    An operation without a deterministic kernel raises on the CPU. On another `device` it computes as it can and is named in the
-    list given, once; a warning tells of them all at the end. What it does to gradients is then measured: the shuffled full batch
-    differs from the referee by more than rounding, and where that is above the gate nothing is judged equivalent or different.
+    An operation without a deterministic kernel raises on the CPU. On another `device` it computes as it can and is named in
+    the list given, once; a warning names them all at the end. What it does to gradients is then measured: the shuffled full
+    batch differs from the referee by more than rounding, and where that is above the gate nothing is judged equivalent or
+    different.
 
     In float16 without oneDNN, whose convolutions take 2.5 times as long on a CPU as PyTorch's own (measured, torch 2.13).
+
+    Args:
+        precision: What is computed in.
+        device: Where; None is the CPU.
+
+    Yields:
+        Names of the operations without a deterministic kernel, which grows while the context is open.
     """
     products: Any = torch.backends.cuda.matmul
     before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
@@ -87,7 +105,14 @@ def _named_operations() -> Iterator[list[str]]:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """That many threads for torch inside; the caller's number afterwards, whatever happened inside."""
+    """Give torch a number of threads inside; the caller's number comes back afterwards.
+
+    Args:
+        number: Of intra-operation threads.
+
+    Yields:
+        Nothing.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -98,7 +123,15 @@ def threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws inside start from `seed`; the generators are put back afterwards, whatever happened inside."""
+    """Draw from a seed inside; the generators are put back afterwards, whatever happened inside.
+
+    Args:
+        seed: Of torch's generators of the CPU and of `device`.
+        device: Whose generator is meant beside the CPU's.
+
+    Yields:
+        Nothing.
+    """
     with kept_randomness(device):
         start_randomness(seed, device)
         yield
@@ -106,7 +139,14 @@ def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def kept_randomness(device: torch.device) -> Iterator[None]:
-    """The generators are put back afterwards, whatever happened inside."""
+    """Put the generators back afterwards, whatever happened inside.
+
+    Args:
+        device: Whose generator is meant beside the CPU's.
+
+    Yields:
+        Nothing.
+    """
     state = random_state(device)
     try:
         yield
@@ -115,19 +155,36 @@ def kept_randomness(device: torch.device) -> Iterator[None]:
 
 
 def start_randomness(seed: int, device: torch.device) -> None:
-    """The next draws start from `seed`."""
+    """Seed torch's generators.
+
+    Args:
+        seed: What the next draws start from.
+        device: Whose generator is meant beside the CPU's.
+    """
     torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every absent accelerator
     if device.type != "cpu":
         accelerator.module(device).manual_seed(seed)
 
 
 def random_state(device: torch.device) -> RandomState:
-    """Where torch's generators stand now."""
+    """Read where torch's generators stand.
+
+    Args:
+        device: Whose generator is meant beside the CPU's.
+
+    Returns:
+        What `set_random_state` takes.
+    """
     return torch.get_rng_state(), *([accelerator.module(device).get_rng_state(device)] if device.type != "cpu" else [])
 
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
-    """The next draws are those that followed `random_state`."""
+    """Put torch's generators back: the next draws are those that followed `random_state`.
+
+    Args:
+        state: What `random_state` gave.
+        device: The device that it was asked for.
+    """
     torch.set_rng_state(state[0])
     if device.type != "cpu":
         accelerator.module(device).set_rng_state(state[1], device)

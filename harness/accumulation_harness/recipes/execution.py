@@ -22,13 +22,26 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def check_available(execution: Execution, device: torch.device) -> None:
-    """Raise `ConfigError` for CUDA graphs without a CUDA device."""
+    """Refuse CUDA graphs without a CUDA device.
+
+    Args:
+        execution: The setting.
+        device: The device of the trial.
+
+    Raises:
+        ConfigError: The device cannot execute so.
+    """
     if execution == Execution.cuda_graph and device.type != "cuda":
         raise ConfigError("execution", execution, f"eager or compile on device={device}")
 
 
 def exchange_forward(model: nn.Module, execution: Execution) -> None:
-    """Make the model's forward run as `execution` says, in place."""
+    """Make the model's forward run eagerly, compiled, or as CUDA graphs, in place.
+
+    Args:
+        model: The model of an arm; its `forward` is replaced.
+        execution: How it shall run.
+    """
     match execution:
         case Execution.eager:
             pass

@@ -55,7 +55,17 @@ def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
 
 @in_place_of("normalise")
 def loss_not_divided(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-    """Sum of the micro-batches' mean losses, without 1/N (nanoGPT#168, XLM#217)."""
+    """Plant the fault that adds the micro-batches' mean losses without 1/N (nanoGPT#168, XLM#217).
+
+    g = sum_k (1 / n_k) sum_{i in k} grad l_i, N times the gradient where micro-batches are equal.
+
+    Args:
+        terms: Loss terms of each micro-batch, 0-dim.
+        num: N, which it ignores.
+
+    Returns:
+        The divisor of each micro-batch's summed loss.
+    """
     return terms
 
 
@@ -103,7 +113,14 @@ def gradients_not_cleared(recipe: Recipe) -> Recipe:
 
 
 def step_every_micro_batch(recipe: Recipe) -> Recipe:
-    """The optimizer steps after every backward (Lightning#21808)."""
+    """Plant the fault that steps the optimizer after every backward (Lightning#21808).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The wrong one: N steps a window, each with the gradient of one micro-batch; the schedule still moves once a window.
+    """
     return dataclasses.replace(
         recipe, after_backward=(unscale, clip, step, update_scale, clear), at_boundary=(update_ema, step_schedule)
     )
@@ -196,7 +213,11 @@ def weight_decay_per_micro_batch(arm: Arm) -> None:
 
 @in_place_of("after_backward")
 def optimizer_state_per_micro_batch(arm: Arm) -> None:
-    """Momentum, second moment and bias correction advance with every backward (DeepSpeed#8443)."""
+    """Plant the fault that advances momentum, second moment and bias correction with every backward (DeepSpeed#8443).
+
+    Args:
+        arm: The arm, whose optimizer's state is decayed once for each micro-batch but the first.
+    """
     group = arm.optimizer.param_groups[0]
     beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))[:2]
     decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}

@@ -43,9 +43,19 @@ CHUNK = 1024  # training samples that are compared at once
 
 
 def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
-    """The recipe of a hand-written loop; N and the split are what it is meant to do, not what it does.
+    """Make the recipe of a hand-written loop; N and the split are what it is meant to do, not what it does.
 
-    The loss that it returns is the one that is reported. It may count `arm.samples`; where it does not, that is done for it.
+    Args:
+        loop: Trains one window and returns its loss, which is the one that is reported. It may count `arm.samples`; where it
+            does not, that is done for it.
+        accumulation_steps: N.
+        split: How its windows are meant to be cut.
+
+    Returns:
+        A recipe whose arm notes the rows of each forward and the optimizer's steps.
+
+    Raises:
+        ConfigError: While training: the loop did not return a loss.
     """
 
     def take(arm: Arm, window: Batch) -> Tensor:

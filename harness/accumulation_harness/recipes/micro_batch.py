@@ -44,9 +44,18 @@ class Ragged:
 
 
 def windows(num_samples: int, effective_batch: int, seed: int, last_window: LastWindow) -> Iterator[Tensor]:
-    """Endless windows of sample ids ([n] int64): each epoch a fresh permutation, cut into windows of `effective_batch`.
+    """Draw windows of samples without end: each epoch a fresh permutation, cut into windows.
 
     The remainder of an epoch is a short window of its own (`keep`) or left out (`drop`); windows never straddle epochs.
+
+    Args:
+        num_samples: Samples in the data set.
+        effective_batch: B, samples in a full window.
+        seed: What the permutations are drawn from, together with the epoch.
+        last_window: What becomes of the remainder.
+
+    Yields:
+        [n] int64 ids of the samples of a window, n <= B.
     """
     epoch = 0
     while True:
@@ -58,7 +67,14 @@ def windows(num_samples: int, effective_batch: int, seed: int, last_window: Last
 
 
 def hash_seed(*parts: int) -> int:
-    """One 63-bit seed from several integers, so that no two streams of a trial share a generator state."""
+    """Mix several integers into one seed, so that no two streams of a trial share a generator state.
+
+    Args:
+        parts: What tells the stream from others: seed, epoch, purpose.
+
+    Returns:
+        An integer below 2^63.
+    """
     mixed = 0
     for part in parts:
         mixed = (mixed * 6364136223846793005 + part + 1442695040888963407) % 2**64

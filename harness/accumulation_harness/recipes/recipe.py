@@ -39,7 +39,17 @@ Normalise = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 
 
 def window_total(terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
-    """Every micro-batch's summed loss is divided by the loss terms of the whole window: the correct normaliser."""
+    """Divide every micro-batch's summed loss by the loss terms of the whole window: the correct normaliser.
+
+    g = (1 / W) sum_k sum_{i in k} grad l_i, with W the terms of the window.
+
+    Args:
+        terms: Loss terms of each micro-batch, 0-dim.
+        accumulation_steps: N, which it does not need.
+
+    Returns:
+        W for each micro-batch.
+    """
     return [torch.stack(list(terms)).sum()] * len(terms)
 
 
@@ -77,7 +87,11 @@ def clip(arm: Arm) -> None:
 
 
 def step(arm: Arm) -> None:
-    """Take the optimizer step; the scaler skips it where a gradient is not finite."""
+    """Take the optimizer step; the scaler skips it where a gradient is not finite.
+
+    Args:
+        arm: The arm that is trained.
+    """
     arm.scaler.step(arm.optimizer)
 
 
@@ -98,7 +112,11 @@ def step_schedule(arm: Arm) -> None:
 
 
 def clear(arm: Arm) -> None:
-    """Drop the gradients, so that the next window starts from none."""
+    """Drop the gradients, so that the next window starts from none.
+
+    Args:
+        arm: The arm that is trained.
+    """
     arm.optimizer.zero_grad(set_to_none=True)
 
 
@@ -167,14 +185,27 @@ def run(stages: Iterable[Stage], arm: Arm) -> None:
 
 
 def end_window(arm: Arm, window: Batch) -> None:
-    """Run the stages of the window's boundary, and count it."""
+    """Run the stages of the window's boundary, and count it.
+
+    Args:
+        arm: The arm that is trained; its windows and samples are counted up.
+        window: The samples that it consumed.
+    """
     run(arm.recipe.at_boundary, arm)
     arm.windows += 1
     arm.samples += len(window)
 
 
 def take_step(arm: Arm, window: Batch) -> Tensor:
-    """One optimizer step; returns the window's loss (0-dim, detached, on the device)."""
+    """Train one window: N forwards and backwards, and one optimizer step.
+
+    Args:
+        arm: The arm that is trained, in place.
+        window: All of its samples, B of them in a full window.
+
+    Returns:
+        The window's loss as the recipe reports it: 0-dim, float64, detached, on the device.
+    """
     if arm.recipe.loop is not None:
         return arm.recipe.loop(arm, window)
     contributions = []
@@ -196,9 +227,17 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of that name, PyTorch's in its default implementation or the user's own, with the usual two groups.
+    """Make an optimizer, PyTorch's in its default implementation or the user's own, with the usual two groups.
 
-    Weight matrices, and biases with the affine parameters of normalisations: trainers decay them differently; here both alike.
+    Weight matrices, and biases with the affine parameters of normalisations: trainers decay them differently; here both
+    alike.
+
+    Args:
+        config: Name, learning rate, weight decay and what the optimizer has besides.
+        parameters: The model's parameters.
+
+    Returns:
+        The optimizer; its groups are named `matrices` and `vectors`, an empty one is left out.
     """
     everything = list(parameters)
     named = {"matrices": [p for p in everything if p.dim() > 1], "vectors": [p for p in everything if p.dim() <= 1]}
@@ -247,7 +286,14 @@ def set_mode(optimizer: torch.optim.Optimizer, mode: Literal["train", "eval"]) -
 
 @contextmanager
 def evaluated(arm: Arm) -> Iterator[None]:
-    """Inside, the model is as it is evaluated, its layers and its weights; afterwards it is as before, to the bit."""
+    """Evaluate inside: layers in evaluation mode, and the weights that a schedule-free optimizer evaluates with.
+
+    Args:
+        arm: The arm; afterwards it is as before, to the bit.
+
+    Yields:
+        Nothing.
+    """
     kept = [(p, p.detach().clone()) for p in arm.model.parameters()] if hasattr(arm.optimizer, "eval") else []
     arm.model.eval()
     set_mode(arm.optimizer, "eval")
@@ -264,7 +310,19 @@ def evaluated(arm: Arm) -> Iterator[None]:
 def make_schedule(
     config: ScheduleConfig, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Learning-rate factor by optimizer step t: linear warm-up (t + 1) / (warm-up + 1), then constant or half a cosine to 0."""
+    """Make the learning rate's schedule: linear warm-up, then constant or half a cosine to 0.
+
+    With w warm-up steps of T the factor of optimizer step t is (t + 1) / (w + 1) for t < w; then 1, or (1 + cos(pi (t - w) /
+    (T - w))) / 2.
+
+    Args:
+        config: Its name and w.
+        optimizer: Whose learning rate it sets.
+        total_steps: T, in optimizer steps.
+
+    Returns:
+        A schedule, to be stepped once a window.
+    """
 
     def factor(t: int) -> float:
         if t < config.warmup_steps:

@@ -66,7 +66,14 @@ def frozen_statistics(recipe: Recipe) -> Recipe:
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """The running statistics that the model has, for ever."""
+    """Train with the running statistics that the model has, which stay as they are.
+
+    Args:
+        recipe: Any recipe.
+
+    Returns:
+        The same with every BatchNorm layer in evaluation mode.
+    """
     return before(recipe, lambda arm: freeze(arm.model))
 
 
@@ -104,7 +111,15 @@ def ghost_full_batch(recipe: Recipe) -> Recipe:
 
 
 def before(recipe: Recipe, stage: Stage) -> Recipe:
-    """The recipe with `stage` at the start of every window, when its micro-batches are known and none is computed."""
+    """Add a stage at the start of every window, when its micro-batches are known and none is computed.
+
+    Args:
+        recipe: Any recipe.
+        stage: Called with the arm.
+
+    Returns:
+        The recipe with the stage before its own.
+    """
 
     def at_start(arm: Arm) -> None:
         if arm.position == 0:
@@ -119,18 +134,34 @@ def whole(window_size: int) -> list[int]:
 
 
 def freeze(model: nn.Module) -> None:
-    """Put every BatchNorm layer into evaluation mode."""
+    """Put every BatchNorm layer into evaluation mode.
+
+    Args:
+        model: The model, in place.
+    """
     for layer in batch_norms(model):
         layer.eval()
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The BatchNorm layers of the model, in the order of `modules()`."""
+    """Find the BatchNorm layers of a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The layers, in the order of `modules()`.
+    """
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
 
 
 def calibrate(arm: Arm, ids: Tensor) -> None:
-    """Running statistics of every BatchNorm become those of the samples `ids`, by one forward in training mode."""
+    """Set the running statistics of every BatchNorm layer to those of given samples, by one forward in training mode.
+
+    Args:
+        arm: The arm whose model is calibrated, in place; it is in training mode afterwards.
+        ids: [n] int64 ids of the samples.
+    """
     model = arm.model
     momenta = [layer.momentum for layer in batch_norms(model)]
     model.train()

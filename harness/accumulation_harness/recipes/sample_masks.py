@@ -35,7 +35,16 @@ class SampleDropout(nn.Module):
 
 
 def masks_of_samples(recipe: Recipe) -> Recipe:
-    """Every `nn.Dropout` becomes a `SampleDropout`; the window's key is its only draw from the global generator."""
+    """Draw dropout masks by sample: every `nn.Dropout` becomes a `SampleDropout`.
+
+    A sample then has the same mask in every split. The window's key is the only draw from the global generator.
+
+    Args:
+        recipe: Any recipe.
+
+    Returns:
+        The recipe with such masks.
+    """
 
     def prepare(arm: Arm) -> None:
         if "dropouts" not in arm.memory:
@@ -49,7 +58,14 @@ def masks_of_samples(recipe: Recipe) -> Recipe:
 
 
 def masks_repeated(recipe: Recipe) -> Recipe:
-    """Wrong: the generators are put back before each micro-batch, so that all of a window have the same masks."""
+    """Plant the fault that puts the generators back before each micro-batch, so that all of a window have the same masks.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The wrong one.
+    """
 
     def put_back(arm: Arm) -> None:
         if arm.position == 0:

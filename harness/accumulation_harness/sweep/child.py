@@ -238,7 +238,14 @@ def _working_directory_unseen() -> Iterator[None]:
 
 @contextmanager
 def forkserver_at_work(*, start: bool) -> Iterator[None]:
-    """Start the forkserver now or not, and leave none behind: while it imports it would hold our output open for seconds."""
+    """Start the forkserver now or not, and leave none behind: while it imports it would hold our output open for seconds.
+
+    Args:
+        start: Whether trials will be started, so that it can import meanwhile.
+
+    Yields:
+        Nothing.
+    """
     if start:
         start_forkserver()
     try:

@@ -131,13 +131,22 @@ Conclude = Callable[[Sequence[Cell], Sequence[Failure]], None]
 
 
 def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None, conclude: Conclude | None = None) -> Outcome:
-    """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
+    """Run each distinct trial that is not finished, in a child process each.
 
-    `conclude` prints what they say; unless given, their verdicts.
+    Trials that choose a learning rate come first; those that judge train each arm at its chosen rate alone (`tuning`). It
+    returns when all have ended, also those that another process on the same store runs.
 
-    Trials that choose a learning rate come first; those that judge train each arm at its chosen rate alone (`tuning`).
-    Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
-    the results cannot be written or W&B is not reachable; Interrupted on SIGINT, SIGTERM and SIGHUP, with the children stopped.
+    Args:
+        configs: The trials; the same settings twice are one trial.
+        run: Measures one trial, a function of a module; unless given, what its study says.
+        conclude: Prints what the trials say; unless given, their verdicts.
+
+    Returns:
+        How many trials were done, were finished already, and failed, with the failures.
+
+    Raises:
+        ConfigError: Before the first trial starts: the results cannot be written, or W&B is not reachable.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; the children are stopped.
     """
     cells, groups = tuning.split(_distinct(configs))
     outcome = _run(cells, run)

@@ -47,7 +47,14 @@ def main() -> int:
 
 
 def report(error: BaseException) -> int:
-    """Print what stopped the command, and return the exit code; HYDRA_FULL_ERROR=1 shows the traceback of bad input."""
+    """Print what stopped the command; HYDRA_FULL_ERROR=1 shows the traceback of bad input.
+
+    Args:
+        error: What stopped it. An error of the program is raised again.
+
+    Returns:
+        The exit code: `BAD_INPUT`, 1 where trials failed, 128 + the number of a signal.
+    """
     match error:
         case experiment.TrialsFailed():
             return BAD_INPUT if error.outcome.is_bad_input else 1  # `run_many` has reported every failure

@@ -94,6 +94,9 @@ def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = cop
         roots: By the name that paths begin with.
         keep: What is kept of a plain strided tensor.
         most: How many objects are looked into, the nearest ones.
+
+    Returns:
+        Path -> value, the paths that could not be read, and the random generators that were met.
     """
     found = _Search(keep, most)
     with torch._C.DisableTorchFunction():  # a mode of somebody's is not asked either

@@ -34,11 +34,20 @@ IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {
 
 
 def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:
-    """The configured data, model and loss; `dtype` is that of floating inputs.
+    """Make the configured data, model and loss.
 
     The trial's seed decides which samples of mnist1d and of the Python sources are tested on; no other data depend on it.
 
-    Raises `ConfigError` where files under `data.root` are missing or damaged, or a task is not what it should be.
+    Args:
+        config: The settings of the trial.
+        device: Where data and model go.
+        dtype: The format of floating inputs and of the model.
+
+    Returns:
+        The workload.
+
+    Raises:
+        ConfigError: Files under `data.root` are missing or damaged, or a task is not what it should be.
     """
     workload: Workload
     match config.workload.data:
@@ -58,9 +67,16 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
 
 
 def smallest_micro_batch(config: TrialConfig) -> int:
-    """Fewest samples that can be a micro-batch: 2 where BatchNorm has one value per sample and channel, else 1.
+    """Count the fewest samples that can be a micro-batch.
 
-    That is the perceptron; the feature maps of the convolutional models are 4x4 or larger wherever they are normalised.
+    2 where BatchNorm has one value per sample and channel, which is the perceptron; the feature maps of the convolutional
+    models are 4x4 or larger wherever they are normalised.
+
+    Args:
+        config: The settings of a trial of a built-in workload.
+
+    Returns:
+        1 or 2.
     """
     return 2 if config.norm == Norm.batch and config.workload.model == Model.mlp else 1
 

@@ -17,12 +17,24 @@ MARK = "draws_of_its_own"  # an attribute of a model: whether a training forward
 
 
 def mark_draws(model: nn.Module, drawn: bool) -> None:
-    """Note in a model, and in copies of it, that its forward draws random numbers beside dropout; `drawn`: whether it shall."""
+    """Note in a model, and so in copies of it, that its forward draws random numbers beside dropout.
+
+    Args:
+        model: The model.
+        drawn: Whether it shall draw them; with False known random operations return constants.
+    """
     setattr(model, MARK, drawn)
 
 
 def has_draws(model: nn.Module) -> bool:
-    """Whether a model is marked."""
+    """Whether a model is marked.
+
+    Args:
+        model: The model.
+
+    Returns:
+        True if `mark_draws` was called for it, with whatever value.
+    """
     return hasattr(model, MARK)
 
 

@@ -48,7 +48,14 @@ def losses(of: Representations, contrast: Contrast) -> Tensor:
 
 
 def ranks(of: Representations) -> Tensor:
-    """[n] int64 rank of each query's passage among all passages of pairs, from 1; of equal scores the own is the last."""
+    """Rank each query's own passage among the first passages of all pairs.
+
+    Args:
+        of: Representations of n queries, [n, E], and m passages, [m, 1 or 2, E].
+
+    Returns:
+        [n] int64 ranks from 1; among equal scores the own passage is the last.
+    """
     table = of.queries @ of.passages[:, 0].T
     own = table.diagonal()
     return (table >= own.unsqueeze(1)).sum(1)

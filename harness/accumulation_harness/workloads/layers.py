@@ -20,10 +20,18 @@ New = TypeVar("New", bound=nn.Module)
 
 
 def replace_layers(model: nn.Module, kind: type[Old], make: Callable[[Old], New]) -> list[New]:
-    """Put `make(layer)` in the place of every layer of `kind`; the new layers in the order of `model.named_modules()`.
+    """Put a new layer in the place of every layer of a class, in place.
 
     What `make` puts around a layer is not looked into again. A layer under several names is one under all of them; the model
     itself stays.
+
+    Args:
+        model: The model.
+        kind: The class of the layers to replace, subclasses included.
+        make: Makes the new layer from the old one.
+
+    Returns:
+        The new layers, in the order of `model.named_modules()`.
     """
     made: dict[nn.Module, New] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
@@ -37,17 +45,38 @@ def replace_layers(model: nn.Module, kind: type[Old], make: Callable[[Old], New]
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether some layer normalises by the statistics of its batch."""
+    """Decide whether some layer normalises by the statistics of its batch.
+
+    Args:
+        model: The model.
+
+    Returns:
+        True if it has a BatchNorm layer of PyTorch's or of a subclass.
+    """
     return any(isinstance(layer, _BatchNorm) for layer in model.modules())
 
 
 def draws(model: nn.Module) -> bool:
-    """Whether a training forward draws random numbers, for dropout or as it has been marked."""
+    """Decide whether a training forward draws random numbers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        True with a positive probability of dropout, or after `calm.mark_draws`.
+    """
     return calm.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """The model, with all its probabilities of dropout at 0, and without the draws that it has been marked to make."""
+    """Switch a model's random draws off, in place.
+
+    Args:
+        model: The model; all its probabilities of dropout become 0.
+
+    Returns:
+        The same model.
+    """
     if calm.has_draws(model):
         calm.mark_draws(model, False)
     for layer in model.modules():
@@ -63,7 +92,16 @@ def _probabilities(layer: nn.Module) -> dict[str, float]:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy that shares nothing; what forwards have left in the layers (a normed weight, an output) is without a graph."""
+    """Copy a model so that nothing is shared.
+
+    What forwards have left in the layers (a normed weight, an output) is without a graph.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The copy; its parameters are leaves.
+    """
     left = [own for layer in model.modules() for own in tree_leaves(vars(layer)) if isinstance(own, Tensor) and not own.is_leaf]
     made = copy.deepcopy(model, {id(own): own.detach().clone() for own in left})
     for p in made.parameters():
@@ -73,7 +111,16 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def in_format(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The model, moved in place, its real numbers in `dtype` and its complex ones in pairs of it."""
+    """Move a model, in place.
+
+    Args:
+        model: The model.
+        device: Where it goes.
+        dtype: The format of its real numbers; complex ones become pairs of it.
+
+    Returns:
+        The same model.
+    """
     of_pairs = torch.complex128 if dtype == torch.float64 else torch.complex64
 
     def placed(tensor: Tensor) -> Tensor:

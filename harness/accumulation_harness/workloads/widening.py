@@ -36,7 +36,16 @@ CASTS = {  # methods of a tensor that are casts
 
 @contextmanager
 def widened(narrow: Collection[torch.dtype] = WIDE.keys()) -> Iterator[None]:
-    """Inside, casts to `narrow` formats and new tensors in them are float64, and so is each function's narrow input."""
+    """Compute in float64 inside, whatever code asks for.
+
+    Casts to narrow formats and new tensors in them are float64, and so is each function's narrow input.
+
+    Args:
+        narrow: The formats that are widened.
+
+    Yields:
+        Nothing; float64 is the default format inside.
+    """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -48,7 +57,15 @@ def widened(narrow: Collection[torch.dtype] = WIDE.keys()) -> Iterator[None]:
 
 @contextmanager
 def kept_narrow(*owners: object, methods: Collection[str]) -> Iterator[None]:
-    """Inside, these methods of the owners (an optimizer's, a scaler's) run as they are although what calls them is widened."""
+    """Let methods run as they are although what calls them is widened.
+
+    Args:
+        owners: Objects, an optimizer or a scaler; each may have some of the methods.
+        methods: Names of the methods.
+
+    Yields:
+        Nothing.
+    """
 
     def plain(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
