@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torch.nn.utils.prune
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm
 
 SAMPLES = 40  # trained on; another 12 are held out
@@ -662,7 +662,7 @@ class Leaving(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
-        nn.utils.prune.l1_unstructured(self.layers[0], "weight", amount=0.4)
+        prune.l1_unstructured(self.layers[0], "weight", amount=0.4)
         self.last: list[Tensor] = []
 
     def forward(self, x):

@@ -291,7 +291,7 @@ def _as_tensor(data, dtype=None, device=None):
 @contextmanager
 def entered():
     """Inside, tensors can be made on the device, and it is what the harness chooses."""
-    import accumulation_harness.measure.plan
+    import accumulation_harness.measure.plan  # noqa: F401
     import accumulation_harness.measure.studies  # noqa: F401 (with all that chooses a device)
     from accumulation_harness.recipes import determinism
 

@@ -90,9 +90,19 @@ def time_to_target(seen: Measured, size: Size, num: int) -> float:
 
 
 def rescaled(optimizer: OptimizerConfig, former: int, batch: int, noise_scale: float) -> OptimizerConfig:
-    """For another batch: the rate by (1 + B_noise / B_former) / (1 + B_noise / B), its root under Adam, and beta2^(B / B_former).
+    """Rescale an optimizer for another batch.
 
-    In noise (B far below B_noise) these are the linear and the square-root rule; far above, the rate stays.
+    The rate by (1 + B_noise / B_former) / (1 + B_noise / B), its root under Adam, and beta2 to beta2^(B / B_former). In noise
+    (B far below B_noise) these are the linear and the square-root rule; far above, the rate stays.
+
+    Args:
+        optimizer: The optimizer at the former batch.
+        former: B_former, samples.
+        batch: B, samples.
+        noise_scale: B_noise, in samples; infinite gives the linear and the square-root rule.
+
+    Returns:
+        The optimizer with another rate and, under Adam, another beta2.
     """
     by = (1 + noise_scale / former) / (1 + noise_scale / batch) if math.isfinite(noise_scale) else batch / former
     is_adam = state_of(optimizer.name) == State.moments

@@ -88,10 +88,16 @@ def told(match: Match) -> Iterator[str]:
 
 
 def size(advisory: Advisory) -> str:
-    """How far the gradient of the first optimizer step was from that of the whole batch, as measured.
+    """Say how far the gradient of the first optimizer step was from that of the whole batch, as measured.
 
     >>> size({"finding": ["mean_of_means"], "error": {"4": {"distance": 0.1733, "scale": 1.03}}})
     'mean_of_means; first gradient off by 0.173 of its length at N=4'
+
+    Args:
+        advisory: A row of the scoreboard: the causes that the audit found and the error at each N.
+
+    Returns:
+        The causes, and ||a - g|| / ||g|| at each N.
     """
     parts = [
         f"{row['distance']:.3g} of its length at N={steps}" for steps, row in advisory["error"].items() if row["distance"] > 1e-3

@@ -333,7 +333,7 @@ def _lines(texts: Sequence[str]) -> str:
 def _import() -> None:
     """What every audit takes. Its objects stay: the garbage collector looks at them neither now nor later."""
     gc.disable()
-    import accumulation_harness.audit.report.github
+    import accumulation_harness.audit.report.github  # noqa: F401
     import accumulation_harness.audit.session  # noqa: F401
 
     dynamo.postpone()

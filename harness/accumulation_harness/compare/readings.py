@@ -221,8 +221,15 @@ class Weighed:
     def _coefficients(self, usual: int) -> Iterator[tuple[float, bool]]:
         """Products of the constants that are no count of this window, and whether one of them may be a count all the same.
 
-        A division by N is no coefficient; with N = 2 it may be. A multiplication by N is one, or is none. Other divisors may be
+        A division by N is no coefficient; with N = 2 it may be. A multiplication by N is one, or is none. Other divisors may
+        be
         counts of something that is not known here.
+
+        Args:
+            usual: N of a full window.
+
+        Yields:
+            A product of some of the constants, and whether one of them may be a count all the same.
         """
         counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
         counts |= {*self.terms, *self.positions, *self.rows}
@@ -282,6 +289,9 @@ def _are_clipped(seen: Sequence[Weighed]) -> bool:
     """Whether gradients are clipped by hand after the backwards, which says nothing of their whole.
 
     Then they are shortened by another factor in every window, to one length that no window exceeds.
+
+    Returns:
+        True if the shares of the gradient that the backwards explain differ, and the norms are all the same.
     """
     shortened = [one for one in seen if one.multiplied and one.world == 1]
     if not shortened:

@@ -32,10 +32,19 @@ class ArmName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The arm that `text` names; ValueError where it names none.
+        """The arm that `text` names.
 
         >>> ArmName.parse("scale@1e-3-16")
         ArmName(name='scale@1e-3', accumulation_steps=16, replicate=0)
+
+        Args:
+            text: `accumulated-4`, or `null-1.2` for the third replicate of the control.
+
+        Returns:
+            Its name, N and replicate.
+
+        Raises:
+            ValueError: The text names no arm.
         """
         found = _TEXT.fullmatch(text)
         if found is None:

@@ -44,9 +44,16 @@ def numbers(low: float, high: float, why: str) -> Bounds:
 
 
 def setting(default: Any, meaning: str = "", bounds: Bounds | None = None, *, also: tuple[str, ...] = ()) -> Any:
-    """A field that is set on the command line, with all that is said of it: its default, what it means, which numbers it takes.
+    """Declare a field that is set on the command line, with all that is said of it.
 
-    `also`: what other programs call it. Without `meaning` that is what the enum of its values says of itself.
+    Args:
+        default: Its default.
+        meaning: One phrase for the help; unless given, what the enum of its values says of itself.
+        bounds: Which numbers it takes.
+        also: What other programs call it.
+
+    Returns:
+        A field of a dataclass.
     """
     told = {"meaning": meaning, "bounds": bounds, "also": also}
     if isinstance(default, dict):

@@ -91,10 +91,17 @@ def _check_targets(config: TrialConfig) -> None:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether a text has the name of a password or a key, looks like one, or is an address that has one in it.
+    """Decide whether a text has the name of a password or a key, looks like one, or is an address that has one in it.
 
     >>> is_secret("api_key", "x"), is_secret("url", "https://me:x@host/"), is_secret("pad_token", "<pad>"), is_secret("n", 3)
     (True, True, False, False)
+
+    Args:
+        key: The name of the setting.
+        value: Its value; dictionaries and lists are looked into.
+
+    Returns:
+        True if it must not be stored.
     """
     if isinstance(value, dict):
         return any(is_secret(*item) for item in value.items())

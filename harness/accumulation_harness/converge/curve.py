@@ -13,9 +13,15 @@ BAND, SEVERAL = "░", "*"
 
 
 def lines(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """Means over seeds of the probe loss, over the samples; the first training has the band of all its seeds.
+    """Draw means over seeds of the probe loss over the samples; the first training has the band of all its seeds.
 
     Losses are drawn in logarithms where all of them are positive.
+
+    Args:
+        arms: Training -> its rows, one for each seed, with `curve_samples` and `curve_probe_loss`.
+
+    Yields:
+        The lines of the drawing, `WIDTH` columns beside their labels, and its legend.
     """
     curves = {name: np.array([row["curve_probe_loss"] for row in rows], dtype=float) for name, rows in arms.items()}
     samples = next(iter(arms.values()))[0]["curve_samples"]

@@ -66,9 +66,14 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
 
 
 def underflow_cause(zeros: float, full_zeros: float) -> Found:
-    """The cause of a rounding error that is larger than the full batch's, where it is underflow.
+    """Name underflow as the cause of a rounding error that is larger than the full batch's.
 
-    `zeros`, `full_zeros`: share of the gradient's entries that vanished, of the arm and of the full batch.
+    Args:
+        zeros: Share of the gradient's entries that vanished in the arm, from 0 to 1.
+        full_zeros: The same of the full batch.
+
+    Returns:
+        The cause and a sentence where the shares differ by more than `VANISHED`; else nothing.
     """
     if zeros - full_zeros > VANISHED:
         sentence = f"{zeros:.1%} of the gradient's entries vanished, {full_zeros:.1%} in the full batch: underflow"

@@ -189,10 +189,16 @@ class Signature:
 
 
 def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:
-    """Causes -> the largest error of their oracle over the windows, for the causes that say something of every one of them.
+    """Find the sets of causes that say something of every window.
 
-    A second cause beside the model's own (BatchNorm) may be at rest in a window (a short-window fault in a full one), where the
-    first alone explains it; or the model's own is, in a window of one micro-batch.
+    A second cause beside the model's own (BatchNorm) may be at rest in a window (a short-window fault in a full one), where
+    the first alone explains it; or the model's own is, in a window of one micro-batch.
+
+    Args:
+        windows: For each window: causes -> relative error of the gradient that they predict.
+
+    Returns:
+        Causes -> the largest error over the windows.
     """
 
     def error(window: Errors, causes: Causes) -> float:

@@ -142,9 +142,14 @@ def t_test(differences: Sequence[float]) -> float:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided permutation p value of a mean paired difference: the labels of each pair are exchangeable under no difference.
+    """Test a mean paired difference by permutation: without a difference the labels of each pair are exchangeable.
 
-    Exact for up to 14 pairs, of MOST_ENUMERATED random relabellings beyond; 1 where a difference is not finite.
+    Args:
+        differences: [n] paired differences.
+
+    Returns:
+        The two-sided p value, exact for up to 14 pairs, of `MOST_ENUMERATED` random relabellings beyond; 1 below two pairs
+        and where a difference is not finite.
     """
     from scipy import stats
 

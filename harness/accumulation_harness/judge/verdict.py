@@ -210,9 +210,15 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def judged_in_float32(evidence: Evidence) -> Verdict:
-    """Of an arm whose task does not compute in float64: what differs clearly is `different`, and nothing is equivalent.
+    """Judge an arm whose task does not compute in float64: what differs clearly is `different`, and nothing is equivalent.
 
     A gradient that no cause reproduces has to differ in every window: in a single one a ReLU may have flipped.
+
+    Args:
+        evidence: What was measured of the arm.
+
+    Returns:
+        `different` with its causes, or `inconclusive`.
     """
     algebra, signature = evidence.algebra, evidence.signature
     gate = coarse_gate(algebra.floor)

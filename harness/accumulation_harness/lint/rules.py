@@ -73,6 +73,9 @@ class Window:
         """Return, for each place of a term, what it weighs in each micro-batch; None where that is unknown.
 
         Backwards of which each micro-batch has one (in one branch or the other) are one place.
+
+        Returns:
+            A list for each place, with a term and its weight for each micro-batch; None where a weight is unknown.
         """
         rows: dict[tuple[ast.AST, int], list[tuple[Term, float]]] = {}
         for event in self.backwards:

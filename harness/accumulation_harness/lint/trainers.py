@@ -80,6 +80,9 @@ def _is_of_language_model(body: ast.Module) -> bool:
     """Whether a loss is made of logits and labels, or is the Trainer's own: a Trainer counts the items of "labels".
 
     What other models return as their loss may be right: where their forward takes no **kwargs, a Trainer divides.
+
+    Returns:
+        True where the Trainer would divide by the number of labels.
     """
     labels = any(node.value == "labels" for node in words.inside(body, ast.Constant))
     logits = any("logits" in name for name in words.identifiers(body))

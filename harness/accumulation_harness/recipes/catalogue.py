@@ -102,10 +102,15 @@ LARGEST_ERROR = 1e4  # relative, that a planted one may have: gradients have to 
 
 
 def planted(kind: str, size: float, precision: Precision) -> Transform:
-    """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient.
+    """Plant a relative error ||a' - a|| / ||a|| of a chosen size in the accumulated gradient.
 
-    `kind`: in its scale, in a random direction, or in the first tensor alone. Arms of `precision` only have it: one in float64
-    would show it to L0 at once.
+    Args:
+        kind: Where: in its `scale`, in a random `direction`, or in the first tensor alone.
+        size: The relative error.
+        precision: Arms of this precision have it, and no others: one in float64 would show it to L0 at once.
+
+    Returns:
+        The transform from the right recipe to the wrong one.
     """
 
     def plant(arm: Arm) -> None:

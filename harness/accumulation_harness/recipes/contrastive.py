@@ -30,9 +30,16 @@ DECAY = 0.99  # of the momentum encoder, at each optimizer step; He et al. (arXi
 
 
 def grad_cache(recipe: Recipe) -> Recipe:
-    """The whole window's loss over representations without graph; its gradient goes back through a second forward of each part.
+    """Compute the window's loss over representations without graph, and send its gradient back through a second forward.
 
-    Gao et al. 2021, arXiv:2101.06983. Both forwards of a part draw the same random numbers. Exact for every loss of the outputs.
+    Gao et al. 2021, arXiv:2101.06983. Both forwards of a part draw the same random numbers. Exact for every loss of the
+    outputs.
+
+    Args:
+        recipe: Plain accumulation.
+
+    Returns:
+        GradCache.
     """
     return dataclasses.replace(recipe, loop=_cached(same_draws=True))
 
@@ -43,9 +50,16 @@ def grad_cache_other_draws(recipe: Recipe) -> Recipe:
 
 
 def temperature_repeated(recipe: Recipe) -> Recipe:
-    """Wrong: the whole window's loss once for each part, whose rows alone have a graph, and the temperature has one every time.
+    """Plant the fault of a temperature that has its gradient once for each part.
 
-    So the towers' gradients are exact and the temperature's is N times too large (open_clip's `accum_freq`).
+    The whole window's loss is computed for every part, whose rows alone have a graph.
+    The towers' gradients are exact and the temperature's is N times too large (open_clip's `accum_freq`).
+
+    Args:
+        recipe: Plain accumulation.
+
+    Returns:
+        The wrong method.
     """
 
     def loop(arm: Arm, window: Batch) -> Tensor:

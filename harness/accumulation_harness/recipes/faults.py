@@ -176,9 +176,16 @@ def low_precision_accumulator(arm: Arm) -> None:
 
 
 def underflow_from_division(recipe: Recipe) -> Recipe:
-    """The loss is made small before the backward and the gradients are multiplied back (GradientAccumulator#35).
+    """Plant the fault of a loss made small before the backward and gradients multiplied back (GradientAccumulator#35).
 
-    Float16 underflows between the two. The factor undoes the loss scale and stands for the N and the layers of a larger model.
+    Float16 underflows between the two. The factor undoes the loss scale and stands for the N and the layers of a larger
+    model.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The wrong one.
     """
 
     def small(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:

@@ -238,9 +238,17 @@ def _resolution(loss: object) -> float:
 
 
 def sample_ids(inputs: Tensor, known: Tensor, ids: Tensor) -> Tensor:
-    """[n] ids of the rows of `inputs` that are rows of `known`, of the samples `ids`; -1 for the others.
+    """Recognise samples by their numbers.
 
     Rows may have been trimmed in their second dimension (padding). Of equal rows the first is taken.
+
+    Args:
+        inputs: [n, ...] rows.
+        known: [m, ...] rows of known samples.
+        ids: [m] int64 ids of the known samples.
+
+    Returns:
+        [n] int64 ids; `FOREIGN` for rows that are not among the known ones.
     """
     length = min(inputs.shape[1], known.shape[1]) if inputs.dim() > 1 else 0
     mine, theirs = (

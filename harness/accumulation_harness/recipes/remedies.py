@@ -176,7 +176,11 @@ def calibrate(arm: Arm, ids: Tensor) -> None:
 def _statistics_passes(arm: Arm) -> tuple[list[WindowNorm], LossOf]:
     """Take the statistics passes over the window that begins.
 
-    Returns its layers in their order, and the contribution of micro-batch k to its loss.
+    Returns:
+        The layers in their order, and the contribution of micro-batch k to the window's loss.
+
+    Raises:
+        ConfigError: The model has dropout, of which a second pass would draw other masks.
     """
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in arm.model.modules()):
         raise ConfigError("workload.dropout", "above 0", "0 with statistics of the window: a second pass would draw other masks")

@@ -94,9 +94,14 @@ class Elements:
 
 
 def blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
-    """All elements in order as vectors of at most `block` elements in their own format, each made when it is asked for.
+    """Cut all elements, in order, into vectors in their own format, each made when it is asked for.
 
-    One that lies within a single tensor is a view of it.
+    Args:
+        tensors: The tensors.
+        block: The most elements of a vector.
+
+    Yields:
+        A vector of at most `block` elements; one that lies within a single tensor is a view of it.
     """
     group: list[Tensor] = []
     room = block

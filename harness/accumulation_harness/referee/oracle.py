@@ -196,10 +196,19 @@ class Referee:
         return self.within(state, window, [len(window)], WHOLE)[:2]
 
     def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, Tensor]:
-        """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the running statistics after it.
+        """Compute loss and gradient with something computed within chunks of the window.
 
-        Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
-        Accumulation over micro-batches of the same sizes is this computation exactly.
+        Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in
+        turn. Accumulation over micro-batches of the same sizes is this computation exactly.
+
+        Args:
+            state: Parameters and buffers to start from.
+            window: All of its samples.
+            sizes: Samples in each chunk; they add up to the window's.
+            inside: What is computed within chunks.
+
+        Returns:
+            The loss; [P] float64 gradient of the mean over the window's loss terms; the running statistics afterwards.
         """
         losses = self._losses(state, window, sizes, inside)
         shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty()
@@ -208,10 +217,19 @@ class Referee:
         return loss, gradient, running_statistics(dict(self.model.named_buffers()))
 
     def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
-        """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
+        """Split the full-batch gradient by micro-batches: one forward of the whole window, one backward each.
 
         With BatchNorm or a loss that couples samples the parts are the full batch's, so an accumulated gradient leaves their
         span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
+
+        Args:
+            state: Parameters and buffers to start from.
+            window: All of its samples.
+            sizes: Samples in each micro-batch.
+            inside: What is computed within the micro-batches.
+
+        Returns:
+            For each micro-batch the gradient of the mean over its own loss terms, and their number.
         """
         losses = self._losses(state, window, sizes, inside)
         terms = [n.sum().item() for n in self.workload.num_terms(window).split(list(sizes))]

@@ -57,9 +57,16 @@ class Mirror(ExitStack):
 
 
 def settings(trial: TrialConfig, name: str, arm: ArmName | None = None) -> dict[str, Any]:
-    """The settings of a trial, and flat: its identity, the names in tables, and of an arm, or of a trial of one N, N and b.
+    """Flatten the settings of a trial for W&B.
 
-    `b` is the mean number of samples in a micro-batch, B / N.
+    Args:
+        trial: The settings.
+        name: The trial's identity.
+        arm: The arm, if the run is one arm's.
+
+    Returns:
+        The nested settings and, flat, the identity and the names in tables; of an arm, or of a trial of one N, also `N` and
+        `b` = B / N, the mean number of samples in a micro-batch.
     """
     flat: dict[str, Any] = {"trial": name, "workload_name": trial.workload.label, "optimizer_name": trial.optimizer.label}
     numbers = trial.accumulation_steps if arm is None else (arm.accumulation_steps,)
@@ -92,9 +99,13 @@ def verdicts(arms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence.
+    """Choose what W&B keeps of a trial: scalars of every arm, where its training ended, measurements; no evidence.
 
-    Whole under `arms`, and what one sorts by also flat, as `algebra_error/accumulated-4`.
+    Args:
+        record: The content of `trial.json`.
+
+    Returns:
+        Everything under `arms`, and what one sorts by also flat, as `algebra_error/accumulated-4`.
     """
     arms = {str(arm_of(arm)): _scalars(arm) for arm in record["arms"]}
     flat = {f"{name}/{arm}": found[name] for arm, found in arms.items() for name in FLAT if name in found}
@@ -103,10 +114,16 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One step's rows as W&B has them: `metric/arm`, the arm in its text form.
+    """Name one step's rows as W&B has them: `metric/arm`, the arm in its text form.
 
     >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
     {'loss/null-1.2': 0.5}
+
+    Args:
+        rows: The rows of one step, one for each arm.
+
+    Returns:
+        Name -> value.
     """
     return {f"{name}/{arm}": value for row in rows for arm in (arm_of(row),) for name, value in _metrics(row, arm).items()}
 

@@ -139,7 +139,17 @@ class Store:
     def open_trial(self, experiment: str, trial: str, config: Mapping[str, Any]) -> TrialWriter:
         """Claim a trial and start it from nothing; partial results of an earlier attempt are removed.
 
-        Raises TrialTaken when another process runs the trial or it is finished, ConfigError when the root cannot be written.
+        Args:
+            experiment: The sweep's name.
+            trial: The trial's identity.
+            config: Its settings as plain JSON types.
+
+        Returns:
+            A writer that holds the trial's lock until it is closed.
+
+        Raises:
+            TrialTaken: Another process runs the trial, or it is finished.
+            ConfigError: The root cannot be written.
         """
         folder = self.folder(experiment, trial)
         try:
@@ -192,9 +202,15 @@ class Store:
         return table
 
     def mark_failed(self, experiment: str, trial: str, error: str) -> bool:
-        """Write `failed.json` for a trial whose process died; `error` is its last line or whole traceback.
+        """Write `failed.json` for a trial whose process died.
 
-        False, and nothing written, when the trial is finished or another process has taken it up.
+        Args:
+            experiment: The sweep's name.
+            trial: The trial's identity.
+            error: The last line of the error, or the whole traceback.
+
+        Returns:
+            False, and nothing is written, when the trial is finished or another process has taken it up.
         """
         folder = self.folder(experiment, trial)
         if (lock := self._locked(folder)) is None:
@@ -314,10 +330,14 @@ class TrialWriter:
         self._rows += rows
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Make the trial finished: `summary` holds `arms`, `environment`, `seconds` and whatever else is to be kept.
+        """Make the trial finished. All or nothing: `trial.json` appears last, and only when everything before it is on disk.
 
-        Plain JSON types only; `arms` has one row per arm (`judged_arm`). All or nothing: `trial.json` appears last, and only
-        when everything before it is on disk.
+        Args:
+            summary: `arms` (one row per arm, see `judged_arm`), `environment`, `seconds` and whatever else is to be kept;
+                plain JSON types only.
+
+        Raises:
+            StoreError: The disk is full, or the folder is gone or cannot be written.
         """
         steps = to_parquet(self._rows)
         checked = {"steps": len(self._rows), "steps_sha256": hashlib.sha256(steps).hexdigest()}

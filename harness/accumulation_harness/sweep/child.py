@@ -99,9 +99,20 @@ class Child:
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int, gpu: str | None = None) -> Child:
-        """Start the process that calls `run`, which computes on `threads` threads and sees the `gpu` alone.
+        """Start the process that measures a trial.
 
-        EOFError or OSError where none starts.
+        Args:
+            cell: The trial.
+            run: What the process calls.
+            threads: How many threads it computes on.
+            gpu: The only GPU that it sees; None leaves CUDA_VISIBLE_DEVICES as it is.
+
+        Returns:
+            The process under way.
+
+        Raises:
+            EOFError: No process could be started, as where the forkserver was killed.
+            OSError: The system refused a process or a temporary file.
         """
         start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
@@ -115,9 +126,12 @@ class Child:
         return cls(cell=cell, process=process, report=report, output=Path(output), gpu=gpu, server=_server())
 
     def look(self) -> str:
-        """Kill it where it must hang: its time is over, or its results were stored long ago, as where W&B's process is stopped.
+        """Kill the process where it must hang.
 
-        Once half of its time has passed this is said.
+        Its time is over, or its results were stored long ago, as where W&B's process is stopped.
+
+        Returns:
+            A sentence once half of its time has passed; else an empty text.
         """
         now, limit = time.monotonic(), self.cell.config.trial_seconds or math.inf
         if self.stored == math.inf and (self.cell.folder / "trial.json").exists():

@@ -238,10 +238,17 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
 
 
 def resolved(config: HarnessConfig, own: OwnSettings | None = None) -> HarnessConfig:
-    """The configuration with `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
+    """Put `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
 
-    So a trial on a GPU and one on a CPU have different identities. Files of the user's own are named from this folder, and the
-    results by their whole path: the code of a task may go into another folder. `own`: `_own`, or one that remembers.
+    So a trial on a GPU and one on a CPU have different identities. Files of the user are named from this folder, and the
+    results by their whole path: the code of a task may go into another folder.
+
+    Args:
+        config: The settings of a trial.
+        own: Names a target and the fingerprint of its data; `_own`, or a function that remembers what that gave.
+
+    Returns:
+        The settings, as `identity` wants them.
     """
     name, workload, optimizer = own or _own, config.workload, config.optimizer
     if workload.target is not None:
@@ -254,9 +261,15 @@ def resolved(config: HarnessConfig, own: OwnSettings | None = None) -> HarnessCo
 
 
 def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
-    """How a target is named, and what a task tells of its data.
+    """Name a target, and fingerprint a task's data.
 
-    `told`: what it has told before, or else its arguments, a JSON object; None of an optimizer.
+    Args:
+        field: The setting that has the target.
+        target: The target.
+        told: The fingerprint from before, or else the task's arguments, a JSON object; None of an optimizer.
+
+    Returns:
+        `target`, and `source` of a task: the settings to replace.
     """
     named = {"target": targets.place(field, target)}
     if told is None or not told.startswith("{"):
@@ -420,10 +433,13 @@ class _Signals:
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[_Signals]:
-    """Collects SIGINT, SIGTERM and SIGHUP, instead of an exception at any point: no child is started and then forgotten.
+    """Collect SIGINT, SIGTERM and SIGHUP, instead of an exception at any point: no child is started and then forgotten.
 
-    A command that was signalled stays deaf to further signals, and ends after STOP_SECONDS even if what it waits for never comes.
-    Outside the main thread, where Python has no signal handlers, nothing is caught.
+    Further signals are ignored during shutdown, which ends after STOP_SECONDS even if what it waits for never comes. Outside
+    the main thread, where Python has no signal handlers, nothing is caught.
+
+    Yields:
+        The signals that came, and a file descriptor that becomes readable with each.
     """
     readable, writable = os.pipe()
     caught, is_command = _Signals(readable=readable), processes.is_command()
@@ -461,6 +477,9 @@ def _num_threads(cells: Sequence[Cell], workers: int) -> int:
     """Of each trial: one where several run at once, and for small models, which are slower on several.
 
     All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
+
+    Returns:
+        All cores for large models that run alone, else 1.
     """
     is_large = any(cell.config.workload.model == Model.resnet18 for cell in cells)
     return _num_cores() if is_large and min(workers, len(cells)) == 1 else 1
@@ -470,6 +489,9 @@ def _places(config: HarnessConfig) -> list[str | None]:
     """Where a trial may run at the same time as the others: for each, what CUDA_VISIBLE_DEVICES is there; None where it stays.
 
     On GPUs `workers` trials on each of them, one unless configured, that see no other GPU; else one per core.
+
+    Returns:
+        An entry for each trial that may run at once: its CUDA_VISIBLE_DEVICES, or None where the variable stays as it is.
     """
     if not _uses_cuda(config.device):
         return [None] * (config.workers or _num_cores())

@@ -33,9 +33,7 @@ class TimeLeft:
         self._size[kind] += size
 
     def estimate(self, left: Iterable[tuple[Kind, float, float]], at_once: int) -> str:
-        """Of trials by kind, size and the seconds that they have run: `about 3:20 left`.
-
-        No number for trials of a kind of which none has ended.
+        """Estimate how long the trials that are left will take.
 
         >>> known = TimeLeft()
         >>> known.estimate([(("text",), 100, 0)], at_once=1)
@@ -45,6 +43,13 @@ class TimeLeft:
         'about 1:20 left'
         >>> known.estimate([(("text",), 200, 0), (("digits",), 100, 0)], at_once=1)
         'about 2:00 left for 1 of 2 trials, not known yet for the others'
+
+        Args:
+            left: Kind, size and the seconds that it has run so far, of each trial that has not ended.
+            at_once: How many run at the same time.
+
+        Returns:
+            `about 3:20 left`; no number for trials of a kind of which none has ended.
         """
         of_each = [
             self._seconds[kind] * size / self._size[kind] - run if self._size.get(kind) else None for kind, size, run in left
@@ -92,10 +97,16 @@ class Progress(ExitStack):
 
 
 def clock(seconds: float) -> str:
-    """`1:02:03` or `2:03`.
+    """Write seconds as `1:02:03` or `2:03`.
 
     >>> clock(3723.4), clock(9)
     ('1:02:03', '0:09')
+
+    Args:
+        seconds: A duration; fractions are dropped.
+
+    Returns:
+        Hours where there are any, minutes and seconds.
     """
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -32,9 +32,10 @@ class Group(NamedTuple):
         return bool(self.judging) and len(set(map(_rate, self.tuning))) > 1
 
     def worth_judging(self) -> list[Cell]:
-        """The judging cells at the rate at which an arm has its lowest mean loss over the tuning seeds, and of these arms alone.
+        """Choose the judging cells at the rate at which an arm has its lowest mean loss over the tuning seeds, with these arms.
 
-        All of them where a tuning trial has not finished: what it would have chosen is not known.
+        Returns:
+            These cells; all of them where a tuning trial has not finished, so that what it would have chosen is not known.
         """
         if not all(cell.is_finished() for cell in self.tuning):
             return self.judging

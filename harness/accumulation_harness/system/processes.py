@@ -159,7 +159,7 @@ def answered(function: Callable[..., Value], *args: Any) -> Value:
 
     Raises:
         NoAnswer: The process ended before it answered; it has the exit code.
-    """
+    """  # noqa: DOC501 (EOFError is caught here)
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, args))

@@ -114,10 +114,22 @@ def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def told(main: Callable[[], int]) -> int:
-    """The exit code of a command; what it prints is written as far as it can be, and stops nothing.
+    """Run a command; what it prints is written as far as it can be, and stops nothing.
 
-    A reader who has gone (`| head`) changes nothing. Output that cannot be written otherwise (a full disk) is told, with
-    `BAD_INPUT`, and so is anything else that the surroundings refuse: files, memory. HYDRA_FULL_ERROR=1 shows the traceback.
+    A reader who has gone (`| head`) changes nothing. Output that cannot be written otherwise (a full disk) is reported, and
+    so is anything else that the surroundings refuse: files, memory.
+
+    Args:
+        main: The work. It returns an exit code.
+
+    Returns:
+        The exit code of `main`; `BAD_INPUT` where something was refused.
+
+    Raises:
+        OSError: A file was refused; only with HYDRA_FULL_ERROR=1, which shows tracebacks, as are the others.
+        ImportError: A package is missing.
+        MemoryError: There is not enough memory.
+        RecursionError: Something is nested too deeply.
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     _hold_standard_descriptors()

@@ -100,9 +100,17 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
 def _reasons(
     judge: Judge, findings: Sequence[Finding], of_weights: Sequence[str], of_loss: Sequence[Finding], unseen: Sequence[str]
 ) -> Iterator[str]:
-    """`of_loss`: what a replay found, and all weights contradict: it is the loss that was handed over.
+    """List why a run is not `equivalent`, or what is wrong with it.
 
-    `unseen`: what a wrong run may have that no watch sees, however right all that it saw.
+    Args:
+        judge: What was seen of all windows.
+        findings: The causes that were found.
+        of_weights: Doubts about the weights of loss terms.
+        of_loss: What a replay found and all weights contradict: it is the loss that was handed over.
+        unseen: What a wrong run may have that no watch sees, however right all that it saw.
+
+    Yields:
+        A sentence each.
     """
     if not judge.windows and not judge.closures:
         yield "no optimizer step was seen"

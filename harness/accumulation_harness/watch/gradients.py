@@ -110,9 +110,12 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float, *, a
 
 
 def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -> tuple[Cause | None, str]:
-    """What first happened to `.grad` between two backwards, or inside one; no cause where it is not known, or nothing did.
+    """Find what first happened to `.grad` between two backwards, or inside one.
 
     Inside a backward, ranks may be synchronised: what it adds is then not what this rank gave.
+
+    Returns:
+        The cause and a sentence; None and an empty text where nothing happened or it is not known.
     """
     last: Sketch | None = None
     for k, (m, part) in enumerate(zip(window.micro_batches, parts, strict=True)):

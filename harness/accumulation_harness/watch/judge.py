@@ -111,8 +111,16 @@ class Judge:
     def _shortened(self, window: Window, following: int) -> bool:
         """Take micro-batches out that were given up before the window began.
 
-        These are a whole window whose step was left out, and another model's losses that passed through this one (a generator's
+        These are a whole window whose step was left out, and another model's losses that passed through this one (a
+        generator's
         through its discriminator): all gradients are cleared after them, and a usual window follows.
+
+        Args:
+            window: The window, from which they are taken.
+            following: Micro-batches of the next window.
+
+        Returns:
+            Whether micro-batches were taken out.
         """
         parts = window.micro_batches
         empty = [part.empty or (part.before is not None and not np.any(part.before)) for part in parts]

@@ -132,9 +132,18 @@ class Replay:
         told: Mapping[Cause, str],
         together: Together | None,
     ) -> Replayed:
-        """Compare the gradient at the step, of these sketches, with that of the window's batches; leaves no trace in the run.
+        """Compare the gradient at the step with that of the window's batches. It leaves no trace in the run.
 
-        `told`: properties of the model.
+        Args:
+            track: The optimizer that stepped.
+            gradients: Sketches of the gradient that it was given.
+            window: The batches of the window, one for each micro-batch.
+            autocast: The format of autocast in the run; None without it.
+            told: Cause -> sentence of what the model's layers are known to do.
+            together: The ranks that share the gradient; None where there is one.
+
+        Returns:
+            The findings, or why it could not be replayed.
         """
         replayed = Replayed(window=track.num_windows)
         try:

@@ -228,9 +228,19 @@ def _diagonal(y: Tensor, classes: int) -> Tensor:
 
 
 def received(kind: Loss, u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Slope:
-    """What the gradient `u` of a loss function's result says of its terms; `own`: what each counts [n], or their number.
+    """Read from the gradient of a loss function's result how its terms are weighed.
 
     Unreduced losses of which a mask takes some have a residual: whether that is padding or a choice of rows is not known.
+
+    Args:
+        kind: Which loss it is.
+        u: The gradient of the result: 0-dim, or [n] if unreduced.
+        loss: The result, of the same shape.
+        reduction: As the loss function was given it.
+        own: What each term counts, [n], or the number of terms.
+
+    Returns:
+        Weight, value and number of the terms.
     """
     with torch.no_grad():
         u, loss = u.detach().reshape(-1).double(), loss.reshape(-1).double()
@@ -266,10 +276,16 @@ def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
 
 
 def chosen(window: Sequence[Sequence[Forms] | None]) -> list[list[Slope] | None]:
-    """Which losses the micro-batches of a window have.
+    """Choose which losses the micro-batches of a window have.
 
     Of the forms that the graph shows, the first that fits in all micro-batches: elements that happen to weigh alike in one of
     them are no terms where they do not in another.
+
+    Args:
+        window: For each micro-batch the possible forms of each of its losses; None where nothing is known.
+
+    Returns:
+        For each micro-batch one form of each loss; None where nothing is known.
     """
     heads = [of_one for of_one in window if of_one is not None]
     alike = len({tuple(map(len, of_one)) for of_one in heads}) == 1

@@ -19,9 +19,17 @@ from accumulation_harness.watch.slopes import Loss, Slope
 
 
 def spread(base: Slope, weights: Tensor, rows: int) -> Iterator[Slope]:
-    """What may be the terms where elements weigh so much: those that weigh anything, or the rows that do; `base` otherwise.
+    """Find what may be the terms of a loss where elements have weights of their own.
 
-    `rows`: how many there are where elements of all are in one row.
+    Those elements that weigh anything, or the rows that do.
+
+    Args:
+        base: The loss as it was read.
+        weights: Weight of each element, [n] or [n, ...].
+        rows: How many rows there are, where the elements of all are in one.
+
+    Yields:
+        The loss with elements as terms, then with rows as terms where there are several elements in each.
     """
     elements, rows = weights.reshape(-1).double(), len(weights) if weights.dim() > 1 else rows
     yield _alike(base, elements)

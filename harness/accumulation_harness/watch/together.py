@@ -72,10 +72,17 @@ class Together:
 
 
 def declared(model: nn.Module, parameters: Sequence[Tensor]) -> Members:
-    """Who holds replicas or shards of a model, as FSDP2 or DDP says; nobody where neither does.
+    """Ask FSDP2 or DDP who holds replicas or shards of a model.
 
     What is cut up alone (tensor parallel, stages of a pipeline) is differentiated with the same rows on all its ranks: the
     gradient of each is whole.
+
+    Args:
+        model: The model that is watched.
+        parameters: Those that its optimizer has.
+
+    Returns:
+        The ranks; none where neither library says so.
     """
     if any(is_sharded(module) for module in model.modules()):
         found = {_of_mesh(p) for p in parameters if hasattr(p, "placements")}

@@ -308,9 +308,16 @@ class Track(Followed):
     def close(
         self, gradients: Sketched, parameters: Sketched | None, alone: bool | None, together: Together | None
     ) -> Window | None:
-        """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated.
+        """Close the window at an optimizer step, and move it to the host with one copy.
 
-        `alone`: no other rank has a part in the gradient; None: where it shows in the gradient itself.
+        Args:
+            gradients: Sketches of the gradient at the step.
+            parameters: Sketches of the parameters.
+            alone: Whether no other rank has a part in the gradient; None where it shows in the gradient itself.
+            together: The ranks that share the gradient; None where there is one.
+
+        Returns:
+            The window; None when nothing was differentiated in it.
         """
         self._look_for_returned()
         window, self.window = self.window, self._opened()

@@ -31,10 +31,17 @@ def scores(of: Representations) -> Tensor:
 
 
 def losses(of: Representations, contrast: Contrast) -> Tensor:
-    """[n] loss of each query; a window's loss is their mean.
+    """Compute the loss of each query; a window's loss is their mean.
 
-    InfoNCE (arXiv:1807.03748): l_i = -log softmax_j(s_ij)[i]; `symmetric` is the mean of this and of the same over queries, as
-    in CLIP (arXiv:2103.00020). `sigmoid` (SigLIP, arXiv:2303.15343): l_i = -sum_j log sigmoid(±s_ij), + at j = i.
+    InfoNCE (arXiv:1807.03748): l_i = -log softmax_j(s_ij)[i]; `symmetric` is the mean of this and of the same over queries,
+    as in CLIP (arXiv:2103.00020). `sigmoid` (SigLIP, arXiv:2303.15343): l_i = -sum_j log sigmoid(±s_ij), + at j = i.
+
+    Args:
+        of: Representations of n queries and m passages.
+        contrast: Which of the losses.
+
+    Returns:
+        [n] losses, float32 or wider.
     """
     own, table = torch.arange(len(of.queries), device=of.queries.device), scores(of)
     if contrast == Contrast.sigmoid:

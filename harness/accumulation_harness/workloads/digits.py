@@ -15,9 +15,12 @@ PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials tr
 
 
 def read_digits() -> ImageSet:
-    """1,500 training and 297 held-out images [1, 8, 8] in [0, 1] (16 grey levels).
+    """Read the digits from scikit-learn's file.
 
-    Read from scikit-learn's file: importing scikit-learn for its `load_digits` takes a second, in every trial's process.
+    Importing scikit-learn for its `load_digits` takes a second, in every trial's process.
+
+    Returns:
+        1,500 training and 297 held-out images [1, 8, 8] in [0, 1] (16 grey levels).
     """
     package = find_spec("sklearn")
     assert package is not None and package.origin is not None, "scikit-learn is a requirement of this project"

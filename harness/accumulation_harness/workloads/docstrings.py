@@ -59,9 +59,16 @@ class Pairs:
 
 @cache
 def read_pairs(root: str | None) -> Pairs:
-    """The pairs of the standard library and numpy, or of all `*.py` below the folder `root`.
+    """Read pairs of docstring and code of the standard library and numpy, or of a folder.
 
-    Raises `ConfigError` when the folder has fewer than two modules with pairs.
+    Args:
+        root: A folder, of which all `*.py` are read; None for the libraries.
+
+    Returns:
+        The pairs, those of some modules held out.
+
+    Raises:
+        ConfigError: The folder has fewer than two modules with pairs.
     """
     libraries = {"": Path(root)} if root is not None else {"": Path(ast.__file__).parent, "numpy": Path(np.__file__).parent}
     found = [pair for name, folder in libraries.items() for pair in _harvest(name, folder)]
@@ -173,9 +180,17 @@ class DocstringWorkload(Workload):
 
 
 def texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
-    """[n, 2 or 3, 160] trigrams; the hard negative of a pair is the passage of the next pair of its module, in a circle.
+    """Encode pairs.
 
-    A module with one pair has the next module's.
+    The hard negative of a pair is the passage of the next pair of its module, in a circle; a module with one pair has the
+    next module's.
+
+    Args:
+        pairs: n pairs.
+        hard_negatives: Whether each has a hard negative, 0 or 1.
+
+    Returns:
+        [n, 2 or 3, 160] int64 trigrams: query, passage, hard negative.
     """
     queries, passages = (
         torch.from_numpy(np.stack([trigrams(text, length) for text in texts]))

@@ -65,10 +65,18 @@ def checked(root: str, name: str, images: NDArray[np.uint8], labels: Any, shape:
 
 
 def read_mnist(root: str) -> ImageSet:
-    """All training and the first 1,000 test images [1, 28, 28], scaled to mean 0 and standard deviation 1 of the training set.
+    """Read all training and the first 1,000 test images, scaled to mean 0 and standard deviation 1 of the training set.
 
-    From IDX files, plain or gzipped, in `root`, `root/MNIST/raw` and `root/raw`. Raises `ConfigError` where a file is missing
-    or damaged.
+    From IDX files, plain or gzipped, in `root`, `root/MNIST/raw` and `root/raw`.
+
+    Args:
+        root: A folder.
+
+    Returns:
+        Images [1, 28, 28] and labels.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
     """
     (images, labels), held_out = _read_part(root, "train"), _read_part(root, "t10k")
     return ImageSet(images, labels, held_out[0][:MAX_HELD_OUT], held_out[1][:MAX_HELD_OUT], 255.0, (0.1307,), (0.3081,))
@@ -102,9 +110,18 @@ def _read_idx(root: str, stem: str, magic: int) -> NDArray[np.uint8]:
 
 
 def read_cifar10(root: str) -> ImageSet:
-    """All training and the first 1,000 test images [3, 32, 32], scaled to mean 0 and standard deviation 1 per channel.
+    """Read all training and the first 1,000 test images, scaled to mean 0 and standard deviation 1 per channel.
 
-    From the Python pickles in `root/cifar-10-batches-py` or `root`. Raises `ConfigError` where a file is missing or damaged.
+    From the Python pickles in `root/cifar-10-batches-py` or `root`.
+
+    Args:
+        root: A folder.
+
+    Returns:
+        Images [3, 32, 32] and labels.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
     """
     *parts, held_out = [_read_pickle(root, name) for name in CIFAR10_FILES]
     images, labels = (torch.cat(own) for own in zip(*parts, strict=True))

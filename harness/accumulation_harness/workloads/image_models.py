@@ -16,11 +16,19 @@ POOLED = 4  # side of the feature maps that the convolutional net's last layer s
 
 
 def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> nn.Module:
-    """The layer for [n, channels] (dims=0) or [n, channels, H, W] (dims=2).
+    """Make the normalisation of [n, channels] (dims=0) or [n, channels, H, W] (dims=2).
 
-    `batch` couples the samples of a batch; the others do not. `group` takes the largest divisor of `channels` up to
-    `max_groups` (32 in Wu & He, arXiv:1803.08494). `layer` on feature maps is GroupNorm with one group: mean and variance
-    over all of C, H, W, scale and shift per channel.
+    `batch` couples the samples of a batch; the others do not. `layer` on feature maps is GroupNorm with one group: mean and
+    variance over all of C, H, W, scale and shift per channel.
+
+    Args:
+        norm: Which.
+        channels: Of what it normalises.
+        dims: 0 or 2 spatial dimensions.
+        max_groups: `group` takes the largest divisor of `channels` up to this (32 in Wu & He, arXiv:1803.08494).
+
+    Returns:
+        The layer; the identity for `none`.
     """
     match norm:
         case Norm.batch:
@@ -34,9 +42,18 @@ def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> n
 
 
 def make_conv(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
-    """Conv-norm-ReLU, Conv(stride 2)-norm-ReLU, Linear; `width` channels, then twice as many.
+    """Make Conv-norm-ReLU, Conv(stride 2)-norm-ReLU, Linear.
 
-    `shape` is (C, H, W) with H = W >= 7. Maps larger than 4x4 after the second convolution are average-pooled to 4x4.
+    Maps larger than 4x4 after the second convolution are average-pooled to 4x4.
+
+    Args:
+        shape: (C, H, W) of an image, with H = W >= 7.
+        width: Channels of the first convolution; the second has twice as many.
+        norm: The normalisation after each convolution.
+        dropout: Probability before the last layer.
+
+    Returns:
+        A model from [n, C, H, W] to [n, 10].
     """
     channels, side, _ = shape
     bias = norm == Norm.none
@@ -55,9 +72,18 @@ def make_conv(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> 
 
 
 def make_conv1d(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
-    """Three of Conv-norm-ReLU along the last axis (5, 3 and 3 places wide, stride 2), and a Linear; 3 * `width` channels.
+    """Make three of Conv-norm-ReLU along the last axis (5, 3 and 3 places wide, stride 2), and a Linear.
 
-    mnist1d's own net has 25 channels and no normalisation; `shape` is (C, 1, L) with L >= 8, and L = 40 leaves 5 places.
+    mnist1d's own net has 25 channels and no normalisation.
+
+    Args:
+        shape: (C, 1, L) of a signal, with L >= 8; L = 40 leaves 5 places.
+        width: A third of the channels of each convolution.
+        norm: The normalisation after each convolution.
+        dropout: Probability before the last layer.
+
+    Returns:
+        A model from [n, C, 1, L] to [n, 10].
     """
     channels, _, length = shape
     hidden = 3 * width
@@ -138,10 +164,16 @@ def make_resnet18(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0)
 
 
 def pooling(side: int) -> list[nn.Module]:
-    """Average pooling of `side` x `side` maps to 4x4, or nothing where they are that small.
+    """Average square maps to 4x4.
 
     A fixed window of side - 3 * (side // 4) at stride side // 4 covers every row, as adaptive pooling does (the same
     operation where 4 divides `side`), and unlike it has a deterministic gradient on CUDA.
+
+    Args:
+        side: H = W of the maps, at least 4.
+
+    Returns:
+        One layer, or none where the maps are 4x4.
     """
     stride = side // POOLED
     return [] if side == POOLED else [nn.AvgPool2d(side - (POOLED - 1) * stride, stride)]

@@ -37,9 +37,16 @@ class Corpus:
 
 
 def read_corpus(root: str | None) -> Corpus:
-    """All `*.txt` of the folder `root` in the order of their names, or the embedded `pydoc_data.topics`.
+    """Read all `*.txt` of a folder in the order of their names, or the embedded `pydoc_data.topics`.
 
-    Raises `ConfigError` when there is no such file, one is not UTF-8, or fewer than two usable lines remain.
+    Args:
+        root: The folder; None for the embedded text.
+
+    Returns:
+        The text and its usable lines, in a fixed random order, each once.
+
+    Raises:
+        ConfigError: There is no such file, one is not UTF-8, or fewer than two usable lines remain.
     """
     text = embedded_text() if root is None else folder_text(root)
     # Repeated lines would be in the training set and held out at the same time.
