@@ -77,7 +77,7 @@ SLOW = ("dropout", "dropout and own draws")  # of right loops; `A10` of the gold
 def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model):
     make, cause, compared = MODELS[model]
     report = audited(loop(make, right), allow={cause, "non_separable_loss"})
-    assert (report.status == "equivalent") == compared, str(report)
+    assert (report.verdict == "equivalent") == compared, str(report)
     if model == "own draws":
         assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
 
@@ -90,12 +90,12 @@ REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.produc
 def test_no_allowance_makes_a_wrong_loop_equivalent(model, change):
     make, cause, _ = MODELS[model]
     report = audited(loop(make, CHANGES[change]), allow={cause})
-    assert report.status != "equivalent", str(report)
+    assert report.verdict != "equivalent", str(report)
 
 
 def test_an_average_is_excused_and_a_wrong_gradient_beside_it_is_not():
     allow = {Cause.ema_per_micro_batch}
     alone = audited(loop(plain, right, inside=True), allow=allow)
-    assert alone.status == "equivalent" and {f.cause for f in alone.allowed} == allow, str(alone)
+    assert alone.verdict == "equivalent" and {f.cause for f in alone.allowed} == allow, str(alone)
     beside = audited(loop(plain, CHANGES["not divided"], inside=True), allow=allow)
     assert causes_of(beside) == {"loss_not_divided"}, str(beside)

@@ -68,7 +68,7 @@ def test_the_command_says_and_saves(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "remedies.md#mean_of_means" in out and f"saved {saved}" in out
     read = json.loads(saved.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert read["status"] == "different" and len(read["findings"][0]["evidence"]["right_weights"]) == 4
+    assert read["verdict"] == "different" and len(read["findings"][0]["evidence"]["right_weights"]) == 4
 
 
 @pytest.mark.parametrize(

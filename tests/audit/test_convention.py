@@ -75,7 +75,7 @@ def test_an_error_of_another_kind_is_none_of_the_convention():
         whole_batch()(batch_size, accumulation_steps)
 
     report = audited(train, accumulation_steps=(16,))
-    assert report.status == "inconclusive" and not report.notes and "ValueError: no" in report.problems[0]
+    assert report.verdict == "inconclusive" and not report.notes and "ValueError: no" in report.problems[0]
 
 
 SENTENCES = [torch.randint(2, 20, (2 + 7 * k % 13,), generator=torch.Generator().manual_seed(k)) for k in range(96)]

@@ -81,7 +81,7 @@ def test_ranks_that_take_the_same_gradient_are_replicas_wherever_they_start():
 def test_a_rank_that_raises_is_told():
     report = audited(halves.first_rank, halves.second_rank_raises)
     assert (
-        report.status == "inconclusive"
+        report.verdict == "inconclusive"
         and "N=4: the training function raised rank 1: RuntimeError: only here" in report.problems[0]
     )
 
@@ -117,7 +117,7 @@ def test_four_ranks(of_four_ranks, name):
     told = json.loads((of_four_ranks / f"{name}.json").read_text())
     causes = meshes.WRONG[name][1] if name in meshes.WRONG else set()
     assert {finding["cause"] for finding in told["findings"]} == causes, told
-    assert told["status"] == ("different" if causes else "equivalent"), told
+    assert told["verdict"] == ("different" if causes else "equivalent"), told
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def nothing_is_hidden_by_what_is_allowed(report):
         told = with_allowed(report, allowed)
         compared = all(step.agrees for arm in told.results for item in arm.facts for step in item.steps)
         without = {finding.cause for finding in told.allowed} <= {Cause.stochastic_layers, Cause.batch_statistics}
-        assert told.status != "equivalent" or (causes <= allowed and (compared or without)), (allowed, str(told))
+        assert told.verdict != "equivalent" or (causes <= allowed and (compared or without)), (allowed, str(told))
 
 
 SAID = own_weights.SAID | others_code.SAID | odd_loops.SAID  # words of the first finding
@@ -84,7 +84,7 @@ def test_what_is_said_beside_a_verdict(train):
 
 def test_a_state_that_nothing_reads_may_be_a_log():
     report = audited(kept_states.mean_of_inputs_for_later)
-    assert report.status == "inconclusive" and "mean` is off by" in report.problems[0], str(report)
+    assert report.verdict == "inconclusive" and "mean` is off by" in report.problems[0], str(report)
 
 
 def _means_added(batch_size, accumulation_steps):
@@ -110,7 +110,7 @@ def slow_but_the_first(cases):
 def test_nothing_compared_is_never_equivalent(train, words):
     empty.CALLS.clear()
     report = audited(train)
-    assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
+    assert report.verdict == "inconclusive" and report.exit_code == 2 and not report.findings
     assert any(words in problem for problem in report.problems), report.problems
 
 

@@ -139,7 +139,7 @@ NUMBERS = torch.randn(STEPS * B, LENGTH, WIDTH, generator=torch.Generator().manu
 def places(train):
     """Where the audit puts what it has found; each with its finding's cause."""
     report = audit(train, batch_size=B, accumulation_steps=[3])
-    assert report.status == "different"
+    assert report.verdict == "different"
     return [(str(f.evidence["place"]), f.cause) for arm in report.results for f in arm.findings if "place" in f.evidence]
 
 

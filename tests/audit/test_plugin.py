@@ -38,7 +38,7 @@ def test_marker_and_json(pytester, monkeypatch):
     result = pytester.runpytest_subprocess(*PLUGIN, "-m", "accumulation", "--strict-markers", "--audit-json=found")
     result.assert_outcomes(passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*AccumulationChanged*", "*loss_not_divided*"])
-    found = {path.name: json.loads(path.read_text())["status"] for path in (pytester.path / "found").iterdir()}
+    found = {path.name: json.loads(path.read_text())["verdict"] for path in (pytester.path / "found").iterdir()}
     assert found == {"test_it.py_test_right.json": "equivalent", "test_it.py_test_wrong.json": "different"}
 
 

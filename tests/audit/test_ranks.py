@@ -42,7 +42,7 @@ def test_what_is_the_same_at_every_n_shows_against_one_process(train, reference,
 @pytest.mark.slow
 def test_a_rank_that_raises_is_told():
     report = of_two(replicas.one_rank_raises)
-    assert report.status == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]
+    assert report.verdict == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]
 
 
 def test_a_function_that_ranks_cannot_import_is_refused():

@@ -87,7 +87,7 @@ def test_hooks_are_taken_away_afterwards_also_after_an_exception():
 
     report = audit(fails, batch_size=8, accumulation_steps=(2,))
     assert hooks() == before
-    assert "KeyError" in report.problems[0] and report.status == "inconclusive"
+    assert "KeyError" in report.problems[0] and report.verdict == "inconclusive"
     with pytest.raises(KeyboardInterrupt):
         audit(_interrupts, batch_size=8, accumulation_steps=(2,))
     assert hooks() == before
@@ -162,7 +162,7 @@ def _overflows(batch_size, accumulation_steps):
 def test_bad_input_is_told_plainly(train, words):
     report = audited(train)
     assert any(words in problem for problem in report.problems), report.problems
-    assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
+    assert report.verdict == "inconclusive" and report.exit_code == 2 and not report.findings
     assert words in " ".join(str(report).split())
     if train is _raises_late:  # evidence of what came before is kept
         assert "after 3 optimizer steps" in report.problems[0] and sorted(report.frame.optimizer_step.unique()) == [0, 1, 2]
@@ -173,7 +173,7 @@ def test_bad_input_is_told_plainly(train, words):
     [
         ({"accumulation_steps": (3,)}, "divide batch_size=16, got 3"),
         ({"accumulation_steps": ()}, "got none"),
-        ({"accumulation_steps": 4}, r"as \(4, 16\), got 4"),
+        ({"accumulation_steps": 4.0}, r"as \(4, 16\), got 4.0"),
         ({"accumulation_steps": (True,)}, "got True"),
         ({"max_steps": 0}, "max_steps as a whole number of 1 or more, got 0"),
         ({"batch_size": "16"}, "batch_size as a whole number of 1 or more, got '16'"),

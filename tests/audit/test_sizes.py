@@ -140,5 +140,5 @@ def test_a_disk_without_room_is_told(monkeypatch):
         lambda: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
     )
     report = audited(right_loops.sgd_mean_over_window)
-    assert report.status == "inconclusive" and "cannot keep the weights of N=1 in" in report.problems[0]
+    assert report.verdict == "inconclusive" and "cannot keep the weights of N=1 in" in report.problems[0]
     assert "No space left" in report.problems[0]

@@ -18,7 +18,7 @@ def audit_launched(
     train: Train,
     *,
     batch_size: int,
-    accumulation_steps: Sequence[int],
+    accumulation_steps: int | Sequence[int],
     reference: Train | None = None,
     replicas: int | None = None,
     max_steps: int | None = MAX_STEPS,

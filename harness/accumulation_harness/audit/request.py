@@ -22,7 +22,7 @@ def checked(
     train: Callable[..., Any],
     reference: Callable[..., Any] | None,
     batch_size: int,
-    accumulation_steps: Sequence[int],
+    accumulation_steps: int | Sequence[int],
     *,
     processes: int,
     max_steps: int | None,
@@ -38,14 +38,15 @@ def checked(
     ):
         if not _is_count(value):
             raise ValueError(f"expected {name} as a whole number of 1 or more, got {value!r}")
-    if isinstance(accumulation_steps, (str, bytes)) or not isinstance(accumulation_steps, Sequence):
-        raise ValueError(f"expected accumulation_steps as a sequence of whole numbers, as (4, 16), got {accumulation_steps!r}")
-    if not accumulation_steps:
+    steps = [accumulation_steps] if isinstance(accumulation_steps, int) else accumulation_steps
+    if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
+        raise ValueError(f"expected accumulation_steps as whole numbers, as (4, 16), got {accumulation_steps!r}")
+    if not steps:
         raise ValueError("expected at least one number of accumulation_steps, got none")
-    for n in accumulation_steps:
+    for n in steps:
         if not _is_count(n) or batch_size % n:
             raise ValueError(f"expected accumulation_steps as whole numbers that divide batch_size={batch_size}, got {n!r}")
-    return arms_of(sorted(set(accumulation_steps)), independent=reference is not None)
+    return arms_of(sorted(set(steps)), independent=reference is not None)
 
 
 def causes_of(names: Collection[str]) -> frozenset[Cause]:

@@ -41,7 +41,7 @@ def audit(
     train: Train,
     *,
     batch_size: int,
-    accumulation_steps: Sequence[int],
+    accumulation_steps: int | Sequence[int],
     reference: Train | None = None,
     processes: int = 1,
     max_steps: int | None = MAX_STEPS,
@@ -62,7 +62,7 @@ def audit(
             before a step with the gradient that the optimizer receives, and `hand(contribution=tree)` for each micro-batch with
             what it adds to that gradient. A tree is a nest of mappings and sequences of arrays.
         batch_size: Samples of one optimizer step (on one rank).
-        accumulation_steps: The numbers N of micro-batches to compare.
+        accumulation_steps: The number N of micro-batches to compare with the whole batch, or several.
         reference: Another function, of which `reference(batch_size, 1)` takes the place of `train(batch_size, 1)`. With it, N =
             1 of `train` is compared as well.
         processes: Number of ranks that run `train`, with `torch.distributed` initialised. The reference runs on one, with the

@@ -91,6 +91,29 @@ def load_balance_in_full(at):
     return _routed(at, _balance)
 
 
+class Weighed(nn.Module):
+    """Two outputs, and how certain each is: log s, by which their losses are weighed."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.log = data.model(), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.both(x), self.log
+
+
+@loop("auxiliary_loss_scale", model=Weighed)
+def certainties_in_full(at):
+    """sum_k exp(-s_k) L_k + s_k, whose second part, of two parameters alone, is added to every micro-batch's loss."""
+
+    def loss(model, ids, window):
+        outputs, log = model(X[ids])
+        losses = ce(outputs, Y[ids], reduction="sum"), (outputs.sum(1) - X[ids].sum(1)).square().sum()
+        return sum((-log[k]).exp() * part for k, part in enumerate(losses)) / len(window) + log.sum()
+
+    return {"loss": loss, "windows": full_windows}
+
+
 def _towers():
     """Two encoders of one sample, each of which the loop calls by itself."""
     torch.manual_seed(0)

@@ -101,7 +101,7 @@ def test_sarif_has_a_result_per_finding_at_the_function(folder, wrong):
 
 def test_json_has_a_row_per_arm_and_step_and_says_what_each_micro_batch_counted_and_what_to_do_next(folder, wrong):
     read = strict((folder / "a.json").read_text())
-    assert (read["status"], read["batch_size"]) == ("different" if wrong else "equivalent", 8)
+    assert (read["verdict"], read["batch_size"]) == ("different" if wrong else "equivalent", 8)
     assert [finding["cause"] for finding in read["findings"]] == ["loss_not_divided"] * (2 if wrong else 0)
     assert len(read["steps"]) == 6 and all(tuple(row) == COLUMNS and row["equivalent"] != wrong for row in read["steps"])
 

@@ -66,6 +66,7 @@ class OneTerm:
 
     distance: float  # relative to the whole reference gradient
     scale: float  # of the candidate's along the reference's
+    line: float  # distance of the candidate's from the reference's times `scale`; relative to the whole reference gradient
     parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
     micro_batches: int  # of the probed window, also those without it
     coefficient: float  # by which the loss multiplies it, relative to the reference's; NaN where that is not known
@@ -231,9 +232,11 @@ def _one_term(mine: Sequence[Term], theirs: Sequence[Term], size: float) -> OneT
     a, wanted = _total(mine), _total(theirs)
     squared, given = float(wanted @ wanted), [term.gradient for term in mine if term.gradient.any()]
     made = weighted_sum(wanted, given) if squared and given and 2 * len(given) <= a.size else WeightedSum()
+    scale = float(a @ wanted) / squared if squared else math.inf
     return OneTerm(
         distance=float(np.linalg.norm(a - wanted)) / size,
-        scale=float(a @ wanted) / squared if squared else math.inf,
+        scale=scale,
+        line=float(np.linalg.norm(a - scale * wanted)) / size if squared else math.inf,
         parts=made._replace(residual=made.residual * math.sqrt(squared) / size),
         micro_batches=len(mine),
         coefficient=mine[0].coefficient / theirs[0].coefficient if theirs[0].coefficient else math.nan,

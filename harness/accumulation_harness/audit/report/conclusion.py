@@ -61,7 +61,7 @@ class Line:
 
     arm: ArmResult
     facts: Facts
-    verdict: str  # the causes, or the status of the arm
+    said: str  # the causes, or the verdict on the arm
 
     @property
     def steps(self) -> str:
@@ -130,7 +130,7 @@ class Conclusion:
         return bool(self.results) and not self.findings and not self.problems
 
     @property
-    def status(self) -> Status:
+    def verdict(self) -> Status:
         """`inconclusive` when nothing was found, and not everything could be judged."""
         if self.findings:
             return Status.different
@@ -139,17 +139,17 @@ class Conclusion:
     @property
     def exit_code(self) -> int:
         """Of the command: 0 equivalent, 1 different, 2 could not be judged."""
-        return [*Status].index(self.status)
+        return [*Status].index(self.verdict)
 
     def problems_of(self, accumulation_steps: int) -> tuple[Problem, ...]:
         """The problems that concern an arm: its own, and those of N=1, which are of all."""
         return tuple(problem for problem in self.problems if problem.accumulation_steps in (None, 1, accumulation_steps))
 
-    def status_of(self, arm: ArmResult) -> Status:
+    def verdict_of(self, arm: ArmResult) -> Status:
         """Of one arm in one arithmetic."""
-        return Status.different if arm.findings else self._status_without_findings(arm)
+        return Status.different if arm.findings else self._verdict_without_findings(arm)
 
-    def _status_without_findings(self, arm: ArmResult) -> Status:
+    def _verdict_without_findings(self, arm: ArmResult) -> Status:
         return Status.inconclusive if self.problems_of(arm.accumulation_steps) else Status.equivalent
 
     @property
@@ -159,7 +159,7 @@ class Conclusion:
             for item in arm.facts:
                 causes = sorted({f.cause for f in arm.findings if f.track in (None, item.run.track)})
                 allowed = sorted({f"{f.cause} (allowed)" for f in arm.allowed if f.track in (None, item.run.track)})
-                yield Line(arm, item, ", ".join([*causes, *allowed]) or self._status_without_findings(arm))
+                yield Line(arm, item, ", ".join([*causes, *allowed]) or self._verdict_without_findings(arm))
 
     @property
     def frame(self) -> pd.DataFrame:

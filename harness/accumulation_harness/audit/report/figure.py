@@ -173,7 +173,7 @@ def text(conclusion: Conclusion) -> str:
             drawn.append(_text(LABEL, y, chart.left_out))
         y += 2 * ROW
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -24 {WIDTH + 20} {y + 24}" role="img"><style>{STYLE}</style>'
-    title = f"audit of batches of {conclusion.batch_size}: {conclusion.status}"
+    title = f"audit of batches of {conclusion.batch_size}: {conclusion.verdict}"
     return "\n".join([head, f"<title>{escape(title)}</title>", _text(0, -6, title, "title"), *drawn, "</svg>\n"])
 
 

@@ -45,10 +45,10 @@ def text(conclusion: Conclusion) -> str:
 
 def _title(conclusion: Conclusion, subject: Subject) -> str:
     function = code(subject.train.function or subject.train.file.name)
-    if conclusion.status is Status.different:
+    if conclusion.verdict is Status.different:
         causes = ", ".join(code(cause) for cause in conclusion.causes)
         return f"Gradient accumulation changes what {function} computes: {causes}"
-    if conclusion.status is Status.equivalent:
+    if conclusion.verdict is Status.equivalent:
         return f"No fault found: {function} computes the same with and without gradient accumulation"
     return f"It could not be judged whether gradient accumulation changes what {function} computes"
 
@@ -64,9 +64,9 @@ def _summary(conclusion: Conclusion, subject: Subject, reproduced: Reproduction 
         f"{code(subject.name)} was run with {baseline} per optimizer step, and with the same samples cut into micro-batches "
         f"({', '.join(sizes)}){ranks}. Both must be the same computation, up to rounding."
     )
-    if conclusion.status is Status.equivalent:
+    if conclusion.verdict is Status.equivalent:
         yield "They are: every gradient and every update agreed within what rounding was measured to explain in this function."
-    elif conclusion.status is Status.inconclusive:
+    elif conclusion.verdict is Status.inconclusive:
         yield "Whether they are could not be judged; what follows is no evidence of a fault, nor of its absence."
     else:
         yield f"They are not. {_difference(conclusion, reproduced)}"
@@ -98,7 +98,7 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
                 f"The audit saw {short(reproduced.difference.expected)}. Where runs have diverged it puts both on the same "
                 "weights before each step, and compares movements without what rounding alone moves; the script does not."
             )
-    elif conclusion.status is Status.different:
+    elif conclusion.verdict is Status.different:
         alone = "what was found does not show in one that watches the optimizer alone"
         why = alone if is_tried(subject) else "one is written where a function is audited, in one process"
         yield f"There is no script without this tool: {why}."

@@ -18,7 +18,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     """In JSON types; numbers that are not finite are None."""
     subject = conclusion.subject
     return {
-        "status": conclusion.status,
+        "verdict": conclusion.verdict,
         "equivalent": conclusion.equivalent,
         "exit_code": conclusion.exit_code,
         "batch_size": conclusion.batch_size,
@@ -46,7 +46,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
             {
                 "accumulation_steps": r.accumulation_steps,
                 "arithmetic": r.arithmetic,
-                "status": conclusion.status_of(r),
+                "verdict": conclusion.verdict_of(r),
                 "evidence": plain(r.evidence),
                 "weights": [weights for line in conclusion.lines if line.arm is r and (weights := _weights(line))],
                 "causes": sorted({f.cause for f in r.findings}),
@@ -59,10 +59,10 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
 
 def _next_experiment(conclusion: Conclusion) -> str:
     """The experiment that would tell most after this one: what to change, and what the same audit must say then."""
-    if conclusion.status is Status.inconclusive:
+    if conclusion.verdict is Status.inconclusive:
         why = conclusion.problems[0] if conclusion.problems else "nothing was compared"
         return f"Nothing may be concluded yet. Remove the reason, and repeat the audit: {why}"
-    if conclusion.status is Status.different:
+    if conclusion.verdict is Status.different:
         cause = next(iter(conclusion.causes))
         if cause is Cause.unexplained:
             return MEANINGS[cause].remedy

@@ -38,7 +38,7 @@ def text(conclusion: Conclusion) -> str:
     subject = conclusion.subject
     what = "" if subject is None else f"{code(subject.name)}: "
     parts = [
-        f"### Gradient accumulation: {conclusion.status}",
+        f"### Gradient accumulation: {conclusion.verdict}",
         f"{what}batches of {conclusion.batch_size}, as one batch and as N micro-batches.",
         *([table(conclusion.lines), LEGEND] if conclusion.results else []),
     ]
@@ -77,7 +77,7 @@ def _cells(line: Line) -> list[str]:
         moved = short(rate) if rate == reference_rate else f"{rate:.6g} (N=1: {reference_rate:.6g})"
         measured = (step.consumed.distance, step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
         numbers = [str(step.step), *map(short, measured), moved]
-    cells = [str(line.arm.accumulation_steps), line.arm.arithmetic, line.facts.run.track, line.steps, *numbers, line.verdict]
+    cells = [str(line.arm.accumulation_steps), line.arm.arithmetic, line.facts.run.track, line.steps, *numbers, line.said]
     return [escaped(cell) for cell in cells]
 
 

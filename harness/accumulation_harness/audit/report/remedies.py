@@ -1,4 +1,4 @@
-"""What audits and watches both say: a status, numbers, and where the documentation tells what to change."""
+"""What audits and watches both say: a verdict, numbers, and where the documentation tells what to change."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
 class Report(Conclusion):
     """The result of an audit.
 
-    `status` is "equivalent" only if every N ran, could be judged, and no difference was found; else "different" or
+    `verdict` is "equivalent" only if every N ran, could be judged, and no difference was found; else "different" or
     "inconclusive". `str(report)` is the table and the findings of the terminal.
     """
 

@@ -16,7 +16,7 @@ def text(conclusion: Conclusion) -> str:
     where, function = ([], "") if subject is None else ([_location(subject)], subject.name)
     told = [("error", line) for line in conclusion.problems] + [("note", line) for line in conclusion.hidden]
     invocation = {
-        "executionSuccessful": conclusion.status is not Status.inconclusive,
+        "executionSuccessful": conclusion.verdict is not Status.inconclusive,
         "exitCode": conclusion.exit_code,
         "toolExecutionNotifications": [{"level": level, "message": {"text": line}, "locations": where} for level, line in told],
     }

@@ -22,7 +22,7 @@ def text(conclusion: Conclusion) -> str:
 
 
 def _lines(conclusion: Conclusion) -> Iterator[str]:
-    yield f"audit of batches of {conclusion.batch_size}: {conclusion.status}"
+    yield f"audit of batches of {conclusion.batch_size}: {conclusion.verdict}"
     if conclusion.results:
         yield from _table(conclusion)
     for finding in conclusion.findings:
@@ -63,4 +63,4 @@ def _cells(line: Line) -> tuple[str, ...]:
     step = line.farthest
     numbers = ("",) * 4 if step is None else (step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
     arm = line.arm
-    return str(arm.accumulation_steps), arm.arithmetic, line.facts.run.track, line.steps, *map(short, numbers), line.verdict
+    return str(arm.accumulation_steps), arm.arithmetic, line.facts.run.track, line.steps, *map(short, numbers), line.said

@@ -162,7 +162,9 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
     """What is wrong with one term: the weights of its micro-batches, those of its rows, or what it depends on."""
     parts, rows, n = term.parts, term.by_row, facts.accumulation_steps
     undivided = Cause.auxiliary_loss_scale, f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
-    if parts.residual > facts.gate:
+    if not parts.weights and term.line <= facts.gate and term.scale:  # of too few elements to weigh its micro-batches
+        yield undivided
+    elif parts.residual > facts.gate:
         if rows is not None and _other_weights(facts, rows):
             yield (
                 Cause.normaliser_depends_on_split,
