@@ -73,7 +73,7 @@ def test_no_more_is_taken_to_plan_than_there_is(monkeypatch):
 def test_a_model_that_ends_its_process_is_told(tmp_path, capsys):
     (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
     assert plan.main(["b=auto", "workload=custom", f"workload.target={tmp_path}/gone.py:Task"]) == 1
-    assert capsys.readouterr().err == "Task: expected a model that can be tried; its process left with exit code 0\n"
+    assert capsys.readouterr().err == "Task: expected a model that can be tried; its process ended with exit code 0\n"
 
 
 def address_space(config, micro_batch):

@@ -62,7 +62,7 @@ def run(config, candidates=None):
 )
 def test_correct_accumulation_is_equivalent(changes):
     for name, row in run(dataclasses.replace(SHORT, **changes)).items():
-        assert (row["verdict"], row["cause"]) == ("equivalent", "") and row["reasons"].startswith("seen: "), name
+        assert (row["verdict"], row["cause"]) == ("equivalent", "") and row["reasons"].startswith("compared: "), name
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
 
 

@@ -13,16 +13,16 @@ COMMANDS = {
     "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
-    "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: what watched training runs say, or have said"),
+    "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: reports of watched training runs"),
     "converge": ("accumulation_harness.converge", "whether it trains as the large batch does, over seeds: loss or any metric"),
     "advise": ("accumulation_harness.advise", "which micro-batch, how many, which learning rate, and what it costs"),
     "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
-    "verify": ("accumulation_harness.sweep.verify", "whether a store is what it should be"),
+    "verify": ("accumulation_harness.sweep.verify", "whether a store is damaged"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
     "affected": ("accumulation_harness.affected", "which pinned releases compute something else with accumulation"),
-    "lint": ("accumulation_harness.lint", "what source text tells, without running it"),
+    "lint": ("accumulation_harness.lint", "static checks of source files for accumulation bugs"),
 }
 LIGHT = ("affected", "audit", "watch", "doctor", "lint")  # torch and numpy are enough
 OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")

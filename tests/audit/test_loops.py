@@ -63,7 +63,7 @@ def nothing_is_hidden_by_what_is_allowed(report):
 
 SAID = own_weights.SAID | others_code.SAID | odd_loops.SAID  # words of the first finding
 HIDDEN: dict[Loop, str] = {  # words of what could not be seen
-    **dict.fromkeys(order_seeds.RIGHT, "says nothing of rounding"),
+    **dict.fromkeys(order_seeds.RIGHT, "cannot be used to measure rounding"),
     habits.eigenvectors: "not what it makes of them",
     lost_gradients.head_cleared_before_the_step: "2.bias, 2.weight are cleared before every step",
     odd_loops.two_parts_at_one: "N=1 takes its batch in 2 parts itself",

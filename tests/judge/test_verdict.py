@@ -91,7 +91,7 @@ def test_gates(changes, outcome):
     verdict = judge(changed(**changes))
     assert verdict.verdict == outcome
     assert (len(verdict.reasons) > 1) == (outcome != Outcome.equivalent)
-    assert verdict.reasons[-1].startswith("seen: ")
+    assert verdict.reasons[-1].startswith("compared: ")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(zeros
 
 def test_weights_that_leave_what_shuffled_rows_do_are_a_remark():
     verdict = judge(changed(trajectory__ratio=1.1e3, trajectory__step=7))
-    assert verdict.verdict == Outcome.equivalent and "by 1e+03 times what a shuffled one's do, at window 7;" in verdict.reasons[0]
+    assert verdict.verdict == Outcome.equivalent and "1e+03 times" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ FAILURES = {
     "kill": ("killed by SIGKILL (by hand, or out of memory)", "output of trial 1"),
     "raise": ("RuntimeError: no such luck", "no such luck"),
     "exit": ("called sys.exit(0)", "sys.exit(0)"),
-    "leave": ("left with exit code 7 before it was finished", "output of trial 1"),
+    "leave": ("ended with exit code 7 before it was finished", "output of trial 1"),
     "shout": ("RuntimeError: yyyy", "yyyy"),
     "thread": ("RuntimeError: no such luck", "no such luck"),
 }

@@ -44,14 +44,17 @@ WAYS = {
     "a folder is renamed": (lambda root, trial: trial.rename(trial.with_name("other")), "trial.json: belongs to"),
     "data have changed": (lambda root, trial: (root.parent / "data.txt").write_text("two"), "stale: data.txt has changed"),
     "data are gone": (lambda root, trial: (root.parent / "data.txt").unlink(), "stale: data.txt is gone"),
-    "an old failure": (lambda root, trial: (trial / "failed.json").write_text("{}"), "failed.json is left of another attempt"),
+    "an old failure": (
+        lambda root, trial: (trial / "failed.json").write_text("{}"),
+        "failed.json is left over from another attempt",
+    ),
     "a kill while writing": (
         lambda root, trial: (trial / "trial.json.7.partial").touch(),
-        "7.partial is left of another attempt",
+        "7.partial is left over from another attempt",
     ),
     "a measurement": (lambda root, trial: edit(root / FOLDER / "algebra-1", lambda b: b[:-1]), "algebra-1: its checksum"),
     "a note": (lambda root, trial: edit(next((root / ".sweeps").glob("*")), lambda b: b"["), "1 notes of sweeps cannot be read"),
-    "a verdict": (lambda root, trial: resigned(trial), "an arm says verdict=splendid"),
+    "a verdict": (lambda root, trial: resigned(trial), "splendid"),
 }
 
 

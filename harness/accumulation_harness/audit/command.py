@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         "--format",
         choices=get_args(Format),
         default="text",
-        help="of what goes to stdout; remarks then go to stderr (default text)",
+        help="the format of stdout; remarks then go to stderr (default text)",
     )
     made.add_argument(
         "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"

@@ -253,7 +253,7 @@ class Session:
             if besides is None:
                 kept.append(run)
             else:
-                self.unseen.append(f"the run with `order_seed=1` says nothing of rounding: {besides}")
+                self.unseen.append(f"the run with `order_seed=1` cannot be used to measure rounding: {besides}")
         return kept
 
     def _problem(self, what: str, n: int | None = None) -> None:

@@ -145,7 +145,7 @@ def _rescaled(results: Sequence[ArmResult]) -> Iterator[str]:
             factors, given = [step.multiple for step in item.steps], [step.given for step in item.steps]
             one = len(factors) < 2 or (min(factors) > 0 and max(factors) - min(factors) <= UNEQUAL * max(factors))
             if not one and not result.findings and all(abs(ratio - 1) > UNEQUAL for ratio in given):
-                what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is brought to some length or sign"
+                what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is normalised to a length or a sign"
                 yield f"N={result.accumulation_steps}: {what} before the step: a loss that is not divided cannot show"
                 return
 
@@ -163,7 +163,7 @@ def _counters(results: Sequence[ArmResult]) -> Iterator[str]:
         ]
         if told and not result.findings:
             listed = ", ".join(map(str, told[:4]))
-            yield f"N={result.accumulation_steps}: {listed}: what depends on it later than this run goes cannot show"
+            yield f"N={result.accumulation_steps}: {listed}: what depends on it after the end of this run cannot show"
             return
 
 

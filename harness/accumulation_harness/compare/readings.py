@@ -390,7 +390,7 @@ def _unnamed(seen: Sequence[Weighed], rivals: Sequence[Reading]) -> str:
         return f"loss terms weigh {_listed(last.shares)} of what they should over the micro-batches of a window"
     low, high = min(one.shares[0] for one in seen), max(one.shares[0] for one in seen)
     if not alike((low, high), 2e-2):
-        return f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"
+        return f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, and no known normalisation explains them"
     ways = dict.fromkeys(map(_short, rivals))
     either = f" ({', or '.join(ways)})" if len(ways) > 1 else ": a weight of the loss, or its unit"
     return f"all terms of a window weigh {high:.4g} of their mean, alike in every window{either}"

@@ -124,7 +124,7 @@ def _told(
     yield from in_columns(table)
     yield "detectable: the difference that as many seeds find in 80 of 100 cases; seeds to decide: so many find one of the margin"
     if found[ArmName(PERMUTED)].verdict in (paired.Comparison.below, paired.Comparison.above):
-        yield "! The control differs from the large batch, of which it is a repetition: nothing else here counts."
+        yield "! The control differs from the large batch, of which it is a repetition: no other result of this table counts."
     if any(arm.name == SMALL for arm in values):
         yield "Small batches have a rate of their own by a rule (rate / N; of Adam rate / sqrt(N)), and are not tuned."
 

@@ -232,4 +232,4 @@ def _where(window: WrongWindow) -> str:
 def _evidence(signature: Signature, counters: Differences) -> str:
     if signature.worst_window is not None:
         return describe(signature.worst_window)
-    return "; ".join(told(counters)) or "the trajectories part although the probed gradients agree"
+    return "; ".join(told(counters)) or "the trajectories diverge although the probed gradients agree"

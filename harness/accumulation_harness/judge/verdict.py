@@ -40,13 +40,12 @@ CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than 
 
 
 WIDENED = (
-    "its numbers are narrowed inside the task or the loop: in float64 it was run with these casts widened, which in exact "
-    "arithmetic is the same"
+    "the task or the loop casts to a narrower format: for the comparison in float64 these casts were widened, which changes "
+    "nothing in exact arithmetic"
 )
 SHARED_DRAWS = (
-    "the model draws random numbers, and every row had the draws that it has in the full batch: by design where they are drawn "
-    "by sample, else because a single draw a forward, taken from one stream on a CPU, comes out so, which other shapes, another "
-    "row order or a GPU change"
+    "the model draws random numbers, and both runs happened to draw the same ones for every row: that is certain only where they "
+    "are drawn per sample; with another shape, another row order or a GPU it does not hold"
 )
 
 ROUNDED_ONCE = (Precision.bfloat16, Precision.float16)  # products add up in float32: a shuffled full batch hardly moves
@@ -201,7 +200,7 @@ def judge(evidence: Evidence) -> Verdict:
     verdict = _judged(evidence)
     algebra = evidence.algebra
     seen = (
-        f"seen: {algebra.steps} windows in float64, {algebra.probes} of them taken apart, "
+        f"compared: {algebra.steps} windows in float64, {algebra.probes} of them taken apart, "
         f"and {evidence.trajectory.steps} in {evidence.precision}"
     )
     judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
@@ -319,14 +318,14 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
     path = evidence.trajectory
     if path.ratio > COMPARABLE and evidence.precision not in ROUNDED_ONCE:
         told.append(
-            f"in {evidence.precision} the weights left the large batch's by {path.ratio:.0e} times what a shuffled one's do, at "
-            f"window {path.step}; the run in float64 is exact"
+            f"in {evidence.precision} the weights are {path.ratio:.0e} times as far from the large batch's as a shuffled batch's "
+            f"at window {path.step}; the run in float64 is exact"
         )
     parted = algebra.parted_at
     if parted is not None:
         told.append(
-            f"from window {parted} on this training amplifies rounding, so that trajectories part whatever the loop: each window "
-            "since was compared at the arm's own weights, and is exact"
+            f"from window {parted} on this training amplifies rounding, so that any two trajectories diverge: each window since "
+            "was compared at the arm's own weights, and is exact"
         )
     if evidence.overflows != evidence.full_overflows:
         own, full = (", ".join(map(str, steps)) or "none" for steps in (evidence.overflows, evidence.full_overflows))

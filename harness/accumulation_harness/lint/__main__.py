@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print hits, or patches. Return 0 where there is no hit, 1 where there is one, 2 where a path could not be read."""
     called = Path(sys.argv[0]).name  # the short name is for hooks
     name = "accumulation-lint" if called.startswith("accumulation-lint") else "accumulation-harness lint"
-    parser = argparse.ArgumentParser(prog=name, description="What source text tells of accumulation, without running it.")
+    parser = argparse.ArgumentParser(prog=name, description="Static checks for gradient-accumulation bugs; nothing is run.")
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="a Python file, a notebook, or a folder of them")
     parser.add_argument(
         "--format",

@@ -268,7 +268,7 @@ def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> 
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(field, target, f"a torch.optim.Optimizer, got {type(made).__name__}")
     if not hasattr(made, "_optimizer_step_pre_hooks"):
-        raise ConfigError(field, target, "an optimizer that has called torch.optim.Optimizer.__init__: its steps cannot be seen")
+        raise ConfigError(field, target, "an optimizer that calls super().__init__(): hooks on its steps do not work otherwise")
     if any(each.default is each.empty and each.kind not in VARIADIC for each in inspect.signature(made.step).parameters.values()):
         raise ConfigError(
             field, target, "an optimizer whose step() takes the gradients that are there; this one asks for a closure"

@@ -77,7 +77,7 @@ def check(config: TrackingConfig) -> None:
         said = (error.stderr.strip().splitlines() or ["the check died"])[-1]
     except subprocess.TimeoutExpired:
         pass
-    raise ConfigError("tracking.mode", "online", f"a W&B server that knows us ({said}); the way out: {_WAY_OUT}")
+    raise ConfigError("tracking.mode", "online", f"a W&B server that accepts the key ({said}); otherwise {_WAY_OUT}")
 
 
 def finish_seconds(mode: TrackingMode) -> float:

@@ -174,7 +174,7 @@ def _describe_exit(code: int) -> str:
         return "killed by SIGKILL (by hand, or out of memory)"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"left with exit code {code} before it was finished"
+    return f"ended with exit code {code} before it was finished"
 
 
 def _child_main(

@@ -331,7 +331,7 @@ class _Pool:
                 del self.places[0]
                 return
             except (EOFError, OSError) as error:
-                told = f"no process for it ({type(error).__name__}: {error})"
+                told = f"its process could not be started ({type(error).__name__}: {error})"
         self._fail(Failure(trial=cell.trial, summary=told, details=""), cell)
 
     def wait(self, wakeup: int) -> None:

@@ -52,7 +52,7 @@ def of_trial(store: Store, status: Status) -> Iterator[str]:
         return
     yield from (f"{name}: {wrong}" for wrong in _of_record(store, status.stored))
     names = [ATTEMPT[1], *(path.name for path in status.folder.glob(f"*{PARTIAL}"))]
-    yield from (f"{name}: {left} is left of another attempt" for left in names if (status.folder / left).exists())
+    yield from (f"{name}: {left} is left over from another attempt" for left in names if (status.folder / left).exists())
 
 
 def _of_record(store: Store, trial: StoredTrial) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _of_record(store: Store, trial: StoredTrial) -> Iterator[str]:
         if missing := [column for column in VERDICT_COLUMNS if column not in arm]:
             yield f"an arm has no {', '.join(missing)}"
         elif arm["verdict"] not in [*Outcome] or (arm["experiment"], arm["trial"]) != (trial.experiment, trial.trial):
-            yield f"an arm says verdict={arm['verdict']} of {arm['experiment']}/{arm['trial']}"
+            yield f"an arm has an unknown verdict or another trial: {arm['verdict']} of {arm['experiment']}/{arm['trial']}"
 
 
 def beside_trials(root: Path) -> Iterator[str]:
@@ -76,7 +76,8 @@ def beside_trials(root: Path) -> Iterator[str]:
         yield f"{sweeps.FOLDER}: {notes - len(sweeps.announced(root))} notes of sweeps cannot be read"
     for folder in (measurements.FOLDER, sweeps.FOLDER, LOCKS):
         yield from (
-            f"{path.relative_to(root)} is left of a process that was killed" for path in (root / folder).rglob(f"*{PARTIAL}")
+            f"{path.relative_to(root)} is left over from a process that was killed"
+            for path in (root / folder).rglob(f"*{PARTIAL}")
         )
 
 

@@ -31,7 +31,7 @@ def told() -> Iterator[str]:
     if shown.problem:
         yield f"The driver cannot be asked: {shown.problem}."
     if reason is None:
-        yield f"{torch.cuda.device_count()} GPU(s) can be used: a sweep runs workers= trials on each, one unless told."
+        yield f"{torch.cuda.device_count()} GPU(s) can be used: a sweep runs workers= trials on each, one unless it is set."
         return
     yield f"No GPU can be used: {reason}."
     if "too old" in reason:

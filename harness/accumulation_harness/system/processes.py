@@ -142,7 +142,7 @@ class NoAnswer(Exception):
     """A process that ended before it had answered; `code` is its exit code."""
 
     def __init__(self, code: int | None) -> None:
-        how = f"left with exit code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
         super().__init__(f"its process {how}")
         self.code = code
 

@@ -29,12 +29,12 @@ class Where(StrEnum):
     rows = "in what the loop gives the model"
     calls = "in how often {} is called"
     weights = "in the weights of {}: they have moved since the window began, or are no longer those of N=1"
-    forward = "in the forward of {}: handed the same, it gives something else"
-    recomputation = "in {}: computed again for the backward, it gives something else than in the forward"
-    loss = "in the loss: the model gives the same, and the slopes of the loss by it are other ones"
-    backward = "in the backward of {}: handed the same slopes, it gives others"
-    parameters = "in the gradients of the parameters of {}: all that modules give, and the slopes by it, agree"
-    after = "in no module: forwards and backwards agree, and what becomes of the gradients afterwards differs"
+    forward = "in the forward of {}: from the same inputs it computes other outputs"
+    recomputation = "in {}: recomputed for the backward, its outputs differ from the forward's"
+    loss = "in the loss: the model's outputs agree, and the loss has other gradients by them"
+    backward = "in the backward of {}: from the same output gradients it computes other input gradients"
+    parameters = "in the gradients of the parameters of {}: the outputs of all modules agree, and so do the gradients by them"
+    after = "in no module: forwards and backwards agree, and the gradients are changed afterwards"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,14 +73,14 @@ def _without_a_name(facts: StepFacts) -> str:
         )
     rows = facts.probe.by_row
     if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
-        return "the model gives the same rows other outputs, and none that the micro-batch before has to do with"
+        return "the model gives the same rows other outputs, and the micro-batch before has no influence on them"
     if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
         return (
-            "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
-            "micro-batch, or other targets"
+            "the model gives the same rows the same outputs, and the loss has other gradients by them: it uses statistics of "
+            "the micro-batch, or other targets"
         )
     if (weights := weights_of_rows(facts)) and _undisturbed(facts):
-        return f"rows count otherwise than at N=1, alike in each micro-batch: {told(weights)}"
+        return f"rows have other weights than at N=1, the same in each micro-batch: {told(weights)}"
     if 0 < facts.without_terms < facts.backwards:
         seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
@@ -244,7 +244,7 @@ def _cached_weights(facts: StepFacts) -> Iterator[Finding]:
     rows = facts.probe.by_row
     as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
     if facts.probe.agrees_when_frozen and not as_before:
-        message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
+        message = "the difference is gone when the weights stay where they are: a forward uses weights from before the last step"
         yield at(facts, Cause.cached_weights_stale, "gradient", message)
 
 
@@ -278,7 +278,7 @@ def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
     if not (apart and facts.probe.coupled and _undisturbed(facts)):
         return
     if facts.probe.mixed:
-        message = "what modules make of one row depends on the other rows of its micro-batch"
+        message = "what the model computes for a row depends on the other rows of its micro-batch"
         yield at(facts, Cause.batch_statistics, "gradient", message)
         return
     what = "no weights of the micro-batches give the full gradient" if _outside(facts) else "micro-batches count otherwise"

@@ -65,7 +65,7 @@ def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
     if not run.enters or not run.beside_weights:
         return found
     names = ", ".join(f"`{one.path}`" for one in run.beside_weights[:4])
-    what = f"the step takes what the loop keeps in the weights' sizes ({names}), and moves per micro-batch"
+    what = f"the step uses tensors of the loop that have the shapes of the weights ({names}), and moves per micro-batch"
     return [
         replace(f, cause=Cause.optimizer_state_per_micro_batch, message=f"{f.message}: {what}")
         if f.nameless and f.optimizer_step in summed

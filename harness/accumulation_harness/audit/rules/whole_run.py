@@ -259,7 +259,7 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
             run.beside_weights,
             Cause.unexplained,
             "statistics",
-            "what the loop keeps in the weights' sizes moves otherwise",
+            "tensors of the loop that have the shapes of the weights change otherwise",
         ),
     )
     for those, cause, kind, what in kinds:
@@ -279,7 +279,7 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
 def unread(run: RunFacts) -> str:
     """What the loop keeps and moves otherwise, and nothing here reads: a log may differ, a statistic for later may not."""
     kept = [one for one in run.apart if one.of_loop]
-    what = "kept by the loop from one window to the next, and no gradient shows what for: a log may go with the micro-batches"
+    what = "the loop keeps it from one window to the next, and no gradient depends on it: harmless if it is only logged"
     return f"{'; '.join(map(str, kept[:4]))}; {what}, what is used later may not" if kept else ""
 
 

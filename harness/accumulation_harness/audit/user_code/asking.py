@@ -36,7 +36,9 @@ def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
         return f"expected numbers that have a name, to be set from outside: {what}, and {line}"
     if not told:
         told = {"{batch_size}": ("", "--set", "--batch-size "), "{accumulation_steps}": ("", "--set", "--accumulation-steps ")}
-    return f"expected how the script gets the two numbers, as {_options(told)} (or --set, --set-env, --set-file): {what}"
+    return (
+        f"expected to be told how the script gets the two numbers, as {_options(told)} (or --set, --set-env, --set-file): {what}"
+    )
 
 
 def advised(source: Path, rest: Sequence[str] = ()) -> str:

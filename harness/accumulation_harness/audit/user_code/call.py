@@ -105,7 +105,7 @@ class UserCode:
             except SystemExit as end:
                 if end.code not in ENDED_WELL or (self.target.name and not self.settings.texts):
                     said = " ".join(" ".join(self.last_words).split())
-                    raise SystemExit(f"{end.code}; its last words were: {said}" if said else end.code) from end
+                    raise SystemExit(f"{end.code}; its last output was: {said}" if said else end.code) from end
                 return None
 
     # -- what is run -------------------------------------------------------------------------------------------------------

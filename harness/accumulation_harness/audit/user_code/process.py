@@ -85,7 +85,9 @@ class _Nobody(io.StringIO):
     """In the place of standard input."""
 
     def readline(self, *_: Any) -> NoReturn:
-        raise EOFError("the code asks for input, and during an audit nobody answers: leave the question out where it is asked")
+        raise EOFError(
+            "the code asks for input, and during an audit nobody answers: take the answer from an argument or the environment"
+        )
 
     read = __next__ = readline
 
