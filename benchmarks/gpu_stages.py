@@ -313,19 +313,19 @@ def static_buffers(here: Here) -> Iterator[Found]:
         report, seen = looked_at(small_loop(device, plainly, with_own_gradients))
         yield {
             "what": "a right loop over a captured graph is different for neither audit nor watch",
-            "holds": report.status != "different" and seen.verdict == "equivalent",
+            "holds": report.verdict != "different" and seen.verdict == "equivalent",
             "number": both(report, seen),
         }
         report, seen = looked_at(small_loop(device, plainly, in_a_graph))
         yield {
             "what": "static gradient buffers that become `.grad` are named by the watch, and different for the audit",
-            "holds": report.status == "different" and [*seen.causes] == ["accumulator_overwritten"],
+            "holds": report.verdict == "different" and [*seen.causes] == ["accumulator_overwritten"],
             "number": both(report, seen),
         }
         report, seen = looked_at(small_loop(device, added_to_the_last, with_own_gradients))
         yield {
             "what": "a static gradient added to its own sum is found, with its weights",
-            "holds": report.status == "different" and "count 1, 1, 1, 2 times" in both(report, seen),
+            "holds": report.verdict == "different" and "count 1, 1, 1, 2 times" in both(report, seen),
             "number": both(report, seen),
         }
 
@@ -333,7 +333,7 @@ def static_buffers(here: Here) -> Iterator[Found]:
 def both(report: Any, seen: Report) -> str:
     """What the audit and the watch say, in a line."""
     said = [f"{one.cause}: {one.message}" for one in seen.findings[:1]]
-    return f"audit {report.status} {', '.join(report.causes)}; watch {' '.join([seen.verdict, *said])}"
+    return f"audit {report.verdict} {', '.join(report.causes)}; watch {' '.join([seen.verdict, *said])}"
 
 
 def scaler(here: Here) -> Iterator[Found]:
@@ -384,7 +384,7 @@ def masks(here: Here) -> Iterator[Found]:
         yield {
             "what": f"masks on the device: {name}",
             "holds": found == expected,
-            "number": f"{report.status} {', '.join(found)}".strip(),
+            "number": f"{report.verdict} {', '.join(found)}".strip(),
         }
 
 
@@ -545,11 +545,11 @@ def audited(here: Here) -> Iterator[Found]:
             report = audit(train, batch_size=16, accumulation_steps=[4])
             taken, causes = time.perf_counter() - started, [*report.causes]
             which = "the missing division, audited, is named" if expected else "the right loop, audited, is equivalent"
-            number = f"{report.status} {', '.join(causes)}".strip() + f"; {taken / usual:.1f} times a plain run ({usual:.2g} s)"
+            number = f"{report.verdict} {', '.join(causes)}".strip() + f"; {taken / usual:.1f} times a plain run ({usual:.2g} s)"
             peak = f"; memory {max(peaks) / plain.peak:.2f} times ({plain.peak / 1e9:.3g} GB)"
             yield {
                 "what": f"{size}: {which}",
-                "holds": causes == expected and report.status == ("different" if expected else "equivalent"),
+                "holds": causes == expected and report.verdict == ("different" if expected else "equivalent"),
                 "number": number + peak,
             }
 

@@ -320,7 +320,7 @@ def test_a_script_as_it_is(kind, planted, home):
     sizes = ["--batch-size", "32", "--accumulation-steps", "4", "--format", "json"]
     code, out, err = audit(home, case.target, *sizes, *case.words)
     told = json.loads(out) if out else {}
-    assert (code, told.get("status")) == ((1, "different") if planted else (0, "equivalent")), out + err
+    assert (code, told.get("verdict")) == ((1, "different") if planted else (0, "equivalent")), out + err
     assert {finding["cause"] for finding in told["findings"]} == ({*case.cause.split("+")} if planted else set()), out
     assert everything(home) == before, "what was there is as it was, and nothing else is"
     if planted and case.framework:

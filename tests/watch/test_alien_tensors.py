@@ -300,4 +300,4 @@ def test_an_audit_passes_by_tensors_that_it_does_not_know():
         assert around
 
     report = audit(train, batch_size=16, accumulation_steps=(2,))
-    assert report.status == "equivalent", str(report)
+    assert report.verdict == "equivalent", str(report)

@@ -184,6 +184,27 @@ def are_apart(leaf: Any, name: str) -> bool | None:
     return all(len(one) == 1 or not bool((one & other).any()) for one, other in touched)
 
 
+def leads_to(node: Any, name: str) -> bool:
+    """Decide whether a node, or one that it was made of, is marked.
+
+    Args:
+        node: A node of the graph.
+        name: The key of the mark, see `mark`.
+
+    Returns:
+        False if none is; True also where that is not known, since there are too many.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        if name in one.metadata or len(seen) > MOST:
+            return True
+        new = set(parents(one)) - seen
+        seen |= new
+        waiting += new
+    return False
+
+
 def below(way: Way) -> Iterator[Way]:
     """Take one step from a way's leaf towards the losses.
 

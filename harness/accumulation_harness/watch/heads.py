@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accumulation_harness.compare.readings import Constant
 from accumulation_harness.observe.fence import Fence, See, Seeing, is_the_runs
-from accumulation_harness.observe.graph import Way, are_apart, mark, marked, operation, shape, ways
+from accumulation_harness.observe.graph import MARK, Way, are_apart, leads_to, mark, marked, operation, shape, ways
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import is_plain, is_result, is_transformed
 from accumulation_harness.watch.slopes import Bend, Forms, Loss, Slope, Taken, bent, constantly, labelled, measured, received
@@ -66,6 +66,7 @@ class Heads:
         self._number = 0  # of the losses that were followed
         self._constants: dict[int, tuple[Constant, ...]] = {}  # of those that the backward under way differentiates
         self._others = False
+        self._beside = False  # whether a loss function's result is a term of the loss beside something else
         self._bends: dict[int, Bend] = {}  # by hooks of the run's own, in the backward under way
         self._unused: dict[int, Tensor] = {}  # values of those that no backward has differentiated yet
         self.said: Said | None = None  # of the next loss
@@ -84,6 +85,8 @@ class Heads:
         apart = [self._are_apart(way) for way in own]
         known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
         self._others = not known
+        of_losses = [leads_to(way.leaf, MARK) for way in own] if self._others else []
+        self._beside = bool(self._constants) or (any(of_losses) and not all(of_losses))
         for way in own if known else ():
             self._listen(way, self._rows_of_one, self.said)
 
@@ -120,7 +123,7 @@ class Heads:
         at_heads = {form.bend for forms in heads for form in forms}
         bends = [bend._replace(factor=None) if number in at_heads else bend for number, bend in self._bends.items()]
         found: list[Forms] = [[self._of_samples(form) for form in forms] for forms in heads]
-        others, own = self._others and bool(self._losses) and bool(self._constants), self._own
+        others, own = self._others and bool(self._losses) and self._beside, self._own
         if own and self._losses:
             found, own = [*found, *own], []
         fed, unseen = self._fed, self._passed_over and not found
