@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.compare.linear import proportion, weighted_sum
+from accumulation_harness.compare.linear import WeightedSum, proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Ranks, Remark, Rung, Sketch, Window
 
@@ -17,6 +17,7 @@ NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
 CLEARED = 1e-6
 MOST_TIMES = 3  # that a micro-batch may be counted, to be no weight of a loss
 ALIKE = 1e-3  # relative difference of two factors that are one
+OF_WEIGHTS = (Cause.clip_per_micro_batch, Cause.sum_rescaled_in_window)  # parts count unequally, and nothing else is wrong
 
 
 @dataclass(kw_only=True)
@@ -27,6 +28,7 @@ class Sum:
     factor: float = 1.0  # of the gradient at the step on each part; over all ranks
     weights: tuple[float, ...] = ()  # of each part, where they differ and are known
     counted: Finding | None = None  # parts that are lost, or counted several times: a fault if each has loss terms of its own
+    weighed: Finding | None = None  # parts that count unequally: a fault unless their losses weigh the other way around
     right: bool = False  # the sum of all parts, perhaps scaled as a whole
     suspicious: bool = False  # wrong, and this window was not looked at closely enough to say why
     findings: list[Finding] = field(default_factory=list)
@@ -61,7 +63,10 @@ def summed(window: Window, last: Window | None) -> Sum:
     if window.moved:
         found.remark = Remark.moved_inside
     elif (why := _why(window, last, parts, gate, size, found)) is not None:
-        found.findings.append(why)
+        if why.cause in OF_WEIGHTS and (made := _fitted(window, parts, gate)) is not None:
+            found.weights, found.weighed = made.weights, why
+        else:
+            found.findings.append(why)
     else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
         found.remark = Remark.changed
     return found
@@ -169,11 +174,17 @@ def _is_of_weights(window: Window, added: Sketch) -> bool:
     return window.parameters is not None and proportion(added, window.parameters)[1] <= 1e-2
 
 
-def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> Finding | None:
-    """The weight of each part in the gradient at the step, by least squares, and what such weights mean."""
+def _fitted(window: Window, parts: list[Sketch], gate: float) -> WeightedSum | None:
+    """The weight of each part in the gradient at the step, by least squares; None where it is no such sum."""
     seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
     made = weighted_sum(window.gradient[seen], [part[seen] for part in parts])
-    if len(parts) < 2 or not made.told_apart or made.residual > gate:
+    return made if len(parts) > 1 and made.told_apart and made.residual <= gate else None
+
+
+def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> Finding | None:
+    """What the weight of each part in the gradient at the step means."""
+    made = _fitted(window, parts, gate)
+    if made is None:
         return None
     found.weights, weights = made.weights, np.array(made.weights)
     shares = weights / np.abs(weights).max()

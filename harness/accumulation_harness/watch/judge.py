@@ -84,6 +84,9 @@ class Judge:
         if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
             # What a micro-batch's loss weighs too much, the sum makes up for.
             total = Sum(error=total.error, weights=total.weights, right=True)
+        if total.weighed is not None:
+            total = Sum(error=total.error, findings=[total.weighed])
+            weights, why = weights_of(window, total)
         if total.counted is not None and weights and why is None and not total.right:
             total.findings.append(total.counted)
         if window.resumed and any(f.cause in CARRIED for f in total.findings):

@@ -54,6 +54,16 @@ def sum_halved_each_time(at):
     return {"loss": own_mean, "windows": full_windows, "after_backward": lambda: frame.divide_gradients(at.model, 2)}
 
 
+@loop()
+def mean_so_far(at):
+    """The gradient is the mean over the micro-batches so far, at any time: right at the window's end."""
+    for _, parts in at.windows(full_windows):
+        for k, ids in enumerate(parts):
+            if k:
+                frame.divide_gradients(at.model, (k + 1) / k)
+            (own_mean(at.model, ids, ids) / (k + 1)).backward()
+
+
 def _aside(at, change):
     """Gradients are changed one micro-batch at a time, and added in a buffer of the loop's own."""
     parameters = list(at.model.parameters())
