@@ -22,9 +22,10 @@ COMMANDS = {
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
     "affected": ("accumulation_harness.affected", "which pinned releases compute something else with accumulation"),
+    "remedy": ("accumulation_harness.judge.remedy", "what to change for a cause, with a patch"),
     "lint": ("accumulation_harness.lint", "static checks of source files for accumulation bugs"),
 }
-LIGHT = ("affected", "audit", "watch", "doctor", "lint")  # torch and numpy are enough
+LIGHT = ("affected", "audit", "watch", "doctor", "lint", "remedy")  # torch and numpy are enough
 OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from accumulation_harness.audit.__main__ import main
-from accumulation_harness.audit.command import judge, parser
+from accumulation_harness.audit.command import judge, parsed, parser
 from tests.audit.loops import right_loops, wrong_loops
 
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
@@ -51,7 +51,7 @@ def audited(folder, **parts):
         [RIGHT, *SIZES, "--save", "no_such_folder/audit.json"],
         [RIGHT, *SIZES, "--save", "/tmp"],
         [RIGHT, *SIZES, "--accumulation-steps", "4;16"],
-        [RIGHT, "--batch-size", "40"],
+        [RIGHT, "--batch-size", "30"],
     ],
 )
 def test_what_cannot_be_run_is_exit_code_2(arguments, capsys):
@@ -62,11 +62,34 @@ def test_what_cannot_be_run_is_exit_code_2(arguments, capsys):
     assert code == 2 and not said and ("expected" in error or "required" in error), error
 
 
+SCRIPT = """\
+import sys, torch
+batch, n = int(sys.argv[sys.argv.index("--batch-size") + 1]), int(sys.argv[sys.argv.index("--accum") + 1])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for k, rows in enumerate(torch.randn(96, 4).split({size}), 1):
+    (model(rows).square().mean() / n).backward()
+    if k % n == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("size", "code"), [("batch", 0), ("8 + 0 * batch", 2)])
+def test_a_script_is_told_the_numbers_as_its_text_shows_unless_its_windows_are_others(size, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT.format(size=size))
+    answer, said, _ = judge(parsed(["script.py"]))
+    how = "--set '--batch-size {batch_size} --accum {accumulation_steps}'"
+    assert (answer, "windows are not those" in said) == (code, code == 2), said
+    assert f"script.py got the two numbers by {how}" in " ".join(said.split())
+
+
 def test_the_command_says_and_saves(tmp_path, capfd):
     saved = tmp_path / "a.json"
     assert main([WRONG, *SIZES, "--save", str(saved)]) == 1
     out = capfd.readouterr().out
-    assert "remedies.md#mean_of_means" in out and f"saved {saved}" in out
+    assert "(accumulation-harness remedy mean_of_means)" in out and f"saved {saved}" in out
     read = json.loads(saved.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert read["verdict"] == "different" and len(read["findings"][0]["evidence"]["right_weights"]) == 4
 

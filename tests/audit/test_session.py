@@ -36,7 +36,7 @@ def hooks():
     run = Run(batch_size=1, accumulation_steps=1)
     recorder = Recorder(run)
     replaced = [getattr(owner, name) for owner, name in {**recorder.observed.calls(), **recorder._layers.wraps()}]
-    assert len(replaced) == 28
+    assert len(replaced) == 29
     imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks), bool(module._has_any_global_hook())]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]

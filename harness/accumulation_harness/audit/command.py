@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
     from accumulation_harness.audit.report import Report
+    from accumulation_harness.audit.report.conclusion import Line
     from accumulation_harness.audit.report.subject import Subject
     from accumulation_harness.audit.user_code.call import UserCode
 
@@ -37,7 +39,8 @@ DESCRIPTION = "Does gradient accumulation change what a training function comput
 EPILOG = (
     """exit code 0: equivalent, 1: different, 2: could not be run or judged
 
-A script is run as it is, once for each way to cut a batch; what is behind -- is handed on:
+A script is run as it is, once for each way to cut a batch; what is behind -- is handed on. Where its text does not show how it
+gets the two numbers, --set says it:
     accumulation-harness audit train.py --batch-size 32 --accumulation-steps 4 \
         --set '--batch-size {batch_size} --grad-accum {accumulation_steps}' -- --config tiny.yaml
 """
@@ -57,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(rest=(), rank=0)
+    made.set_defaults(rest=(), rank=0, read="")
     made.add_argument(
         "train",
         nargs="?",
@@ -65,8 +68,9 @@ def parser() -> argparse.ArgumentParser:
         help="SCRIPT.py, a notebook, FILE.py:FUNCTION, FILE.py:Class.method or package.module:FUNCTION; a function is called as "
         "train(batch_size, accumulation_steps) with the samples of a micro-batch and their number: train(32, 1) and train(8, 4)",
     )
-    made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step (of one rank)")
-    made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
+    made.add_argument("--batch-size", type=int, default=32, help="samples per optimizer step (of one rank; default 32)")
+    many = "micro-batches per step, as 4,16 (default 4)"
+    made.add_argument("--accumulation-steps", type=_numbers, default=(4,), metavar="N,N", help=many)
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     steps = f"optimizer steps after which a run is ended (default {MAX_STEPS}, of a script an epoch, but a few of slow ones)"
@@ -205,6 +209,7 @@ def _target(text: str) -> Path:
 def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
     begun, said, remarks = time.monotonic(), "", ""
+    _read_script(given)
     subject = subject_of(given)
     try:
         from accumulation_harness.audit.report import github
@@ -229,6 +234,7 @@ def _audited(given: argparse.Namespace) -> Report | None:
     import torch
 
     from accumulation_harness.audit.launch import audit_launched
+    from accumulation_harness.audit.report import Problem
     from accumulation_harness.audit.session import audit
 
     train, asked = _asked(given)
@@ -241,9 +247,35 @@ def _audited(given: argparse.Namespace) -> Report | None:
     )
     if report is None:
         return None
-    problems = tuple(problem.said_by(train.there(problem)) for problem in report.problems)
-    notes = (*report.notes, *train.remarks, *([] if report.results else train.advice))
-    return replace(report, problems=problems, notes=notes)
+    if given.read and not all(map(_is_as_read, report.lines)):
+        what = f"its windows are not those that {given.read} should give"
+        how = "say by --set, --set-env or --set-file how the script gets the two numbers"
+        report = replace(report, results=(), problems=(*report.problems, Problem(f"{what}: {how}")))
+    read = [f"as its text shows, {given.train} got the two numbers by {given.read}"] if given.read else []
+    notes = (*read, *report.notes, *train.remarks, *([] if report.results or read else train.advice))
+    return replace(report.seen_as(train.there), notes=notes)
+
+
+def _read_script(given: argparse.Namespace) -> None:
+    """Where nothing says how a script is told the two numbers: what its text shows, where that is both."""
+    from accumulation_harness.audit.user_code.asking import advised
+    from accumulation_harness.audit.user_code.target import Target
+
+    if given.set or given.set_env or given.set_file:
+        return
+    with suppress(ValueError):  # of what is not there, and refused later
+        target = Target.of(given.train)
+        given.read = "" if target.name else advised(target.file(), given.rest)
+    words = shlex.split(given.read)
+    for option, text in zip(words[::2], words[1::2], strict=True):
+        getattr(given, option.strip("-").replace("-", "_")).append(text)
+
+
+def _is_as_read(line: Line) -> bool:
+    """Whether most windows hold N micro-batches, and those of the reference as many rows as were asked for."""
+    n, seen, size = line.arm.accumulation_steps, line.facts.run, line.facts.run.reference.run.batch_size
+    whole = sum(count > 0 and count % n == 0 for count in seen.mine.backwards)
+    return 2 * whole >= seen.mine.steps and all(step.num_rows in (0, size) for step in seen.reference.effective[:1])
 
 
 def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:

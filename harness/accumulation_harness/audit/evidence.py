@@ -64,6 +64,7 @@ Start = Literal[
     "changed",  # others
     "manual",  # unknown: this backward returned its gradient instead of adding it
 ]
+
 Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step", "other step"]
 Kind = Literal[
     "seen",  # wrong by itself: a call, a counter, a row, a movement of the parameters inside a window
@@ -77,6 +78,14 @@ Kind = Literal[
     "layers",  # the difference is gone without a layer of the model
     "ranks",  # the ranks differ from each other
 ]
+
+
+class Site(NamedTuple):
+    """A line of the audited code that makes a call."""
+
+    file: str
+    line: int  # 0: of a notebook, which has none
+    through: str = ""  # the package that makes the call for this line; empty where the line itself does
 
 
 class Layer(StrEnum):
@@ -371,6 +380,8 @@ class Run:
         default_factory=list
     )  # of each addend by (output, row), likewise
     calls: list[ModuleCall] = field(default_factory=list)  # of the window that was looked at module by module
+    dropped: int = 0  # rows of an epoch that a loader leaves out, as they fill no batch
+    sites: dict[Call, Counter[Site]] = field(default_factory=dict)  # how often which lines made the loop's calls
     callers: tuple[str, ...] = ()  # packages whose code called the first backward, innermost first
     ranks: int = 1
     held: Held = field(default_factory=Held)
@@ -390,6 +401,14 @@ class Run:
         return max((len(track.steps) for track in self.tracks), default=0)
 
 
+class Location(NamedTuple):
+    """Where a finding is looked for first."""
+
+    site: Site
+    call: Call
+    text: str  # the line as it is written; empty where it cannot be read
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that accumulation changed, with the evidence for it."""
@@ -402,6 +421,7 @@ class Finding:
     kind: Kind
     track: str | None = None  # name of the optimizer; None when it concerns all of them
     steps: tuple[int, ...] = ()  # all optimizer steps it was seen at
+    location: Location | None = None
     alone: bool = False  # without the layers that it and its like are about, all was compared, and agreed
 
     @property

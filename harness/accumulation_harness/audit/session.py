@@ -25,9 +25,10 @@ from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.ranks import Ranks
 from accumulation_harness.audit.observe.recorder import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Functions, Local, Train
-from accumulation_harness.audit.report import ArmResult, Problem, Report
+from accumulation_harness.audit.report import ArmResult, Blind, Problem, Report, Unseen
 from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
+from accumulation_harness.audit.rules.location import located
 from accumulation_harness.audit.rules.whole_run import unread
 from accumulation_harness.audit.visibility import hidden
 from accumulation_harness.compare.linear import distance
@@ -116,7 +117,7 @@ class Session:
         """`arms`: numbers of accumulation steps, each compared with the reference."""
         self.runs, self.arms = runs, arms
         self.problems: list[Problem] = []
-        self.unseen: list[str] = []  # what the runs that were made could not show
+        self.unseen: list[Unseen] = []  # what the runs that were made could not show
         self.notes: list[str] = []  # how the function is called
         self.repeatable = True  # causes are named only for a function that does the same twice
         self.results: list[ArmResult] = []
@@ -125,7 +126,8 @@ class Session:
         """Every arm, as trained and, where the functions take a `dtype`, in float64."""
         families = [self._understood(self._family({}))]
         if families[0].reference.stopped:
-            self.unseen.append(f"what comes after {self.runs.most.steps:.0f} optimizer steps: runs are ended there (max_steps)")
+            last = f"what comes after {self.runs.most.steps:.0f} optimizer steps: runs are ended there (max_steps)"
+            self.unseen.append(Unseen(Blind.later_steps, last))
         if self.runs.accept_dtype() and not self.problems:
             families.append(self._family({"dtype": torch.float64}))
         for family in families:
@@ -152,7 +154,8 @@ class Session:
         n, other = arms[0], next((k for k in range(2, size) if size % k == 0 and size != k * k), 0)
         run = self._candidate(family, other) if other else None
         if run is None or run.error is not None or not run.num_steps:
-            self.unseen.append(f"N={n} has {n} rows in every micro-batch: division by the one or the other cannot be told apart")
+            what = f"N={n} has {n} rows in every micro-batch: division by the one or the other cannot be told apart"
+            self.unseen.append(Unseen(Blind.equal_factors, what, "take another batch size"))
             return
         with suppress(ShapeError):
             compared = _compared(run, family)
@@ -178,7 +181,8 @@ class Session:
             for place, name in enumerate(names):
                 if not any(terms[place].gradient.any() for terms in alike):
                     which = f"term {place + 1} of {len(names)} of the loss ({name})"
-                    self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
+                    what = f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show"
+                    self.unseen.append(Unseen(Blind.silent_term, what))
 
     # -- how the function takes its arguments --------------------------------------------------------------------------
 
@@ -253,7 +257,8 @@ class Session:
             if besides is None:
                 kept.append(run)
             else:
-                self.unseen.append(f"the run with `order_seed=1` cannot be used to measure rounding: {besides}")
+                what = f"the run with `order_seed=1` cannot be used to measure rounding: {besides}"
+                self.unseen.append(Unseen(Blind.precision, what))
         return kept
 
     def _problem(self, what: str, n: int | None = None) -> None:
@@ -318,7 +323,7 @@ class Session:
             what = (
                 f"N={n}: in {family.arithmetic} the gradients are {worst:.1g} apart, as numbers that the loop rounds to float32"
             )
-            self.unseen.append(f"{what}: smaller differences cannot be seen")
+            self.unseen.append(Unseen(Blind.precision, f"{what}: smaller differences cannot be seen"))
             found = []
         split = disagreement(candidate, max((step.gate for step in steps_of(compared)), default=0.0))
         if split:  # what one rank's gradient looks like then says nothing of the window
@@ -330,7 +335,7 @@ class Session:
         empty = nothing_compared(candidate, family.reference, family.candidates.get(1, family.reference), compared) or ""
         if empty and not found:
             self._problem(empty, n)
-        named, evidence = tuple(first_of_each(found)), _evidence(candidate)
+        named, evidence = tuple(located(f, candidate) for f in first_of_each(found)), _evidence(candidate)
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
 
     def _learn_what_is_kept(self, family: Family, compared: Sequence[Facts]) -> bool:

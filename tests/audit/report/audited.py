@@ -21,7 +21,7 @@ def train(batch_size, accumulation_steps):
         optimizer.step()
         optimizer.zero_grad()
 '''
-LINE = 5  # of the function
+LINE = 13  # of the backward
 
 
 def write(folder, divisor):

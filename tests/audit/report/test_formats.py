@@ -19,7 +19,7 @@ import pytest
 
 from accumulation_harness.audit import Report
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report import COLUMNS, ArmResult, Problem, github
+from accumulation_harness.audit.report import COLUMNS, ArmResult, Blind, Problem, Unseen, github
 from accumulation_harness.audit.report import reproduction as scripts
 from accumulation_harness.audit.report.issue import MOST_LINES
 from accumulation_harness.audit.report.subject import Place, Subject
@@ -82,7 +82,7 @@ def test_junit_has_a_case_per_number_of_micro_batches(folder, wrong):
         assert failure is None or (failure.get("type") == "loss_not_divided" and failure.get("message") and failure.text)
 
 
-def test_sarif_has_a_result_per_finding_at_the_function(folder, wrong):
+def test_sarif_has_a_result_per_finding_at_its_line(folder, wrong):
     """With all that the schema of SARIF 2.1.0 requires where it is given."""
     log = strict((folder / "a.sarif").read_text())
     (run,) = log["runs"]
@@ -99,23 +99,27 @@ def test_sarif_has_a_result_per_finding_at_the_function(folder, wrong):
     assert len({json.dumps(result["partialFingerprints"]) for result in run["results"]}) == len(run["results"])
 
 
-def test_json_has_a_row_per_arm_and_step_and_says_what_each_micro_batch_counted_and_what_to_do_next(folder, wrong):
+def test_json_has_the_decisive_rows_and_says_what_each_micro_batch_counted_and_what_to_do_next(folder, wrong):
     read = strict((folder / "a.json").read_text())
     assert (read["verdict"], read["batch_size"]) == ("different" if wrong else "equivalent", 8)
     assert [finding["cause"] for finding in read["findings"]] == ["loss_not_divided"] * (2 if wrong else 0)
-    assert len(read["steps"]) == 6 and all(tuple(row) == COLUMNS and row["equivalent"] != wrong for row in read["steps"])
-
+    columns = [name for name in COLUMNS if name != "tensor"]
+    assert 2 <= len(read["steps"]) <= 6 and all([*row] == columns and row["equivalent"] != wrong for row in read["steps"])
+    assert read["conclusion"].startswith("loop.py:train ") and (f"(at loop.py:{LINE}: (loss / 1)" in read["conclusion"]) == wrong
+    assert all(one["what"] and one["sentence"] for one in read["hidden"])
+    for finding in read["findings"]:
+        assert finding["location"]["line"] == LINE and "+    loss = criterion(" in finding["patch"]
+        assert finding["remedy"] == "accumulation-harness remedy loss_not_divided"
     for arm in read["arms"] if wrong else ():
         (weights,) = arm["weights"]
         assert weights["taken"] == pytest.approx([1] * arm["accumulation_steps"])
         assert weights["right"] == pytest.approx([1 / arm["accumulation_steps"]] * arm["accumulation_steps"])
     assert ("must be gone" in read["next"]) == wrong and ("take data that the window" in read["next"]) != wrong
     assert "audit loop.py:train --batch-size 8" in read["command"]
-    rows = read["steps"] * 500
-    report = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 2, hidden=("y" * 3000,) * 40)
-    told = type("Many", (Report,), {"steps": rows})(**vars(report)).told("json")
+    long = Unseen(Blind.rows, "y" * 3000, "z" * 3000)
+    told = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 20, hidden=(long,) * 40).told("json")
     assert len(told) <= 64 * 1024, "no longer than an agent reads"
-    assert json.loads(told)["steps_left_out"] == len(rows) - len(json.loads(told)["steps"]) > 0
+    assert json.loads(told)["hidden_left_out"] == 40 - len(json.loads(told)["hidden"]) > 0
 
 
 SUBJECT = Subject(train=Place.of("there is none.py:train"), batch_size=8, accumulation_steps=(2, 4), folder=Path.cwd())
@@ -123,7 +127,7 @@ UNJUDGED = Report(
     batch_size=8,
     results=(),
     problems=(Problem("raised ValueError: \x1b[31ma\x00\ud800 | `b` <i> 100%\n::error::x", 2), Problem("no step", 4)),
-    hidden=("nothing",),
+    hidden=(Unseen(Blind.rows, "nothing"),),
     subject=SUBJECT,
 )
 
@@ -147,7 +151,7 @@ def test_what_could_not_be_judged_is_no_success_in_any_format():
 def test_every_format_of_a_script_and_the_lint_cite_one_address(site, monkeypatch):
     monkeypatch.setenv("ACCUMULATION_HARNESS_DOCS", site)
     report = found("4 times too large", Place(Path(__file__), ""))
-    page = f"{site}/causes/loss_not_divided.html" if site else "accumulation_harness/remedies.md#loss_not_divided"
+    page = f"{site}/causes/loss_not_divided.html" if site else "accumulation-harness remedy loss_not_divided"
     assert all(page in report.told(format) for format in ("text", "json", "junit", "issue"))
     assert page in Hit.at(ast.parse("x").body[0], Cause.loss_not_divided, "").told()
     assert "`test_formats.py`" in report.told("issue").partition("\n")[0] and 'report.test_formats"' in report.told("junit")

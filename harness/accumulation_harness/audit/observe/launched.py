@@ -30,12 +30,12 @@ class Launched(Ranks):
         """`replicas`: ranks that take rows of their own."""
         super().__init__(train, reference, rank.world, replicas)
         self.rank, self.meeting = rank, _next_meeting()
-        self.unseen: list[str] = []
+        self.gone: list[str] = []  # what is not known for that
         self._open = ExitStack()
 
     def run(self, job: Job) -> list[Run]:
         """The evidence of every rank, in order; of ranks that are gone, none."""
-        return [failed(job, "the ranks are gone")] if self.unseen else super().run(job)
+        return [failed(job, "the ranks are gone")] if self.gone else super().run(job)
 
     def _start(self) -> None:
         secret, store = secrets.token_bytes(), self.meeting.store()
@@ -54,7 +54,7 @@ class Launched(Ranks):
 
     def _renew(self) -> None:
         """Nobody starts them again."""
-        self.unseen.append("what further runs would have shown: a rank has raised, and its launcher starts it only once")
+        self.gone.append("what further runs would have shown: a rank has raised, and its launcher starts it only once")
 
 
 def answer(train: Train, rank: Rank) -> None:

@@ -31,6 +31,7 @@ from accumulation_harness.audit.evidence import (
 )
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
+from accumulation_harness.audit.observe.frames import site
 from accumulation_harness.audit.observe.rank_gradients import LocalGradients, are_hooked
 from accumulation_harness.audit.observe.sample import (
     Sample,
@@ -119,7 +120,9 @@ class LiveTrack(Followed):
         self.track.tensors = tuple((name, size(p)) for name, p in zip(shown, self.parameters, strict=True))
 
     def note(self, call: Call) -> None:
-        """Add to the order of calls of the window."""
+        """Add to the order of calls of the window, and to the lines that made it."""
+        if (where := site()) is not None:
+            self.run.sites.setdefault(call, Counter())[where] += 1
         if len(self.window.calls) < LONGEST:
             self.window.calls.append(call)
 

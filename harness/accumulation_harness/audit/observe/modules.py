@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accumulation_harness.audit.evidence import Array, ModuleCall, Operation
+from accumulation_harness.audit.observe.frames import line
 from accumulation_harness.audit.observe.sample import size_of
 from accumulation_harness.audit.observe.tensors import dense, fingerprints, tensors_in
 from accumulation_harness.observe.fence import Fence
 
-OURS = __name__.partition(".")[0]
 MOST = 2**25  # elements that are kept of a window; of one with more nothing is told
 
 
@@ -152,19 +149,8 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         gave = func(*args, **(kwargs or {}))
-        self.done.append(Operation(func.overloadpacket.__name__, (), self.arrays(tensors_in(gave)), _line()))
+        self.done.append(Operation(func.overloadpacket.__name__, (), self.arrays(tensors_in(gave)), line()))
         return gave
-
-
-def _line() -> str:
-    """The innermost line under way that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__"))
-        if name.partition(".")[0] not in ("torch", OURS):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def _has_slope(value: Any) -> bool:

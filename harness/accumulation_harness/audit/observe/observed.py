@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Term
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
+from accumulation_harness.audit.observe.frames import callers
 from accumulation_harness.audit.observe.interventions import intervene, lend
 from accumulation_harness.audit.observe.live import LiveTrack, Unclipped
 from accumulation_harness.audit.observe.loss_graph import (
@@ -33,9 +33,6 @@ from accumulation_harness.observe.fence import Fence, See, Seeing
 from accumulation_harness.observe.loop import Loop
 from accumulation_harness.observe.patches import Place
 from accumulation_harness.observe.tensors import in_a_group
-
-OURS, UNINSTALLED = __name__.partition(".")[0], "code that is not installed"
-INSTALLED = ("site-packages", "dist-packages")
 
 
 class Observed(Loop[LiveTrack]):
@@ -151,6 +148,7 @@ class Observed(Loop[LiveTrack]):
         return {
             **super().calls(),
             (Optimizer, "add_param_group"): self._add_param_group,
+            (DataLoader, "__iter__"): self._iterated,
             (Optimizer, "zero_grad"): self._noting_owner("zero_grad"),
             (nn.Module, "zero_grad"): self._noting_owner("zero_grad"),
             (Optimizer, "load_state_dict"): self._noting_owner("load"),
@@ -178,6 +176,12 @@ class Observed(Loop[LiveTrack]):
         self.note("schedule")
         self.schedules[id(scheduler)] = scheduler
 
+    def _iterated(self, loader: Any, *_: Any, **__: Any) -> Seeing:
+        batches = loader.batch_sampler
+        if getattr(batches, "drop_last", False) and isinstance(loader.dataset, Sized):
+            self.run.dropped = max(self.run.dropped, len(loader.dataset) % batches.batch_size)
+        yield
+
     def _add_param_group(self, optimizer: Any, *_: Any, **__: Any) -> Seeing:
         yield
         self.made(optimizer)
@@ -193,7 +197,7 @@ class Observed(Loop[LiveTrack]):
     def _into_grad(self, root: Any) -> Seeing:
         self.begin_window()
         self.forwards.look_outside()
-        self.run.callers = self.run.callers or tuple(_callers())
+        self.run.callers = self.run.callers or tuple(callers())
         self.run.backwards += 1
         self.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if not self.run.summed:
@@ -314,17 +318,3 @@ def _total(outputs: Any) -> float:
     if not all(isinstance(t, Tensor) and t.numel() == 1 for t in listed):
         return math.nan
     return float(sum(dense(t).double().item() for t in listed))
-
-
-def _callers() -> Iterator[str]:
-    """The installed packages whose frames led here, innermost first; one name for all code between that is not installed."""
-    frame: FrameType | None = sys._getframe(1)
-    last = OURS
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package != OURS:
-            is_installed = package == "torch" or any(folder in frame.f_code.co_filename for folder in INSTALLED)
-            package = package if is_installed else UNINSTALLED
-        if package not in (OURS, last):
-            yield package
-        frame, last = frame.f_back, package

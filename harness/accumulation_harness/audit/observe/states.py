@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
+from accumulation_harness.audit.observe.frames import CALL
 from accumulation_harness.audit.observe.generators import Generators
 from accumulation_harness.system.state import Snapshot, in_place, snapshot
 
@@ -184,9 +185,6 @@ def _frames() -> list[FrameType]:
         found += [] if _is_ours(frame.f_code) else [frame]
         frame = frame.f_back
     return found if frame is not None else []
-
-
-CALL = ("_call", str(Path(__file__).with_name("runs.py")))  # what calls the audited function
 
 
 @lru_cache(maxsize=4096)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.remedies import Status
-from accumulation_harness.audit.report.subject import Subject
+from accumulation_harness.audit.report.subject import Subject, seen_from
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.enums import StrEnum
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +46,45 @@ class Problem(str):
         return made
 
 
+class Blind(StrEnum):
+    """What a run may be unable to show."""
+
+    later_steps = "later_steps"
+    short_windows = "short_windows"
+    unequal_terms = "unequal_terms"
+    schedule = "schedule"
+    clipping = "clipping"
+    weight_decay = "weight_decay"
+    few_steps = "few_steps"
+    counters = "counters"
+    rows = "rows"
+    micro_batches = "micro_batches"
+    silent_term = "silent_term"
+    rescaled_gradients = "rescaled_gradients"
+    cleared_gradients = "cleared_gradients"
+    accumulating_reference = "accumulating_reference"
+    equal_factors = "equal_factors"
+    updates = "updates"
+    precision = "precision"
+    sampled = "sampled"
+    handed_over = "handed_over"
+    ranks = "ranks"
+
+
+class Unseen(str):
+    """Something that a run could not have shown: a sentence, which ends with what would show it."""
+
+    what: Blind
+    sentence: str
+    change: str  # empty where nothing is to be done
+
+    def __new__(cls, what: Blind, sentence: str, change: str = "") -> Unseen:
+        """Both in one line."""
+        made = super().__new__(cls, f"{sentence}; {change}" if change else sentence)
+        made.what, made.sentence, made.change = what, sentence, change
+        return made
+
+
 @dataclass(frozen=True)
 class ArmResult:
     """One number of accumulation steps, in one arithmetic."""
@@ -53,6 +96,16 @@ class ArmResult:
     evidence: dict[str, Any]
     allowed: tuple[Finding, ...] = ()  # found, and permitted beforehand
     empty: str = ""  # why it would say nothing if all that was compared agreed
+
+
+def _seen_as(finding: Finding, there: Callable[[str], str]) -> Finding:
+    """A notebook runs as a script that is made of it, whose lines it does not have."""
+    if finding.location is None:
+        return finding
+    site = finding.location.site
+    file = there(site.file)
+    moved = site._replace(file=file, line=0 if file.endswith(".ipynb") else site.line)
+    return replace(finding, location=finding.location._replace(site=moved))
 
 
 @dataclass(frozen=True)
@@ -83,6 +136,25 @@ class Line:
         mine, reference = self.facts.run.mine.lrs[step.step], self.facts.run.reference.lrs[step.step]
         return (mine[0] if mine else math.nan), (reference[0] if reference else math.nan)
 
+    def rows(self, step: StepFacts) -> Iterator[dict[str, Any]]:
+        """Of a step: the whole gradient (`all`), then tensor by tensor."""
+        rate, reference_rate = self.rates(step)
+        for tensor, seen in {"all": step.raw, **step.tensors}.items():
+            yield {
+                "accumulation_steps": self.arm.accumulation_steps,
+                "arithmetic": self.arm.arithmetic,
+                "optimizer": step.track,
+                "optimizer_step": step.step,
+                "tensor": tensor,
+                **vars(seen),
+                "gate": step.gate,
+                "update_distance": step.update.distance if seen is step.raw else math.nan,
+                "learning_rate": rate,
+                "reference_learning_rate": reference_rate,
+                "micro_batches": step.backwards,
+                "equivalent": step.agrees,
+            }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
@@ -91,7 +163,7 @@ class Conclusion:
     batch_size: int
     results: tuple[ArmResult, ...]
     problems: tuple[Problem, ...]  # why something could not be judged; partial evidence is in `results`
-    hidden: tuple[str, ...]  # what this run could not have shown, and what to change
+    hidden: tuple[Unseen, ...]  # what this run could not have shown, and what to change
     subject: Subject | None = None  # None: a function that was handed over in Python
     notes: tuple[str, ...] = ()  # how the function was called, and what it did besides training
     seconds: float = 0.0  # that the audit took
@@ -110,6 +182,21 @@ class Conclusion:
         """What was found and permitted beforehand, one per arm and cause."""
         kept = {(f.accumulation_steps, f.cause): f for result in reversed(self.results) for f in result.allowed}
         return tuple(kept[key] for key in sorted(kept))
+
+    def seen_as(self, there: Callable[[str], str]) -> Self:
+        """The same with other names of files, in problems and locations."""
+        problems = tuple(problem.said_by(there(problem)) for problem in self.problems)
+        results = tuple(replace(one, findings=tuple(_seen_as(f, there) for f in one.findings)) for one in self.results)
+        return replace(self, problems=problems, results=results)
+
+    def where(self, finding: Finding) -> str:
+        """`finetune.py:18: schedule.step()`, as seen from the folder of the call; empty where the line is not known."""
+        if finding.location is None:
+            return ""
+        site, call, text = finding.location
+        file = seen_from(Path(site.file), Path.cwd() if self.subject is None else self.subject.folder)
+        through = f" ({call}, by {site.through})" if site.through else ""
+        return f"{file}{f':{site.line}' * (site.line > 0)}: {text or call}{through}"
 
     @property
     def causes(self) -> dict[Cause, list[Finding]]:
@@ -169,29 +256,10 @@ class Conclusion:
         """
         import pandas as pd
 
-        return pd.DataFrame(list(self._rows()), columns=COLUMNS)
+        rows = (row for line in self.lines for step in line.facts.steps for row in line.rows(step))
+        return pd.DataFrame(list(rows), columns=COLUMNS)
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The rows of whole gradients, as values."""
-        return [row for row in self._rows() if row["tensor"] == "all"]
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for line in self.lines:
-            for step in line.facts.steps:
-                rate, reference_rate = line.rates(step)
-                for tensor, seen in {"all": step.raw, **step.tensors}.items():
-                    yield {
-                        "accumulation_steps": line.arm.accumulation_steps,
-                        "arithmetic": line.arm.arithmetic,
-                        "optimizer": step.track,
-                        "optimizer_step": step.step,
-                        "tensor": tensor,
-                        **vars(seen),
-                        "gate": step.gate,
-                        "update_distance": step.update.distance if seen is step.raw else math.nan,
-                        "learning_rate": rate,
-                        "reference_learning_rate": reference_rate,
-                        "micro_batches": step.backwards,
-                        "equivalent": step.agrees,
-                    }
+        return [next(line.rows(step)) for line in self.lines for step in line.facts.steps]

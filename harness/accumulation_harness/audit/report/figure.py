@@ -75,7 +75,7 @@ def _by_title(made: Iterable[Chart | None]) -> list[Chart]:
 
 
 def _weights(line: Line, step: StepFacts) -> Chart | None:
-    if step.gate > UNEQUAL or not (_known(step, step.taken) and _known(step, step.parts)):
+    if step.gate > UNEQUAL or not (known(step, step.taken) and known(step, step.parts)):
         return None
     counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, step.parts.weights, strict=True)]
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
@@ -84,7 +84,7 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
     return Chart(title, [Bar(str(k), count, short(round(count, 3) + 0.0)) for k, count in enumerate(counts, 1)], mark=1.0)
 
 
-def _known(step: StepFacts, parts: WeightedSum) -> bool:
+def known(step: StepFacts, parts: WeightedSum) -> bool:
     """Whether the parts make up the vector, each with one weight and no other."""
     return len(parts.weights) > 1 and parts.residual <= step.gate and parts.told_apart
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accumulation_harness.audit.observe.observed import UNINSTALLED
+from accumulation_harness.audit.observe.frames import UNINSTALLED
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.judge.cause import MEANINGS, Cause
 

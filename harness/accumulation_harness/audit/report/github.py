@@ -1,13 +1,16 @@
-"""What GitHub Actions shows of a conclusion: annotations at the audited function, and the summary of the job."""
+"""What GitHub Actions shows of a conclusion: annotations, at the lines of findings where these are known, and a job's summary."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report import markdown
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import change
+from accumulation_harness.audit.report.subject import Subject, seen_from
 from accumulation_harness.system.github import annotation
 
 
@@ -31,7 +34,18 @@ def tell(conclusion: Conclusion) -> str:
 def commands(conclusion: Conclusion) -> str:
     """One annotation per finding and problem."""
     subject = conclusion.subject
-    place = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": subject.train.line}
-    told = [(f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}") for f in conclusion.findings]
-    told += [("the audit could not judge", line) for line in conclusion.problems]
-    return "".join(annotation("error", message, **place, title=title) + "\n" for title, message in told)
+    there = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": subject.train.line}
+    told = [
+        (_place(f, subject) or there, f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}")
+        for f in conclusion.findings
+    ]
+    told += [(there, "the audit could not judge", line) for line in conclusion.problems]
+    return "".join(annotation("error", message, **place, title=title) + "\n" for place, title, message in told)
+
+
+def _place(finding: Finding, subject: Subject | None) -> dict[str, Any]:
+    """Of a line in the sources; empty where it is not known."""
+    site = None if finding.location is None else finding.location.site
+    if site is None or subject is None or not site.line or not Path(site.file).is_relative_to(subject.root):
+        return {}
+    return {"file": seen_from(Path(site.file), subject.root), "line": site.line}

@@ -116,7 +116,7 @@ def _causes(conclusion: Conclusion) -> Iterator[str]:
     for cause, findings in conclusion.causes.items():
         yield f"## Cause: {code(cause)}"
         yield f"{escaped(_sentence(MEANINGS[cause].sentence))}."
-        yield found(findings)
+        yield found(conclusion, findings)
         yield f"Evidence at N={findings[0].accumulation_steps}:"
         yield listed(f"{escaped(key)}: {escaped(short(value))}" for key, value in findings[0].evidence.items())
         yield f"**Remedy.** {change(conclusion, cause)} ({code(remedy(cause))})"

@@ -1,17 +1,25 @@
-"""The conclusion as JSON, of a size that an agent can read."""
+"""The conclusion as JSON, of a size that an agent can read; what may be quoted comes first."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
+from accumulation_harness.audit.report.figure import known
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.remedies import Status, plain, remedy
+from accumulation_harness.audit.report.remedies import Status, plain, remedy, short
+from accumulation_harness.audit.report.subject import seen_from
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.remedy import patch
 
 MOST_BYTES = 64 * 1024  # of the text
-MOST_ITEMS = 16  # of a list, where the whole would be longer
+MOST_ITEMS = 16  # of a list in it, and fewer where it would be longer
+NUMBERS = re.compile(r"\[\s+([-+.\w,\s]*?)\s+\]")  # a list that holds nothing else
 
 
 def document(conclusion: Conclusion) -> dict[str, Any]:
@@ -19,19 +27,20 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     subject = conclusion.subject
     return {
         "verdict": conclusion.verdict,
-        "equivalent": conclusion.equivalent,
         "exit_code": conclusion.exit_code,
-        "batch_size": conclusion.batch_size,
-        "command": None if subject is None else subject.command,
+        "conclusion": quoted(conclusion),
+        "next": _next_experiment(conclusion),
         "findings": [
             {
                 "accumulation_steps": f.accumulation_steps,
                 "optimizer_step": f.optimizer_step,
                 "cause": f.cause,
                 "message": f.message,
-                "evidence": plain(f.evidence),
+                "location": _location(conclusion, f),
                 "change": change(conclusion, f.cause),
+                "patch": patch(f.cause),
                 "remedy": remedy(f.cause),
+                "evidence": plain(f.evidence),
             }
             for f in conclusion.findings
         ],
@@ -39,29 +48,71 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
             {"accumulation_steps": f.accumulation_steps, "cause": f.cause, "message": f.message} for f in conclusion.allowed
         ],
         "problems": list(conclusion.problems),
-        "hidden": list(conclusion.hidden),
+        "hidden": [{"what": one.what, "sentence": one.sentence, "change": one.change} for one in conclusion.hidden],
         "notes": list(conclusion.notes),
-        "next": _next_experiment(conclusion),
+        "batch_size": conclusion.batch_size,
+        "command": None if subject is None else subject.command,
         "arms": [
             {
                 "accumulation_steps": r.accumulation_steps,
                 "arithmetic": r.arithmetic,
                 "verdict": conclusion.verdict_of(r),
-                "evidence": plain(r.evidence),
-                "weights": [weights for line in conclusion.lines if line.arm is r and (weights := _weights(line))],
                 "causes": sorted({f.cause for f in r.findings}),
+                "weights": [weights for line in conclusion.lines if line.arm is r and (weights := _weights(line))],
+                "evidence": plain(r.evidence),
             }
             for r in conclusion.results
         ],
-        "steps": plain(conclusion.steps),
+        "steps": plain([row for line in conclusion.lines for row in _steps(line)]),
     }
+
+
+def quoted(conclusion: Conclusion) -> str:
+    """What may be said of the code after this audit, in sentences that stand by themselves."""
+    subject = conclusion.subject
+    what = "the function" if subject is None else subject.name
+    if conclusion.verdict is Status.inconclusive:
+        why = conclusion.problems[0] if conclusion.problems else "nothing was compared"
+        return f"Of {what}, nothing may be concluded about gradient accumulation: {why}"
+    apart = sorted({f.accumulation_steps for f in conclusion.findings})
+    compared = sorted({r.accumulation_steps for r in conclusion.results} - {1})
+    sizes = ", ".join(f"{n} micro-batches of {conclusion.batch_size // n}" for n in apart or compared)
+    if not apart:
+        return f"{what} trains with {sizes} as with one batch of {conclusion.batch_size}{_agreeing(conclusion)}"
+    said = [f"{what} computes with {sizes} something else than with one batch of {conclusion.batch_size}."]
+    for cause, (first, *_) in conclusion.causes.items():
+        where = conclusion.where(first)
+        said.append(f"{cause}: {first.message}{f' (at {where})' if where else ''}.")
+    if all(MEANINGS[cause].of_the_model for cause in conclusion.causes):
+        said.append("That is a property of the model or its loss, and no fault of the loop.")
+    return " ".join(said)
+
+
+def _agreeing(conclusion: Conclusion) -> str:
+    """The end of a sentence: how well, besides what was allowed, and what could not have shown."""
+    worst = max(conclusion.steps, key=lambda row: row["distance"] / row["gate"] if row["gate"] else 0.0)
+    besides = ", ".join(sorted({f.cause for f in conclusion.allowed}))
+    numbers = f"largest distance {short(worst['distance'])}; rounding explains {short(worst['gate'])}"
+    unseen = ", ".join(dict.fromkeys(one.what.replace("_", " ") for one in conclusion.hidden))
+    return (
+        (f", besides what was allowed ({besides})" if besides else "")
+        + f": all gradients and updates agree up to rounding ({numbers})."
+        + (f" This run could not show: {unseen}." if unseen else "")
+    )
+
+
+def _location(conclusion: Conclusion, finding: Finding) -> dict[str, Any] | None:
+    if finding.location is None:
+        return None
+    site, call, text = finding.location
+    file = seen_from(Path(site.file), Path.cwd() if conclusion.subject is None else conclusion.subject.folder)
+    return {"file": file, "line": site.line or None, "text": text, "call": call, "through": site.through or None}
 
 
 def _next_experiment(conclusion: Conclusion) -> str:
     """The experiment that would tell most after this one: what to change, and what the same audit must say then."""
     if conclusion.verdict is Status.inconclusive:
-        why = conclusion.problems[0] if conclusion.problems else "nothing was compared"
-        return f"Nothing may be concluded yet. Remove the reason, and repeat the audit: {why}"
+        return "Nothing may be concluded yet. Remove the reason, and repeat the audit."
     if conclusion.verdict is Status.different:
         cause = next(iter(conclusion.causes))
         if cause is Cause.unexplained:
@@ -70,17 +121,17 @@ def _next_experiment(conclusion: Conclusion) -> str:
             return f"No loop can fix this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
         others = len(conclusion.causes) - 1
         rest = f" {others} more findings may be its consequences, or faults of their own." * (others > 0)
-        return f"{change(conclusion, cause)} Repeat the audit: {cause} must be gone.{rest}"
-    changes = [change for line in conclusion.hidden for _, found, change in [line.rpartition("; ")] if found]
+        return f"Change what the first finding says. Repeat the audit: {cause} must be gone.{rest}"
+    changes = [one.change for one in conclusion.hidden if one.change]
     if changes:
         return f"What was compared agrees. To see more: {changes[0]}."
     return "What was compared agrees. Repeat the audit with other N, and with the model's own size."
 
 
 def _weights(line: Line) -> dict[str, Any]:
-    """What each micro-batch counted in the first step that differs, and what would have been right."""
+    """What each micro-batch counted in the first step that differs, and what would have been right; nothing where unknown."""
     step = line.first
-    if step is None or not step.taken.weights:
+    if step is None or not (known(step, step.taken) and known(step, step.parts)):
         return {}
     return {
         "optimizer": line.facts.run.track,
@@ -90,33 +141,38 @@ def _weights(line: Line) -> dict[str, Any]:
     }
 
 
+def _steps(line: Line) -> Iterator[dict[str, Any]]:
+    """The first that differs, the one farthest beyond its gate, and the last."""
+    chosen = {step.step: step for step in (line.first, line.farthest, *line.facts.steps[-1:]) if step is not None}
+    for _, step in sorted(chosen.items()):
+        row = next(line.rows(step))
+        del row["tensor"]
+        yield row
+
+
 def text(conclusion: Conclusion) -> str:
     """Strict JSON: a non-finite number is written as null. At most `MOST_BYTES`; how much was left out is said."""
-    whole = document(conclusion)
-    written = _written(whole)
-    rows, most = whole["steps"], len(whole["steps"])
-    while len(written) > MOST_BYTES and most > 1:
+    whole, most = document(conclusion), MOST_ITEMS
+    while len(written := _written(_shortened(whole, most))) > MOST_BYTES and most > 1:
         most //= 2
-        whole["steps"] = _worst(rows, most)
-        written = _written(_shortened({**whole, "steps_left_out": len(rows) - most}))
     return written
 
 
 def _written(content: Any) -> str:
-    return json.dumps(content, indent=1, allow_nan=False)
+    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", json.dumps(content, indent=1, allow_nan=False))
 
 
-def _worst(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Those that are farthest beyond their gate, in their order."""
-    by_distance = sorted(range(len(rows)), key=lambda k: (rows[k]["distance"] or 0.0) / (rows[k]["gate"] or 1.0), reverse=True)
-    return [rows[k] for k in sorted(by_distance[:most])]
-
-
-def _shortened(value: Any, key: str = "") -> Any:
-    """With lists cut, but for the rows, which are chosen."""
+def _shortened(value: Any, most: int) -> Any:
+    """With lists cut, and how much of each was left out beside it; texts cut, and numbers to six digits."""
     if isinstance(value, dict):
-        return {name: _shortened(item, name) for name, item in value.items()}
+        made: dict[str, Any] = {}
+        for name, item in value.items():
+            made[name] = _shortened(item, most)
+            if isinstance(item, list) and len(item) > most:
+                made[f"{name}_left_out"] = len(item) - most
+        return made
     if isinstance(value, list):
-        kept = value if key == "steps" and value and isinstance(value[0], dict) else value[:MOST_ITEMS]
-        return [_shortened(item) for item in kept] + ([f"and {len(value) - len(kept)} more"] if len(kept) < len(value) else [])
-    return value[:2000] if isinstance(value, str) else value
+        return [_shortened(item, most) for item in value[:most]]
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    return value[: 125 * most] if isinstance(value, str) else value

@@ -45,7 +45,7 @@ def text(conclusion: Conclusion) -> str:
     for cause, findings in conclusion.causes.items():
         parts += [
             f"**{code(cause)}**: {escaped(MEANINGS[cause].sentence)}.",
-            found(findings),
+            found(conclusion, findings),
             f"Remedy: {change(conclusion, cause)}",
         ]
     if conclusion.allowed:
@@ -81,9 +81,12 @@ def _cells(line: Line) -> list[str]:
     return [escaped(cell) for cell in cells]
 
 
-def found(findings: Iterable[Finding]) -> str:
-    """A list of what was found, by N."""
-    return listed(f"N={f.accumulation_steps}{f.since}: {escaped(f.message)}" for f in findings)
+def found(conclusion: Conclusion, findings: Iterable[Finding]) -> str:
+    """A list of what was found, by N, and at which line."""
+    places = ((f, conclusion.where(f)) for f in findings)
+    return listed(
+        f"N={f.accumulation_steps}{f.since}: {escaped(f.message)}" + (f" ({code(where)})" if where else "") for f, where in places
+    )
 
 
 def listed(lines: Iterable[str]) -> str:

@@ -19,13 +19,13 @@ class Status(StrEnum):
 
 
 def remedy(cause: Cause) -> str:
-    """Return the address of the page or section that explains a cause.
+    """Return where a cause is explained.
 
     Args:
         cause: The cause.
 
     Returns:
-        A URL if the documentation is served somewhere, otherwise a path and an anchor.
+        A URL if the documentation is served somewhere, otherwise a command.
     """
     return page_of(cause)
 

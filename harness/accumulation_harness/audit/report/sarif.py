@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.remedies import Status, plain
 from accumulation_harness.audit.report.subject import TOOL, Subject
@@ -11,7 +13,7 @@ from accumulation_harness.judge import sarif
 
 
 def text(conclusion: Conclusion) -> str:
-    """One run. Findings are at the `def` of the audited function, where that is known."""
+    """One run. Findings are at their own line, or else at the `def` of the audited function, where that is known."""
     subject = conclusion.subject
     where, function = ([], "") if subject is None else ([_location(subject)], subject.name)
     told = [("error", line) for line in conclusion.problems] + [("note", line) for line in conclusion.hidden]
@@ -25,7 +27,7 @@ def text(conclusion: Conclusion) -> str:
             "ruleId": f.cause,
             "level": "error",
             "message": {"text": f"N={f.accumulation_steps}{f.since}: {f.message}"},
-            "locations": where,
+            "locations": _own_location(f, subject) or where,
             "partialFingerprints": {"functionCauseAndN/v1": f"{function} {f.cause} {f.accumulation_steps}"},
             "properties": {
                 "accumulationSteps": f.accumulation_steps,
@@ -36,6 +38,13 @@ def text(conclusion: Conclusion) -> str:
         for f in conclusion.findings
     ]
     return sarif.text(TOOL, results, invocations=[invocation])
+
+
+def _own_location(finding: Finding, subject: Subject | None) -> list[dict[str, Any]]:
+    site = None if finding.location is None else finding.location.site
+    if site is None or not site.line:
+        return []
+    return [sarif.place(Path(site.file), Path.cwd() if subject is None else subject.root, startLine=site.line)]
 
 
 def _location(subject: Subject) -> dict[str, Any]:

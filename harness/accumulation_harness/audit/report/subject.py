@@ -17,6 +17,11 @@ from accumulation_harness.system.packages import version
 TOOL = "accumulation-harness"
 
 
+def seen_from(file: Path, folder: Path) -> str:
+    """The path relative to a folder that it is in, with forward slashes; absolute otherwise."""
+    return (file.relative_to(folder) if file.is_relative_to(folder) else file).as_posix()
+
+
 @dataclass(frozen=True)
 class Place:
     """A function in a file."""
@@ -72,7 +77,7 @@ class Place:
 
     def seen_from(self, folder: Path) -> str:
         """The path relative to a folder that it is in, with forward slashes; absolute otherwise."""
-        return (self.file.relative_to(folder) if self.file.is_relative_to(folder) else self.file).as_posix()
+        return seen_from(self.file, folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
     for finding in conclusion.findings:
         yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
         yield from _wrapped(f"    {finding.message}")
+        if where := conclusion.where(finding):
+            yield from _wrapped(f"    at {where}")
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
     for chart in decisive(conclusion):

@@ -230,6 +230,8 @@ class UserCode:
 
     def there(self, text: str) -> str:
         """A text with the names that files have where their owner has them."""
+        if self.source.suffix == NOTEBOOK:
+            text = text.replace(str(self.file), str(self.source))
         return text if self.scratch is None else self.scratch.there(text)
 
     @property

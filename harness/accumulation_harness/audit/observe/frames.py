@@ -1,0 +1,62 @@
+"""The code under way that leads to a call: whose it is, and which line of the audited code makes the call."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from accumulation_harness.audit.evidence import Site
+
+UNINSTALLED = "code that is not installed"
+INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+CALL = ("_call", str(Path(__file__).with_name("runs.py")))  # what calls the audited function
+TORCH = str(Path(torch.__file__).parent) + os.sep
+PASSES_ON = ("<", str(Path(__file__).parents[2]) + os.sep, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
+
+
+def callers() -> Iterator[str]:
+    """Yield the packages whose code leads here, innermost first; one name for all code between that is not installed."""
+    return (owner for owner, _ in groupby(owner for owner, _ in _frames()))
+
+
+def site() -> Site | None:
+    """The innermost line of the audited code, which is that of the outermost owner; None where none leads here."""
+    every = [*_frames()]
+    place = next((k for k, (owner, _) in enumerate(every) if owner == every[-1][0]), None)
+    if place is None:
+        return None
+    frame, through = every[place][1], every[place - 1][0] if place else ""
+    return Site(frame.f_code.co_filename, frame.f_lineno, "" if through == "torch" else through)
+
+
+def line() -> str:
+    """`model.py:12`: the innermost line that is neither torch's nor ours."""
+    frame = next((frame for owner, frame in _frames() if owner != "torch"), None)
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _frames() -> Iterator[tuple[str, FrameType]]:
+    """Of code with an owner, innermost first, up to the call of the audited function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
+        if owner := _owner(frame.f_code.co_filename):
+            yield owner, frame
+        frame = frame.f_back
+
+
+@lru_cache(maxsize=4096)
+def _owner(file: str) -> str:
+    """The package that a file is of; empty of Python's own and of ours, which pass calls on."""
+    if file.startswith(TORCH):
+        return "torch"
+    installed = None if file.startswith(PASSES_ON[1]) else INSTALLED.search(file)
+    return installed[1] if installed else "" if file.startswith(PASSES_ON) else UNINSTALLED
