@@ -12,7 +12,7 @@ from accumulation_harness.system.terminal import suggesting
 COMMANDS = {
     "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
-    "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
+    "audit": ("accumulation_harness.audit", "whether accumulation changes what a script or a function trains"),
     "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: reports of watched training runs"),
     "converge": ("accumulation_harness.converge", "whether it trains as the large batch does, over seeds: loss or any metric"),
     "advise": ("accumulation_harness.advise", "which micro-batch, how many, which learning rate, and what it costs"),

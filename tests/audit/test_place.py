@@ -256,11 +256,11 @@ LAYOUTS = {
     "called twice": (lambda: Model(Neighbours(), lambda middle, x: middle(torch.relu(middle(x)))), "forward of `middle`"),
     "a checkpoint": (
         lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=False)),
-        "`middle` (Twice): computed again",
+        "`middle` (Twice): recomputed for the backward",
     ),
     "a reentrant checkpoint": (
         lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=True)),
-        "`middle` (Twice): computed again",
+        "`middle` (Twice): recomputed for the backward",
     ),
     "a wrong gradient of a weight": (lambda: Model(OwnLinear()), "gradients of the parameters of `middle`"),
 }

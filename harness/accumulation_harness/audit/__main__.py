@@ -20,7 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from accumulation_harness.audit.command import parsed, refused, subject_of
+from accumulation_harness.audit.command import parsed, read_script, refused, subject_of
 from accumulation_harness.system.processes import module_command, run_command
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed(given)  # refused at once
     if options.explain:
+        read_script(options)
         from accumulation_harness.audit.explain import explained
 
         try:
