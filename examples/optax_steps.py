@@ -35,7 +35,7 @@ def train(batch_size, accumulation_steps, hand, make=optax.MultiSteps):
     }
     optimizer = make(optax.chain(handing(hand), optax.adam(1e-2)), accumulation_steps)
     state = optimizer.init(weights)
-    hand(weights=weights)
+    weights = hand(weights=weights)
     for start in [*range(0, 48, batch_size)] * 2:
         part = slice(start, start + batch_size)
         gradient = jax.grad(loss)(weights, x[part], y[part])
@@ -44,4 +44,4 @@ def train(batch_size, accumulation_steps, hand, make=optax.MultiSteps):
         weights = optax.apply_updates(weights, updates)
         jax.effects_barrier()
         if optimizer.has_updated(state):
-            hand(weights=weights)
+            weights = hand(weights=weights)

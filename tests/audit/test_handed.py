@@ -1,11 +1,17 @@
 """Frameworks that are not torch hand over weights, gradients and contributions: here training loops in NumPy and JAX."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from accumulation_harness.audit import audit
+from accumulation_harness.audit.evidence import Intervention, rounded_to
+from accumulation_harness.audit.observe.foreign import Handed
 from accumulation_harness.config.targets import import_file
 
 
@@ -88,13 +94,16 @@ def adam(fault, given):
     def tree(vector):
         return {"layer": {"w": vector[:12]}, "rest": [vector[12:], None]}
 
+    def vector(tree):
+        return np.concatenate([tree["layer"]["w"], tree["rest"][0]])
+
     def train(batch_size, accumulation_steps, hand):
         def give(**trees):
-            if chosen := {name: tree(value) for name, value in trees.items() if name in given}:
-                hand(**chosen)
+            chosen = {name: tree(value) for name, value in trees.items() if name in given}
+            return hand(**chosen) if chosen else None
 
         weights, mean, square = np.full(13, 0.5, dtype=np.float32), np.zeros(13), np.zeros(13)
-        give(weights=weights)
+        weights = vector(give(weights=weights))
         for step, start in enumerate(range(0, 48, 16), 1):
             parts = []
             for first in range(start, start + 16, batch_size):
@@ -108,8 +117,7 @@ def adam(fault, given):
             mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
             weights = weights - 0.01 * mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8)
             decays = accumulation_steps if fault == "decayed too often" else 1
-            weights = (weights * 0.99**decays).astype(np.float32)
-            give(weights=weights)
+            weights = vector(give(weights=(weights * 0.99**decays).astype(np.float32)))
 
     return train
 
@@ -137,6 +145,165 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
 def test_a_gradient_has_its_scale_under_adam_and_contributions_their_weights(fault, given, cause, said):
     (finding,) = audit(adam(fault, given), batch_size=16, accumulation_steps=(4,)).findings
     assert finding.cause == cause and said in finding.message, finding
+
+
+# -- arithmetic that the formats of what is handed over do not show ---------------------------------------------------------
+
+
+def cast(give, steps=4, *, fault="", moves=True):
+    """A network on float32 weights, computed in bfloat16; `moves`: it goes on with what `hand` returns."""
+
+    def train(batch_size, accumulation_steps, hand):
+        torch.manual_seed(0)
+        x, y = torch.randn(64, 8), torch.randint(4, (64,))
+        weights = {"a": torch.randn(8, 32) * 0.3, "b": torch.randn(32, 4) * 0.3}
+        moved = hand(weights=weights)
+        for start in range(0, 16 * steps, 16):
+            weights = moved if moves else weights
+            taken = {name: torch.zeros_like(w) for name, w in weights.items()}
+            for micro_batch, first in enumerate(range(start, start + 16, batch_size)):
+                rows = slice(first, first + batch_size)
+                leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
+                hidden = torch.tanh(x[rows].bfloat16() @ leaves["a"].bfloat16())
+                loss = F.cross_entropy((hidden @ leaves["b"].bfloat16()).float(), y[rows]) / accumulation_steps
+                gradients = dict(zip(leaves, torch.autograd.grad(loss, [*leaves.values()]), strict=True))
+                if "contribution" in give:
+                    hand(contribution=gradients)
+                if fault != "lost" or accumulation_steps == 1 or micro_batch not in (1, 2):
+                    taken = {name: taken[name] + g for name, g in gradients.items()}
+            if "gradient" in give:
+                hand(gradient=taken)
+            weights = {name: w - 0.1 * taken[name] for name, w in weights.items()}
+            moved = hand(weights=weights)
+
+    return train
+
+
+@pytest.mark.parametrize(("given", "moves"), [(ALL, True), (ALL, False), (GRADIENTS, True)])
+def test_arithmetic_in_bfloat16_is_seen_in_the_numbers_of_the_gradient(given, moves):
+    report = audit(cast(given, moves=moves), batch_size=16, accumulation_steps=(4,))
+    assert report.equivalent, str(report)
+    assert any("rounding was not measured" in each for each in report.hidden) != moves
+
+
+def test_lost_micro_batches_are_told_in_bfloat16():
+    (finding,) = audit(cast(ALL, fault="lost"), batch_size=16, accumulation_steps=(4,)).findings
+    assert "micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost" in finding.message
+
+
+def test_a_small_difference_of_weights_alone_is_not_judged():
+    report = audit(cast(("weights",)), batch_size=16, accumulation_steps=(4,))
+    assert not report.findings and "hand over the contributions" in report.problems[0], str(report)
+
+
+@dataclass
+class Layer:
+    weight: object
+    bias: object
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_moved_tree_has_the_kinds_of_the_one_that_was_handed_over(dtype):
+    tree = {"layers": [Layer(torch.ones(2, 3, dtype=dtype), None)], "pair": (np.ones(4, dtype=np.float32), {"of": np.float32(1)})}
+    handed = Handed(Intervention(perturb=4.0))
+    moved = handed.take(weights=tree)
+    assert [name for name, _ in handed.track.tensors] == ["layers.0.weight", "pair.0", "pair.1.of"]
+    weight, vector = moved["layers"][0].weight, moved["pair"][0]
+    assert weight.dtype == dtype and weight.shape == (2, 3) and vector.dtype == np.float32 and moved["layers"][0].bias is None
+    rounding = torch.finfo(dtype).eps / 2
+    assert 0 < float((weight.double() - 1).abs().max()) <= 4 * rounding and 0 < np.abs(vector - 1).max() <= 4 * 2.0**-24
+    assert Handed().take(weights=tree) is tree
+
+
+def test_numbers_rounded_to_16_bits_are_told_from_counts():
+    exact = np.random.default_rng(0).normal(size=400).astype(np.float32)
+    for dtype, roundoff in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
+        rounded = torch.from_numpy(exact).to(dtype).double().numpy()
+        assert rounded_to((300, 100), rounded) == roundoff
+        assert rounded_to((300, 100), np.r_[rounded[:300], exact[300:]]) == roundoff
+        assert rounded_to((300, 100), np.r_[exact[:300], rounded[300:]]) == 0
+    counts = np.random.default_rng(0).integers(64, size=400) / 64
+    assert rounded_to((300, 100), exact.astype(np.float64)) == rounded_to((300, 100), counts) == 0
+
+
+# -- an engine of torch with buffers of its own, which hooks see -------------------------------------------------------------
+
+
+def main_grad(returned, fault):
+    """A bfloat16 model, whose gradients are added in float32 `main_grad`; `returned`: by `torch.autograd.grad`."""
+
+    def train(batch_size, accumulation_steps):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16()
+        x, y = torch.randn(48, 8).bfloat16(), torch.randint(4, (48,))
+        masters = [p.detach().float().clone() for p in model.parameters()]
+        optimizer = torch.optim.AdamW(masters, lr=1e-2)
+        for start in range(0, 48, 16):
+            for p in model.parameters():
+                p.main_grad = torch.zeros_like(p, dtype=torch.float32)
+            for micro_batch, first in enumerate(range(start, start + 16, batch_size)):
+                rows = slice(first, first + batch_size)
+                loss = F.cross_entropy(model(x[rows]).float(), y[rows]) / (1 if fault == "undivided" else accumulation_steps)
+                model.zero_grad()
+                if returned:
+                    gradients = torch.autograd.grad(loss, [*model.parameters()])
+                else:
+                    loss.backward()
+                    gradients = [p.grad for p in model.parameters()]
+                if fault != "lost" or accumulation_steps == 1 or micro_batch not in (1, 2):
+                    for p, gradient in zip(model.parameters(), gradients, strict=True):
+                        p.main_grad.add_(gradient)
+            for master, p in zip(masters, model.parameters(), strict=True):
+                master.grad = p.main_grad
+            optimizer.step()
+            for master, p in zip(masters, model.parameters(), strict=True):
+                p.data.copy_(master)
+
+    return train
+
+
+@pytest.mark.parametrize("returned", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fault", "cause", "said"),
+    [
+        ("", None, ""),
+        ("undivided", "loss_not_divided", ""),
+        pytest.param("lost", "unexplained", "1, 0, 0, 1 times: numbers 2, 3 lost", marks=pytest.mark.slow),
+    ],
+)
+def test_buffers_in_float32_beside_a_model_in_bfloat16(returned, fault, cause, said):
+    report = audit(main_grad(returned, fault), batch_size=16, accumulation_steps=(4,))
+    assert [f.cause for f in report.findings] == [cause] * (cause is not None), str(report)
+    assert all(said in f.message for f in report.findings) and report.equivalent == (cause is None)
+
+
+class Casting(nn.Module):
+    """Float32 weights that are cast for every product: no autocast, and no parameter in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        hidden = torch.tanh(F.linear(x.bfloat16(), self.a.weight.bfloat16(), self.a.bias.bfloat16()))
+        return F.linear(hidden, self.b.weight.bfloat16(), self.b.bias.bfloat16()).float()
+
+
+def casting(batch_size, accumulation_steps):
+    torch.manual_seed(0)
+    model, x, y = Casting(), torch.randn(48, 8), torch.randint(4, (48,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for start in range(0, 48, 16):
+        optimizer.zero_grad()
+        for first in range(start, start + 16, batch_size):
+            rows = slice(first, first + batch_size)
+            (F.cross_entropy(model(x[rows]), y[rows]) / accumulation_steps).backward()
+        optimizer.step()
+
+
+def test_casts_of_the_loop_s_own_are_measured_as_autocast_is():
+    report = audit(casting, batch_size=16, accumulation_steps=(4,))
+    assert report.equivalent, str(report)
 
 
 def nothing(batch_size, accumulation_steps, hand):

@@ -20,6 +20,9 @@ Matrix = npt.NDArray[np.float64]
 Change = tuple[Vector, Vector]  # [P] before and after
 SUMMED = 2**10  # elements of a signed sum
 HELD = 2**10  # elements kept of a tensor as a window begins
+SHORT = (8, 11)  # binary digits of a number in bfloat16 and in float16
+LAST_DIGIT = 0.4  # share of rounded numbers that have a last digit of 1: a half, but for chance
+FEWEST_ROUNDED = 8  # numbers that are short by chance
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
@@ -40,6 +43,28 @@ def norms_by(counts: Sequence[int], values: Vector) -> Vector:
         starts = (np.cumsum(sizes) - sizes)[filled]
         found[filled] = np.sqrt(np.add.reduceat(values * values, starts))
     return found
+
+
+def rounded_to(counts: Sequence[int], values: Vector) -> float:
+    """Find the 16-bit format that numbers have been rounded to, whatever format they are kept in.
+
+    All elements of a tensor then have at most p binary digits, and half of them a last digit of 1, which counts have not.
+
+    Args:
+        counts: Number of elements of each tensor.
+        values: [P] the tensors, flattened and concatenated.
+
+    Returns:
+        The unit roundoff 2^-p of the format that most of the elements are in; 0 where there is none.
+    """
+    whole = np.ldexp(np.abs(np.frexp(np.where(np.isfinite(values), values, 0.0))[0]), 53).astype(np.int64)
+    digits = np.where(whole > 0, 53 - np.log2(np.maximum(whole & -whole, 1)), 0.0)
+    tensors = [each[each > 0] for each in np.split(digits, np.cumsum(counts)[:-1])]
+    for p in SHORT:
+        rounded = sum(each.size for each in tensors if each.size and each.max() <= p and (each == p).mean() >= LAST_DIGIT)
+        if rounded >= FEWEST_ROUNDED and 2 * rounded > np.count_nonzero(digits):
+            return 2.0**-p
+    return 0.0
 
 
 def emptied(before: Vector, after: Vector, counts: Sequence[int]) -> list[int]:
@@ -364,7 +389,7 @@ class Run:
     error: str | None = None
     stopped: bool = False  # after as many optimizer steps as were asked for
     roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
-    arithmetic: float = 0.0  # of that which no format of an optimizer's own tensors shows (autocast, models with copies)
+    arithmetic: float = 0.0  # of that which no format of an optimizer's own tensors shows (autocast, copies, casts of the loop's)
     dropout_calls: int = 0
     norm_calls: int = 0
     forwards: int = 0

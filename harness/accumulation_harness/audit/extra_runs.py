@@ -218,7 +218,7 @@ class ExtraRuns:
         following = _following(self.family.reference)
         usual = self._at_one(replace(following, note=frozenset(paths))).held
         held = self._followed(hold=frozenset(paths), hold_as=usual)
-        if held is None:
+        if held is None or _gives_the_same(judged, held):
             return judged
         agreeing = {(step.track, step.step) for step in held.steps if step.gradients_agree}
         is_bank = any(carried.values())
@@ -374,6 +374,16 @@ def _following(reference: Run, disable: frozenset[Layer] = frozenset()) -> Inter
 def _closed(a: StepFacts, b: StepFacts) -> bool:
     """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
     return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
+
+
+def _gives_the_same(usual: Judged, held: Judged) -> bool:
+    """Whether the backwards of every window that differs give the same: what was held is of their sum, and of no forward."""
+    now = {(step.track, step.step): step.mine.total for step in held.steps}
+    pairs = [(step, now.get((step.track, step.step))) for step in usual.off]
+    return all(
+        total is not None and step.mine.total is not None and distance(total, step.mine.total) <= step.gate
+        for step, total in pairs
+    )
 
 
 def _outside(step: StepFacts) -> float:

@@ -12,9 +12,10 @@ import torch
 
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
+from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor, is_handed, moves, stands_in
 from accumulation_harness.audit.compare.held import feels, keeps, rests
 from accumulation_harness.audit.compare.run import Facts, steps_of
+from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
 from accumulation_harness.audit.convention import cuts_the_same_windows, other_rows, rows_of, takes_the_whole_batch
@@ -36,6 +37,11 @@ from accumulation_harness.judge.cause import Cause
 
 ROUNDED_BY_LOOP = 1e-6  # relative; some roundings to float32
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
+
+UNCLEAR = (
+    "as an arithmetic of 16 bits or TF32 may make them, which does not show in what was handed over: hand over the contributions "
+    "of the micro-batches, and go on with the weights that `hand` returns, so that rounding is measured"
+)
 
 
 def audit(
@@ -59,9 +65,11 @@ def audit(
         train: The training code, called as `train(micro_batch, num_micro_batches)`. It takes its samples in a fixed order and
             makes a few optimizer steps. It may have these keyword parameters: `dtype`, to be compared in float64 as well;
             `order_seed`, to shuffle the samples of a window; and `hand`, for what the hooks of torch do not see.
-            `hand(weights=tree)` is to be called once before training and after each optimizer step, `hand(gradient=tree)`
-            before a step with the gradient that the optimizer receives, and `hand(contribution=tree)` for each micro-batch with
-            what it adds to that gradient. A tree is a nest of mappings and sequences of arrays.
+            `weights = hand(weights=weights)` is to be called once before training and after each optimizer step,
+            `hand(gradient=tree)` before a step with the gradient that the optimizer receives, and `hand(contribution=tree)`
+            for each micro-batch with what it adds to that gradient. The loop goes on with the weights that come back: in some
+            runs they are a rounding away, so that rounding is measured. A tree is a nest of mappings, sequences and dataclasses
+            of arrays: what NumPy reads or DLPack gives.
         batch_size: Samples of one optimizer step (on one rank).
         accumulation_steps: The number N of micro-batches to compare with the whole batch, or several.
         reference: Another function, of which `reference(batch_size, 1)` takes the place of `train(batch_size, 1)`. With it, N =
@@ -138,12 +146,13 @@ class Session:
         for look in (self._look_beside_aliases, self._look_for_silent_terms):
             if self.repeatable and not self.problems and not any(result.findings for result in self.results):
                 look(families[0])
+        first = families[0]
         return Report(
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
             problems=tuple(dict.fromkeys(self.problems)),
             notes=tuple(self.notes),
-            hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
+            hidden=tuple(dict.fromkeys([*self.unseen, *hidden(first.reference, first.nulls, first.candidates, self.results)])),
         )
 
     def _look_beside_aliases(self, family: Family) -> None:
@@ -325,6 +334,10 @@ class Session:
             )
             self.unseen.append(Unseen(Blind.precision, f"{what}: smaller differences cannot be seen"))
             found = []
+        if (unclear := _of_unknown_arithmetic(compared)) is not None and all(f.nameless for f in found):
+            apart = f"the gradients are {unclear.raw.distance:.2g} apart at optimizer step {unclear.step}"
+            self._problem(f"{apart}, {UNCLEAR}", n)
+            found = []
         split = disagreement(candidate, max((step.gate for step in steps_of(compared)), default=0.0))
         if split:  # what one rank's gradient looks like then says nothing of the window
             found = split + [f for f in found if not f.unreproduced]
@@ -390,6 +403,14 @@ def _rounded_by_the_loop(compared: Sequence[Facts]) -> bool:
     """Whether gradients differ, and all by so little that numbers which the loop itself holds in float32 explain it."""
     off = [step for step in steps_of(compared) if not step.agrees]
     return bool(off) and all(max(s.raw.distance, s.consumed.distance, s.update.distance) <= ROUNDED_BY_LOOP for s in off)
+
+
+def _of_unknown_arithmetic(compared: Sequence[Facts]) -> StepFacts | None:
+    """The first step that differs, if by little, and if what was handed over does not show how it was rounded."""
+    off = next((step for step in steps_of(compared) if not step.agrees), None)
+    if off is None or not is_handed(off.theirs) or off.raw.distance > COARSE_GATE:
+        return None
+    return off if stands_in(off.theirs) or not moves(off.nulls, off.theirs) else None
 
 
 def _first_answer(compared: Sequence[Facts]) -> str:

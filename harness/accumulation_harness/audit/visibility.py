@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF, is_handed
+from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF, is_handed, moves, stands_in
 from accumulation_harness.audit.compare.held import Apart
 from accumulation_harness.audit.compare.run import steps_of
 from accumulation_harness.audit.compare.sums import emptied_at_last
@@ -18,13 +18,14 @@ FEWEST_STEPS = 3  # in which stale gradients, schedules and short windows show
 MOST = 0.5  # share of the elements whose update is known, below which nothing is said of what the optimizer makes
 
 
-def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[Unseen]:
+def hidden(reference: Run, nulls: Sequence[Run], candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[Unseen]:
     """One statement each; empty when every class of fault would have shown."""
     steps = reference.steps
     if not steps:
         return
     if any(map(is_handed, steps)):
-        yield from _handed(steps)
+        yield from _handed(reference, nulls)
+        yield from _coarse(reference)
         return
     yield from _parts([reference, *candidates.values()])
     yield from _samples(reference)
@@ -41,12 +42,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     yield from _counters(results)
     yield from _rescaled(results)
     yield from _updates(results)
-    if reference.roundoff > COARSE_ROUNDOFF:
-        yield Unseen(
-            Blind.precision,
-            f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen",
-            "give the function a `dtype` parameter to judge the algebra in float64",
-        )
+    yield from _coarse(reference)
     if len(steps) < FEWEST_STEPS:
         what = f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
         yield Unseen(Blind.few_steps, what, "let it take more")
@@ -54,15 +50,28 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield Unseen(Blind.weight_decay, "weight decay is 0", "set it to see whether it is applied per micro-batch")
 
 
-def _handed(steps: Sequence[Step]) -> Iterator[Unseen]:
+def _handed(reference: Run, nulls: Sequence[Run]) -> Iterator[Unseen]:
+    steps = reference.steps
     if any(step.backwards for step in steps):
         yield Unseen(Blind.handed_over, "arrays were handed over: rows, learning rates and the optimizer's state were not seen")
-    elif any((step.gradient != step.before - step.after).any() for step in steps):
+    elif not all(map(stands_in, steps)):
         what = "weights and gradients were handed over, and not what each micro-batch gave"
         yield Unseen(Blind.handed_over, what, "`hand(contribution=...)`")
     else:
-        what = "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
+        what = "only weights were seen: under Adam, or under a clip, a wrong scale cannot show, under plain SGD it can"
         yield Unseen(Blind.handed_over, what, "`hand(gradient=...)`")
+    if not any(moves([step], usual) for null in nulls for step, usual in zip(null.steps, steps, strict=False)):
+        what = "rounding was not measured, but taken from the formats of numbers"
+        yield Unseen(Blind.precision, what, "go on with the weights that `hand` returns")
+
+
+def _coarse(reference: Run) -> Iterator[Unseen]:
+    if reference.roundoff > COARSE_ROUNDOFF:
+        yield Unseen(
+            Blind.precision,
+            f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen",
+            "give the function a `dtype` parameter to judge the algebra in float64",
+        )
 
 
 def _parts(runs: Sequence[Run]) -> Iterator[Unseen]:

@@ -74,6 +74,15 @@ class Aligned:
         return min(LEAST, LEAST_ROUNDINGS * max(self.theirs[0].roundoffs, default=FLOAT32)) if self.theirs else LEAST
 
     @cached_property
+    def measured(self) -> bool:
+        """Whether nulls do more than to repeat the reference, which is all that they do where `hand` is not listened to."""
+        return not any(map(is_handed, self.theirs)) or any(moves(self.nulls(t), step) for t, step in enumerate(self.theirs))
+
+    def _roundoffs(self, step: Step) -> Vector:
+        """[tensors] Of their formats; where no null shows the arithmetic, no less than its own."""
+        return np.maximum(step.roundoffs, 0.0 if self.measured else self.runs[1].arithmetic)
+
+    @cached_property
     def _seen(self) -> list[float]:
         """The largest distance of a null's gradient, before and after clipping."""
         pairs = [[(null, step) for null in self.nulls(t)] for t, step in enumerate(self.theirs)]
@@ -126,10 +135,26 @@ class Aligned:
         step = self.theirs[t]
         errors, numbers = np.zeros(len(step.tensors)), np.zeros(len(step.tensors))
         for null in self.nulls(t):
-            apart = _apart_in(view, null, step)
+            apart = self._apart_in(view, null, step)
             if apart is not None and apart.any():
                 errors, numbers = np.maximum(errors, apart), numbers + np.array(views(step)[view][1])
         return errors, numbers
+
+    def _apart_in(self, view: int, null: Step, step: Step) -> Vector | None:
+        """[tensors] How far a null's gradients are from those of the step; None where they cannot be compared.
+
+        Where no null moves, a rounding of the whole gradient, shared out evenly: a tensor's own may be small since its parts
+        cancel.
+        """
+        a, b = views(null), views(step)
+        if view >= min(len(a), len(b)) or a[view][0].shape != b[view][0].shape:
+            return None
+        values, counts = b[view]
+        apart = norms_by(counts, a[view][0] - values)
+        if not self.measured:
+            even = float(np.linalg.norm(values)) * np.sqrt(np.array(counts) / max(1, sum(counts)))
+            apart = np.maximum(apart, self._roundoffs(step) * np.maximum(even, norms_by(counts, values)))
+        return apart if np.isfinite(apart).all() else None
 
     def _pooled(self, each: Sequence[Errors]) -> list[Errors]:
         """Of all steps that tell of a step's errors: of all, or of those before it where errors grow, and of the first few."""
@@ -167,11 +192,13 @@ class Aligned:
         """[tensors] Rounding of the sum itself: (terms) * u * ||sum_k |c_k|||, u of the accumulator (Higham 1993)."""
         (candidate, _), theirs = self.runs, self.theirs[t]
         mine = self.mine[t] if t < len(self.mine) else theirs
-        u = np.maximum(mine.roundoffs, theirs.roundoffs)
-        if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
-            return FACTOR * 2 * u * norms_by(theirs.counts, theirs.before)
+        u = np.maximum(self._roundoffs(mine), self._roundoffs(theirs))
         count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
         spreads = np.array(mine.spreads)
+        if not mine.backwards and not theirs.backwards:
+            if not is_handed(theirs) or stands_in(theirs):  # an update is seen through the weights
+                return FACTOR * 2 * u * norms_by(theirs.counts, theirs.before)
+            count, spreads = candidate.accumulation_steps, norms_by(theirs.counts, theirs.gradient)
         if not count or spreads.shape != u.shape or not np.isfinite(spreads).all():
             return np.zeros(len(theirs.tensors))
         return np.asarray(((count + 1) * u + rows * np.minimum(u, FLOAT32)) * spreads)
@@ -191,7 +218,7 @@ class Aligned:
                     continue
                 other, own = null.movement, step.movement
                 now |= np.abs(other - own) > DISAGREE * np.abs(own)
-                apart = _apart_in(0, null, step)
+                apart = self._apart_in(0, null, step)
                 if apart is not None and gradient.shape == now.shape:
                     errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
                     some = (gradient > 0) | (null.unclipped != 0)
@@ -202,23 +229,19 @@ class Aligned:
         return masks
 
 
-def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
-    """[tensors] How far a null's gradients are from those of the step; None where they cannot be compared.
-
-    No null moves weights that are handed over: then it is at least a rounding of each number.
-    """
-    a, b = views(null), views(step)
-    if view >= min(len(a), len(b)) or a[view][0].shape != b[view][0].shape:
-        return None
-    apart = norms_by(b[view][1], a[view][0] - b[view][0])
-    if is_handed(step):
-        apart = np.maximum(apart, np.array(step.roundoffs) * norms_by(b[view][1], b[view][0]))
-    return apart if np.isfinite(apart).all() else None
-
-
 def is_handed(step: Step) -> bool:
     """Whether the function has handed it over: nothing is known of its optimizer."""
     return not step.lrs
+
+
+def moves(nulls: Sequence[Step], step: Step) -> bool:
+    """Whether the weights after a step are others in some null."""
+    return any(not np.array_equal(null.after, step.after) for null in nulls)
+
+
+def stands_in(step: Step) -> bool:
+    """Whether weights alone were handed over: the update, with its sign turned, stands for the gradient."""
+    return is_handed(step) and not step.backwards and np.array_equal(step.gradient, step.before - step.after)
 
 
 def beyond_rounding(seen: Sequence[float]) -> float:

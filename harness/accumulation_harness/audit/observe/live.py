@@ -28,6 +28,7 @@ from accumulation_harness.audit.evidence import (
     emptied,
     norms_by,
     overflow_is_expected,
+    rounded_to,
 )
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
@@ -162,7 +163,7 @@ class LiveTrack(Followed):
             self._movement(),
             [mark(p.grad) for p in self.parameters],
             local=LocalGradients(self.parameters, self.fence) if in_a_group() else None,
-            stand_in=LocalGradients(unowned, self.fence) if self._may_copy(unowned) else None,
+            stand_in=LocalGradients(unowned, self.fence) if self.may_copy(unowned) else None,
             hooked=[LocalGradients(self.parameters, self.fence, first=first) for first in (True, False) if hooked],
         )
 
@@ -174,7 +175,7 @@ class LiveTrack(Followed):
             if not found.any() or (last is not None and np.array_equal(found, last, equal_nan=True)):
                 window.aside.add(len(window.backwards) - 1)
 
-    def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
+    def may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
         needed, own = sum(map(size, unowned)), sum(map(size, self.parameters))
         return 0 < needed <= own <= needed + PADDING and not in_a_group()
@@ -316,6 +317,8 @@ class LiveTrack(Followed):
                 replace(b, contribution=None, local=None, bare=None, hooked=None, changed=()) for b in window.backwards
             ]
             window.clips = [replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
+        else:
+            self._note_arithmetic(coarsest)
         step = Step(
             tensors=self.track.tensors,
             kept=() if self.sample.whole else self.sample.counts,
@@ -342,6 +345,12 @@ class LiveTrack(Followed):
         self.num_effective += step.effective
         self._before, self._given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.window = OpenWindow()
+
+    def _note_arithmetic(self, coarsest: float) -> None:
+        """What the window's first backward gave may be rounded to less than any format shows: the loop casts by itself."""
+        first = next((b.contribution for b in self.window.backwards[:1] if b.start in ("empty", "cleared", "manual")), None)
+        if first is not None and first.size == self.sample.size and (u := rounded_to(self.sample.counts, first)) > coarsest:
+            self.forwards.round_by(u)
 
     def _spreads(self, parts: Sequence[Vector], *, like: Vector | None) -> tuple[float, ...]:
         """Of each tensor ||sum_k |c_k|||; in the size of `like` where parts were seen in the model."""

@@ -28,7 +28,7 @@ from accumulation_harness.audit.observe.loss_graph import (
     term_names,
 )
 from accumulation_harness.audit.observe.states import States
-from accumulation_harness.audit.observe.tensors import dense, tensors_in
+from accumulation_harness.audit.observe.tensors import dense, tensors_in, vector
 from accumulation_harness.observe.fence import Fence, See, Seeing
 from accumulation_harness.observe.loop import Loop
 from accumulation_harness.observe.patches import Place
@@ -261,16 +261,26 @@ class Observed(Loop[LiveTrack]):
 
     def _returned(self, root: Any, inputs: Sequence[Tensor]) -> Seeing:
         places = {id(p): place for place, p in enumerate(inputs)}
-        reached = [live for live in self.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
+        whole = [live for live in self.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
+        unowned = [] if whole else self._unowned()
+        copied = [live for live in self.live.values() if all(id(p) in places for p in unowned) and live.may_copy(unowned)]
+        self.run.copies |= bool(copied)
+        reached = [*whole, *copied]
         for live in reached:
             live.before_backward()
         aside = [] if reached else self.forwards.unreached
         result = yield
         for forward in aside:
             forward.reached = False
-        for live in reached:
-            parts = [result[places[id(p)]] for p in live.parameters]
-            manual = live.sample.take(parts)
+        for live in whole:
+            manual = live.sample.take([result[places[id(p)]] for p in live.parameters])
+            live.after_backward(_total(root), self.loss_scale, manual)
+        for live in copied:
+            live.window.through_model = True
+            given = [result[places[id(p)]] for p in unowned]
+            manual = live.sample.pick(
+                vector(torch.zeros_like(p) if g is None else g for p, g in zip(unowned, given, strict=True))
+            )
             live.after_backward(_total(root), self.loss_scale, manual)
         if reached:
             self._end_of_backward()

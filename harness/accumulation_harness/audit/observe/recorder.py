@@ -70,7 +70,7 @@ class Recorder:
         self._looked, self._again = 0, 0.0  # at so many windows, of which so many had rows of earlier ones
         self._fence = Fence(self._ended, OBSERVER)
         self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
-        self._handed = Handed()
+        self._handed = Handed(intervention)
         self._stepping: list[Optimizer] = []
         self._scanned = False
         self._namespaces = list(namespaces)
@@ -120,6 +120,7 @@ class Recorder:
         tracks = [live.track for live in observed.lives if live.track.steps]
         if self._handed.track.steps:
             tracks.append(self._handed.track)
+            observed.forwards.round_by(self._handed.arithmetic)
         if self._modules is not None:
             observed.run.calls = self._modules.found(observed.loss_scale)
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
@@ -127,11 +128,11 @@ class Recorder:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
         observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
 
-    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> None:
-        """Take trees of arrays: what hooks of torch do not see."""
+    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
+        """Take trees of arrays: what hooks of torch do not see. Weights are returned, to go on with."""
         if weights is not None and self._handed.ends_a_step:
             self._count_step()
-        self._handed.take(weights, gradient, contribution)
+        return self._handed.take(weights, gradient, contribution)
 
     def returned(self, result: Any) -> None:
         """Take what the function has returned."""
