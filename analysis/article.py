@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pandas import DataFrame
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
 from accumulation_harness.analysis.content import Block, Matrix, Picture, Section, Text, counted, plain
 from accumulation_harness.analysis.figures import style
-from accumulation_harness.analysis.question import Answer, Experiment, Material, made_of, registered
+from accumulation_harness.analysis.question import Answer, Experiment, Material, ReportWarning, made_of, registered
 
 UNNAMED = "single"  # the experiment of trials that were given no name
 
@@ -102,6 +103,9 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         shown += [section] if section is not None else []
         figures |= drawn
     if damaged:
+        if {one.trial for one in damaged} - {one.trial for one in own.torn}:  # those are told of the whole report
+            first = f"{experiment.name}/{damaged[0].trial}: {damaged[0].detail}"
+            warnings.warn(f"Curves of {len(damaged)} trials are missing, the first: {first}", ReportWarning, stacklevel=2)
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
         shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
     return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.config.questions import questions
 from accumulation_harness.results.record import MOST_TOLD, in_one_line, told
+from accumulation_harness.results.store import State
 from accumulation_harness.system import terminal
 from accumulation_harness.system.files import keep_others_out, write_atomically
 from accumulation_harness.system.processes import run_command
+
+FAULTS = "faults.csv"
 
 
 class NothingToReport(RuntimeError):
@@ -51,6 +52,18 @@ def write(results: Path, out: Path) -> Path:
     Raises NothingToReport without trials. A store without faults of the catalogue has no `faults.csv`: one that an earlier
     report left there is removed.
     """
+    made = files(results)
+    for folder in (out.parent, out, *(out / name for name in ("figures", "pages", "tables"))):
+        folder.mkdir(parents=True, exist_ok=True)
+    if FAULTS not in made:
+        (out / FAULTS).unlink(missing_ok=True)
+    for name, content in made.items():
+        write_atomically(out / name, content)
+    return out / "index.html"
+
+
+def files(results: Path) -> dict[str, bytes]:
+    """Every file of the report by its path, `index.html` last; what is missing is a ReportWarning. Raises NothingToReport."""
     loaded = load.read(results)
     if not loaded.trials.empty:
         loaded = faults.with_visibility(results, loaded)
@@ -61,33 +74,21 @@ def write(results: Path, out: Path) -> Path:
     if not {*loaded.experiments} & {*questions()}:  # a sweep of the user's own decides no claim of the literature
         claims = claims.iloc[:0]
     notes = told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands")
+    damaged = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.missing if one.state == State.damaged]
+    notes += told(damaged, "Damaged, and in no number of this report; the command that made it runs it again")
     stale = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.stale]
     notes += told(stale, "Made with other code or data than there are now; the command that made it runs it again")
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)
-    made = list(site.pages(loaded, articles, claims, notes))
-    for folder in (out.parent, out, *(out / name for name in ("figures", "pages", "tables"))):
-        folder.mkdir(parents=True, exist_ok=True)
-    for figure in (figure for one in articles for figure in one.figures.values()):
-        write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg)
+    made = {f"figures/{figure.name}.svg": figure.svg for one in articles for figure in one.figures.values()}
     for one in (one for one in articles if one.has_cells):
         cells = caveats.cells_table(one.results.arms)
-        write_atomically(out / "tables" / f"{one.id}.csv", tables.to_csv(cells))
-        write_atomically(out / "tables" / f"{one.id}.tex", caveats.to_latex(cells))
-    write_atomically(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
-    _write_faults(loaded.arms, out / "faults.csv")
-    write_atomically(out / "claims.csv", tables.to_csv(claims))
-    for name, content in made:
-        write_atomically(out / name, content.encode())
-    return out / "index.html"
-
-
-def _write_faults(arms: pd.DataFrame, path: Path) -> None:
-    table = faults.to_table(arms)
-    if table.empty:
-        path.unlink(missing_ok=True)
-    else:
-        write_atomically(path, tables.to_csv(table))
+        made |= {f"tables/{one.id}.csv": tables.to_csv(cells), f"tables/{one.id}.tex": caveats.to_latex(cells)}
+    made["verdicts.csv"] = tables.to_csv(tables.verdicts(loaded.arms))
+    if not (planted := faults.to_table(loaded.arms)).empty:
+        made[FAULTS] = tables.to_csv(planted)
+    made["claims.csv"] = tables.to_csv(claims)
+    return made | {name: content.encode() for name, content in site.pages(loaded, articles, claims, notes)}
 
 
 def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:

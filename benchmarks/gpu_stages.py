@@ -420,7 +420,7 @@ def grid(here: Here) -> Iterator[Found]:
     with contextlib.suppress(subprocess.TimeoutExpired):  # what ended is stored
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=0.9 * here.left)
     found = [*Store(here.out / "trials").status()]
-    ended, asked = sum(one.stored is not None for one in found), sum(len(one.trials) for one in announced(here.out / "trials"))
+    ended, asked = sum(one.stored is not None for one in found), sum(len(one.trials) for one in announced(here.out / "trials")[0])
     yield {"what": "all trials ended in time", "holds": ended == asked > 0, "number": f"{ended} of {asked}"}
     for status in found:
         what = " ".join((status.trial, status.state))

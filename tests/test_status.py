@@ -91,7 +91,7 @@ def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path):
         shutil.rmtree(tmp_path / ("sweep" if number % 5 else ".sweeps"), ignore_errors=True)
 
     def look(number):
-        list(status.lines({one.trial: one for one in store.status()}, sweeps.announced(tmp_path), time.time()))
+        list(status.lines({one.trial: one for one in store.status()}, sweeps.announced(tmp_path)[0], time.time()))
 
     def fail(number):
         with suppress(OSError):  # as a sweep does: the others go on

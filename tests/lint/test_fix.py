@@ -115,15 +115,19 @@ def test_what_is_not_certain_stays(text):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_the_patch_is_shown_first_and_written_if_asked_for(tmp_path, capsys, monkeypatch, end):
     monkeypatch.chdir(tmp_path)
-    path = Path("trainer.py")
+    path, real = Path("trainer.py"), Path("linked.py")
+    path.symlink_to(real)
     written = ("# -*- coding: latin-1 -*-\n# für\n" + flat(before="optimizer.zero_grad()")).replace("\n", end).encode("latin-1")
     path.write_bytes(written)
+    real.chmod(0o750)
     assert main(["--fix", str(path)]) == 1 and path.read_bytes() == written
     patch = capsys.readouterr().out
     assert main(["--fix", "--write", str(path)]) == 0 and main([str(path)]) == 0
+    assert path.is_symlink() and real.stat().st_mode & 0o777 == 0o750
     mine = path.read_bytes()
     assert mine.count(end.encode()) == mine.count(b"\n") and "für" in mine.decode("latin-1")
     if end == "\n":
+        path.unlink()
         path.write_bytes(written)
         subprocess.run(["patch", "-p0"], input=patch.encode("latin-1"), check=True, capture_output=True)
         assert path.read_bytes() == mine

@@ -11,6 +11,7 @@ import pytest
 from accumulation_harness.config import ConfigError
 from accumulation_harness.config.targets import data_fingerprint, digest_of
 from accumulation_harness.results.store import Store
+from accumulation_harness.sweep import status, verify
 from tests.own import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,72 @@ def test_a_trial_counts_while_what_it_has_read_is_what_it_was(folder):
         made = {json.loads((folder / "results" / by / "trial.json").read_text())["files"]["lab/rate.py"]
                 for by in one.record["measured_by"].values()}  # fmt: skip
         assert made == {one.record["files"]["lab/rate.py"]}, "a measurement of other code"
+
+
+NEEDS = """
+import importlib, json, os
+from importlib.resources import files
+from pathlib import Path
+import yaml
+from .rate import RATE
+from .vision import Images
+ROWS = json.loads(Path("data/rows.json").read_text())
+CONFIG = yaml.safe_load(open("settings.yaml"))
+TABLE = files("lab").joinpath("table.csv").read_text()
+WEIGHTS = Path("weights.txt").read_bytes()
+LINKED = Path("current.txt").read_text()
+CHOSEN = importlib.import_module(os.environ["CHOSEN"]).A
+NAMES = sorted(path.name for path in Path("texts").iterdir())
+SHARED = Path(os.environ["ELSEWHERE"], "shared.txt").read_text()
+
+class Needing(Images):
+    pass
+"""
+CHANGES = {  # kind of a dependency -> the file, what becomes of it, how that is said
+    "module": ("lab/rate.py", "RATE = 3.0", "lab/rate.py has changed"),
+    "data": ("data/rows.json", "[2]", "data/rows.json has changed"),
+    "configuration": ("settings.yaml", "a: 2", "settings.yaml has changed"),
+    "data of a package": ("lab/table.csv", "1,3", "lab/table.csv has changed"),
+    "deleted file": ("weights.txt", None, "weights.txt is gone"),
+    "what a link leads to": ("v1.txt", "changed", "current.txt has changed"),
+    "another link": ("current.txt", Path("v2.txt"), "current.txt has changed"),
+    "module that a variable names": ("chosen.py", "A = 2", "chosen.py has changed"),
+    "folder that is listed": ("texts/more.txt", "", "texts has changed"),
+    "outside of the folder": ("../elsewhere/shared.txt", "2", "elsewhere/shared.txt has changed"),
+}
+
+
+@pytest.mark.slow
+def test_every_kind_of_dependency_that_changes_is_told_and_the_former_one_counts_again(folder, capsys):
+    texts = {"lab/needing.py": NEEDS, "lab/rate.py": "RATE = 1.0", "data/rows.json": "[1]", "settings.yaml": "a: 1",
+             "lab/table.csv": "1,2", "weights.txt": "1", "v1.txt": "one", "v2.txt": "two", "chosen.py": "A = 1",
+             "texts/a.txt": "", "../elsewhere/shared.txt": "1"}  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "current.txt").symlink_to("v1.txt")
+    outside = {"CHOSEN": "chosen", "ELSEWHERE": str(folder.parent / "elsewhere")}
+    run = harness(folder, "workload=custom", "workload.target=lab.needing:Needing", **outside)
+    assert run.returncode == 0, run.stderr
+    store = ["--results", str(folder / "results")]
+    for kind, (name, new, said) in CHANGES.items():
+        path, was = folder / name, (folder / name).read_bytes() if (folder / name).exists() else None
+        link = os.readlink(path) if path.is_symlink() else None
+        path.unlink(missing_ok=True)
+        if isinstance(new, Path):
+            path.symlink_to(new)
+        elif new is not None:
+            path.write_text(new)
+        assert (status.main(store), verify.main(store)) == (0, 1), kind
+        out = capsys.readouterr().out
+        assert out.count(said) == 2 and out.count("stale: ") == 2, (kind, out)
+        path.unlink(missing_ok=True)
+        if link is not None:
+            path.symlink_to(link)
+        elif was is not None:
+            path.write_bytes(was)
+        assert (status.main(store), verify.main(store)) == (0, 0), kind
+        capsys.readouterr()
 
 
 @pytest.mark.slow

@@ -274,7 +274,7 @@ def read_script(given: argparse.Namespace) -> None:
 def _is_as_read(line: Line, *, by_name: bool) -> bool:
     """Whether windows of the reference hold as many rows as were asked for, and most others N micro-batches.
 
-    An option that the loop does not follow is a fault of the loop; a number in the source that has such a name may be another one.
+    An option that the loop does not follow is a fault of the loop; a number in the source of such a name may be another one.
     """
     n, seen, size = line.arm.accumulation_steps, line.facts.run, line.facts.run.reference.run.batch_size
     whole = sum(count > 0 and count % n == 0 for count in seen.mine.backwards)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import itertools
 import tokenize
 from collections import Counter
@@ -14,6 +15,7 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
 from accumulation_harness.lint.source import DEFINITIONS, LOOPS, Source
+from accumulation_harness.system.files import read_file, write_atomically
 
 MOST = 20  # changes of a file
 Lines = list[str]
@@ -43,14 +45,13 @@ def patch(path: Path, before: str, after: str) -> Iterator[str]:
 
 def write(path: Path, before: str, after: str) -> None:
     """Write a text in the file's own encoding and with its own ends of lines. Raises ValueError where there are several."""
-    old = path.read_bytes()
-    with path.open("rb") as file:
-        encoding, _ = tokenize.detect_encoding(file.readline)
+    old = read_file(path)
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(old).readline)
     newline = "\r\n" if b"\r\n" in old else "\n"
     if before.replace("\n", newline).encode(encoding) != old:
         raise ValueError("its lines end in several ways: nothing is changed")
     if after != before:
-        path.write_bytes(after.replace("\n", newline).encode(encoding))
+        write_atomically(path.resolve(), after.replace("\n", newline).encode(encoding))  # a link stays one
 
 
 def _left(text: str, before: list[Hit], found: Callable[[Source], list[Hit]]) -> int:

@@ -42,20 +42,28 @@ def announce(root: Path, trials: Sequence[str]) -> None:
         write_atomically(root / FOLDER / f"{name}.json", note.encode())
 
 
-def announced(root: Path) -> list[Sweep]:
+def announced(root: Path) -> tuple[list[Sweep], list[str]]:
     """Read the notes of all sweeps.
 
     Args:
         root: The folder of the store.
 
     Returns:
-        The sweeps, oldest first, without those whose notes cannot be read.
+        The sweeps, oldest first, and in words which notes cannot be read.
     """
-    found, paths = [], []
-    with suppress(OSError):
-        paths = list((root / FOLDER).glob("*.json"))
+    found, unread = [], []
+    try:
+        paths = [path for path in (root / FOLDER).iterdir() if path.suffix == ".json"]
+    except FileNotFoundError:
+        paths = []
+    except OSError as error:
+        paths, unread = [], [f"{FOLDER}: cannot be read ({error})"]
     for path in paths:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        try:
             content = json.loads(read_file(path))
             found.append(Sweep(tuple(map(str, content["trials"])), float(content["started"])))
-    return sorted(found, key=lambda sweep: sweep.started)
+        except FileNotFoundError:
+            pass  # deleted since
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            unread.append(f"{FOLDER}/{path.name}: cannot be read ({type(error).__name__}: {error})")
+    return sorted(found, key=lambda sweep: sweep.started), sorted(unread)

@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     options = parser.parse_args(arguments)
     found = {f"{one.experiment}/{one.trial}": one for one in Store(options.results).status()}
-    asked = sweeps.announced(options.results)
+    asked, unread = sweeps.announced(options.results)
     if not found and not asked:
         print(f"{options.results}: no trials", file=sys.stderr)
         return 1
-    for line in lines(found, asked, time.time()):
+    for line in (*lines(found, asked, time.time()), *unread):
         print(in_one_line(line))
     return 0
 

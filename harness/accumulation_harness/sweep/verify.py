@@ -14,7 +14,7 @@ from pathlib import Path
 from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results import measurements, sweeps
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
-from accumulation_harness.results.record import StoredTrial, in_one_line
+from accumulation_harness.results.record import StoredTrial, StoreError, in_one_line
 from accumulation_harness.results.store import ATTEMPT, LOCKS, State, Status, Store
 from accumulation_harness.system import terminal
 from accumulation_harness.system.files import PARTIAL
@@ -56,7 +56,11 @@ def of_trial(store: Store, status: Status) -> Iterator[str]:
 
 
 def _of_record(store: Store, trial: StoredTrial) -> Iterator[str]:
-    steps = store.steps(trial)
+    try:
+        steps = store.steps(trial)
+    except StoreError as error:  # whole by its checksum, and no table
+        yield str(error)
+        return
     if len(steps) != trial.record.get("steps"):
         yield f"steps.parquet has {len(steps)} rows, trial.json says {trial.record.get('steps')}"
     for arm in trial.arms:
@@ -71,9 +75,7 @@ def beside_trials(root: Path) -> Iterator[str]:
     for path in sorted((root / measurements.FOLDER).glob("*")):
         if path.suffix != ".lock" and not path.name.endswith(PARTIAL) and not measurements.is_whole(path):
             yield f"{path.relative_to(root)}: its checksum does not match; it is made again where it is needed"
-    notes = sum(1 for _ in (root / sweeps.FOLDER).glob("*.json"))
-    if notes != len(sweeps.announced(root)):
-        yield f"{sweeps.FOLDER}: {notes - len(sweeps.announced(root))} notes of sweeps cannot be read"
+    yield from sweeps.announced(root)[1]
     for folder in (measurements.FOLDER, sweeps.FOLDER, LOCKS):
         yield from (
             f"{path.relative_to(root)} is left over from a process that was killed"

@@ -7,6 +7,7 @@ import io
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
@@ -47,6 +48,8 @@ def keep_others_out() -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power.
 
+    A file that is replaced keeps its rights, and a link is replaced, not followed.
+
     Args:
         path: The file that is written or replaced. Its folder must exist.
         content: All of its new content.
@@ -59,6 +62,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         with open(aside, "xb") as file:
             file.write(content)
             file.flush()
+            _take_over_rights(path, file.fileno())
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException:
@@ -69,3 +73,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _take_over_rights(path: Path, descriptor: int) -> None:
+    with suppress(FileNotFoundError):
+        old = os.lstat(path).st_mode
+        if stat.S_ISREG(old) and old != os.fstat(descriptor).st_mode:
+            os.fchmod(descriptor, stat.S_IMODE(old))
