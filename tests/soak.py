@@ -1,13 +1,14 @@
 """A sweep whose processes are killed again and again, and resumed to its end, is bit by bit the one that nobody disturbed.
 
-`python -m tests.soak [--trials 300] [--kills 100] [--seed 0]`: trials take no time (`tests/sweep/tiny_trials.py`), SIGKILL,
-SIGTERM and SIGINT go to a child, the forkserver, the command or all of them. Exit code 1 names what was lost, altered, repeated
-or left running; exit code 3 says why the campaign could not start.
+`python -m tests.soak [--trials 300] [--kills 100] [--seed 0] [--computing]`: trials take no time (`tests/sweep/tiny_trials.py`), or
+compute, as short as they can be; SIGKILL, SIGTERM and SIGINT go to a child, the forkserver, the command or all of them. Exit code 1
+names what was lost, altered, repeated or left running; exit code 3 says why the campaign could not start.
 """
 
 import argparse
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -26,12 +27,18 @@ PRELOAD = "pandas,pyarrow.parquet,accumulation_harness.sweep.experiment"  # by t
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
-def start(folder, trials):
-    environment = {"TINY_KINDS": ",".join(["rows"] * trials), "TINY_DIR": str(folder), "TINY_PRELOAD": PRELOAD}
+COMPUTING = ("steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", "tracking=disabled")
+OF_A_RUN = re.compile(rb'"(sha256|seconds|folder)": [^\n]*')  # of a record, the only lines that differ between two runs
+NAME = "SOAKED"  # of the variable by which the processes of a sweep are known
+
+
+def start(folder, trials, computing):
+    environment = {"TINY_KINDS": ",".join(["rows"] * trials), "TINY_DIR": str(folder), "TINY_PRELOAD": PRELOAD, NAME: str(folder)}
     paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness")
     seeds = ",".join(map(str, range(trials)))
+    program = ["-m", "accumulation_harness", "run", *COMPUTING] if computing else [str(PROGRAM)]
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), "-m", f"seed={seeds}", "workers=2", f"results={folder}/results"],
+        [sys.executable, *program, "-m", f"seed={seeds}", "workers=2", f"results={folder}/results"],
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -41,9 +48,14 @@ def start(folder, trials):
 
 
 def content(folder):
-    """Every finished trial, byte by byte."""
+    """Every finished trial, byte by byte but for where it ran, and how long."""
     trials = [one.folder for one in Store(folder / "results").status() if one.state == State.finished]
-    return {trial.name: {path.name: path.read_bytes() for path in trial.iterdir()} for trial in trials}
+    return {trial.name: {path.name: OF_A_RUN.sub(b"", path.read_bytes()) for path in trial.iterdir()} for trial in trials}
+
+
+def records(folder):
+    """Every finished trial, with what changes when it is written again."""
+    return {path.parent.name: path.stat().st_ino for path in folder.glob("results/*/*/trial.json")}
 
 
 def strike(command, generator):
@@ -60,56 +72,62 @@ def strike(command, generator):
 def of_sweep(folder):
     """Processes of the sweep that are left."""
     found = psutil.process_iter(["environ", "status"])
-    own = [one for one in found if (one.info["environ"] or {}).get("TINY_DIR") == str(folder)]
+    own = [one for one in found if (one.info["environ"] or {}).get(NAME) == str(folder)]
     return [one.pid for one in own if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
-def soak(folder, trials, kills, generator):
-    """How many signals were sent, how often the sweep was started, and what of it ran on."""
+def soak(folder, trials, kills, generator, computing):
+    """How many signals were sent, how often the sweep was started, and what was wrong."""
     sent = starts = 0
-    left = []
+    wrong, seen = [], {}
     while starts == 0 or len(content(folder)) < trials:
-        command, starts = start(folder, trials), starts + 1
+        command, starts = start(folder, trials, computing), starts + 1
         if starts > kills + 20:
             return sent, starts, ["it does not come to its end"]
         while command.poll() is None:
             time.sleep(generator.uniform(0, 0.6))
-            done = (folder / "journal").read_text().count("\n") if (folder / "journal").exists() else 0
-            if sent < kills and done * kills >= sent * trials:  # spread over the sweep
+            found = records(folder)
+            wrong += [f"{name} is made again" for name in seen if found.get(name) != seen[name]]
+            seen = found
+            if sent < kills and len(seen) * kills >= sent * trials:  # spread over the sweep
                 strike(command, generator)
                 sent += 1
         deadline = time.monotonic() + MOST_SECONDS
         while (alive := of_sweep(folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        left += [f"process {process} runs on after start {starts}" for process in alive]
-    return sent, starts, left
+        wrong += [f"process {process} runs on after start {starts}" for process in alive]
+    return sent, starts, wrong
 
 
-def campaign(trials, kills, seed):
+def campaign(trials, kills, seed, computing=False):
     """Counts, and what was wrong in words; None where nothing could be started."""
     with tempfile.TemporaryDirectory() as scratch:
         calm, struck = Path(scratch, "calm"), Path(scratch, "struck")
         for folder in (calm, struck):
             folder.mkdir()
-        if start(calm, trials).wait() != 0 or len(expected := content(calm)) != trials:
+        if start(calm, trials, computing).wait() != 0 or len(expected := content(calm)) != trials:
             return None
-        sent, starts, wrong = soak(struck, trials, kills, random.Random(seed))
+        sent, starts, wrong = soak(struck, trials, kills, random.Random(seed), computing)
         found = content(struck)
         wrong += [f"{name} is lost" for name in expected if name not in found]
         wrong += [f"{name} is another" for name in expected if name in found and found[name] != expected[name]]
-        finished = (struck / "finished").read_text().splitlines()
-        wrong += [f"{name} was finished {finished.count(name)} times" for name in {*finished} if finished.count(name) > 1]
         return f"{trials} trials, {sent} signals, {starts} starts", wrong
 
 
-if __name__ == "__main__":
+def main(arguments=None):
+    """The exit code."""
     parser = argparse.ArgumentParser()
     for name, number in (("trials", 300), ("kills", 100), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
-    options = parser.parse_args()
-    if (answer := campaign(options.trials, options.kills, options.seed)) is None:
+    parser.add_argument("--computing", action="store_true")
+    options = parser.parse_args(arguments)
+    if (answer := campaign(options.trials, options.kills, options.seed, options.computing)) is None:
         print("cannot start: the sweep does not come to its end undisturbed", file=sys.stderr)
-        sys.exit(3)
+        return 3
     counts, wrong = answer
     print(f"{counts}: {'; '.join(wrong) or 'bit by bit the undisturbed sweep'}")
-    sys.exit(bool(wrong))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
