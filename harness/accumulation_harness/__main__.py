@@ -16,7 +16,7 @@ COMMANDS = {
     "watch": ("accumulation_harness.watch", "`watch show`, `watch compare`: reports of watched training runs"),
     "converge": ("accumulation_harness.converge", "whether it trains as the large batch does, over seeds: loss or any metric"),
     "advise": ("accumulation_harness.advise", "which micro-batch, how many, which learning rate, and what it costs"),
-    "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
+    "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory; `plan trial`: memory and time of a trial"),
     "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
     "verify": ("accumulation_harness.sweep.verify", "whether a store is damaged"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),

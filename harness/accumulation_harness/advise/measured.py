@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,18 +121,13 @@ class Clock:
     def step(self, arm: Arm, ids: torch.Tensor) -> tuple[float, float]:
         """Seconds of one step on these samples, which are there already, and of its update."""
         batch = arm.workload.batch(ids)
-        started = self._now()
+        started = accelerator.clock(self.device)
         take_step(arm, batch)
-        ended = self._now()
+        ended = accelerator.clock(self.device)
         return ended - started, ended - self.began
 
     def _begin(self, arm: Arm) -> None:
-        self.began = self._now()
-
-    def _now(self) -> float:
-        if self.device.type != "cpu":
-            accelerator.module(self.device).synchronize()
-        return time.perf_counter()
+        self.began = accelerator.clock(self.device)
 
 
 def _noise(setting: Setting, largest: int) -> tuple[list[float], list[float]]:

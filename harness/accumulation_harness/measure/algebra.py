@@ -438,7 +438,7 @@ def _apart(own: Snapshot, other: Snapshot, parameters: Collection[str]) -> dict[
 
 def _run(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], **how: Any) -> dict[str, Run]:
     """`_taken`; where what a large arm did takes earlier windows to name, again with that arm alone, which remembers them."""
-    is_small = REMEMBERED[0] * 8 * sum(p.numel() for p in setting.initial.parameters()) <= REMEMBERED_BYTES
+    is_small = REMEMBERED[0] * 8 * setting.num_parameters <= REMEMBERED_BYTES
     runs, unnamed = _taken(setting, recipes, windows, remembers=is_small, **how)
     for label in unnamed:
         alone = {own: recipes[own] for own in dict.fromkeys((REFERENCE, label))}

@@ -45,7 +45,7 @@ def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, d
         narrow = Narrow()
         try:
             with narrow:
-                losses = _tried(workload, model, state, window, 0)[1]
+                losses = _tried(workload, model, state, window, 0, graph=True)[1]
                 if losses.requires_grad:
                     torch.autograd.grad(losses.sum(), trained, allow_unused=True)
         except ConfigError:
@@ -72,7 +72,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     model = in_format(copied(initial), device, dtype)
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
-        outputs, losses = _tried(workload, model, state, window, 0)
+        outputs, losses = _tried(workload, model, state, window, 0, graph=True)
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
     _check_gradient(workload, model, losses)
@@ -247,12 +247,20 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
             raise workload.refused(f"{expected}; those of {named[p]} differ (as under a reentrant checkpoint)")
 
 
-def _tried(workload: CustomWorkload, model: nn.Module, state: State, batch: Batch, seed: int) -> tuple[Any, Tensor]:
-    """Outputs and losses of a forward from `state`, whatever earlier forwards have done to the model's buffers."""
+def _tried(
+    workload: CustomWorkload, model: nn.Module, state: State, batch: Batch, seed: int, *, graph: bool = False
+) -> tuple[Any, Tensor]:
+    """Outputs and losses of a forward from `state`, whatever earlier forwards have done to the model's buffers.
+
+    Without their graph, which keeps all activations, unless it is asked for.
+    """
     restore(model, state)
     with fixed_randomness(seed, next(model.parameters()).device):
         outputs = workload.forward(model, batch)
-        return outputs, workload.losses(outputs, batch)
+        losses = workload.losses(outputs, batch)
+    if graph:
+        return outputs, losses
+    return nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs), losses.detach()
 
 
 def _same(a: Any, b: Any) -> bool:

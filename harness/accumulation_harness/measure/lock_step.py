@@ -27,7 +27,6 @@ from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
-from accumulation_harness.measure.memory import num_bytes
 from accumulation_harness.measure.optimizer_state import learning_rates, optimizer_state, state_steps, state_tensors
 from accumulation_harness.measure.shelf import Shelf, choose_shelf
 from accumulation_harness.recipes import precision
@@ -62,7 +61,7 @@ from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
-LARGE = 4 * 2**20  # bytes of a model's parameters
+LARGE = 4 * 2**20  # bytes of a model's parameters, in float32
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Around = Callable[[str], AbstractContextManager[None]]  # label of an arm -> entered before its window, and left after it
 Gradients = Literal["kept", "compared"]  # what becomes of the gradients that the optimizers consume
@@ -92,6 +91,7 @@ class Setting:
         }
         with fixed_randomness(config.seed, torch.device("cpu")):
             self.initial = self.exact.make_model().train()
+        self.num_parameters = sum(p.numel() for p in self.initial.parameters())
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.not_float64 = try_step(config.optimizer, self.initial)
@@ -119,7 +119,7 @@ class Setting:
     @cached_property
     def is_large(self) -> bool:
         """Whether it takes longer to compute with the model than to look after it."""
-        return num_bytes(self.initial.parameters()) >= LARGE
+        return 4 * self.num_parameters >= LARGE
 
     @property
     def exact_dtype(self) -> torch.dtype:

@@ -32,7 +32,10 @@ from accumulation_harness.workloads.build import smallest_micro_batch
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
-USAGE = "accumulation-harness plan memory=24GB|b=auto effective_batch=512 [any setting of a trial, as workload=text norm=layer]"
+USAGE = """\
+accumulation-harness plan memory=24GB|b=auto effective_batch=512 [any setting of a trial, as workload=text norm=layer]
+       accumulation-harness plan trial [memory=what is free] [any setting of a trial]"""
+TRIAL = "trial"
 AUTO = "b=auto"
 TRIED_STEPS = 2  # the first step makes the optimizer's state, which is there throughout the second
 
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
     asks = bool({"-h", "--help"} & set(given))
+    if TRIAL in given[:1] and not asks:
+        return _of_trial([text for text in given[1:] if not text.startswith("memory=")], budgets)
     if len(budgets) + (AUTO in given) != 1 or asks:
         print(f"usage: {USAGE}", file=sys.stdout if asks else sys.stderr)
         return 0 if asks else 2
@@ -68,18 +73,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return print_about([text for text in given if not text.startswith("memory=") and text != AUTO], planned)
 
 
-def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterable[str]]) -> int:
-    """Print the answer to a question about N, or what is wrong with the settings.
+def _of_trial(settings: Sequence[str], budgets: Sequence[str]) -> int:
+    """`plan trial`, whose modules import this one."""
+    from accumulation_harness.measure.plan_trial import explain as explained
+
+    def planned(config: TrialConfig) -> Iterable[str]:
+        budget = parse_bytes(budgets[-1]) if budgets else free_bytes(choose_device(config.device))
+        return answered(explained, config, budget)
+
+    return print_about(settings, planned, asks_numbers=False)
+
+
+def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterable[str]], *, asks_numbers: bool = True) -> int:
+    """Print the answer to a question about a trial, or what is wrong with the settings.
 
     Args:
         settings: The settings of a trial, as on the command line.
         answer: Returns the lines for a configuration.
+        asks_numbers: Whether N is what is asked, and none is configured.
 
     Returns:
         The exit code: 0, 1 if the model cannot be tried, 2 if a setting is wrong.
     """
     try:
-        config = compose_trial([*settings, "accumulation_steps=[1]"]).trial  # N is what is asked
+        config = compose_trial([*settings, *(["accumulation_steps=[1]"] if asks_numbers else [])]).trial
         for line in answer(config):
             print(line)
     except (BadInput, ConfigError) as error:

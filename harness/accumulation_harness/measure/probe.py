@@ -109,7 +109,7 @@ class Probe:
             kept.append(self.setting.shelf.put(start))
             self.setting.shelf.release()
             least, most = REMEMBERED
-            if len(kept) > max(least, min(most, REMEMBERED_BYTES // start.nbytes)):
+            if len(kept) > max(least, min(most, REMEMBERED_BYTES // (8 * self.setting.num_parameters))):
                 del kept[1]
 
     def after(self, label: str, ids: Tensor, step: int) -> Signature:

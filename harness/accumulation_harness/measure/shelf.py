@@ -119,3 +119,4 @@ def return_freed_memory() -> None:
     """
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LEAST_BYTES)
+        ctypes.CDLL(None).malloc_trim(0)

@@ -67,14 +67,19 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
 
 def _judged(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
     """L0 to L3 of every arm: see `accumulation_harness.measure.trial.run_trial`."""
-    wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
-    candidates = with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
-    result = run_trial(config, on_step, candidates, shared)
-    for candidate, arm in zip(candidates, result.arms, strict=True):
+    judged = candidates(config)
+    result = run_trial(config, on_step, judged, shared)
+    for candidate, arm in zip(judged, result.arms, strict=True):
         is_nameless = arm["verdict"] == Outcome.different and arm["cause"] == Cause.unexplained
         if is_nameless and contrastive.bank_named(candidate.arm):
             arm |= by_design(config, candidate, arm["reasons"])
     return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}
+
+
+def candidates(config: TrialConfig) -> list[Candidate]:
+    """The arms that are judged: right ones, the control, and those with the configured faults and methods."""
+    wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
+    return with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
 
 
 def by_design(config: TrialConfig, candidate: Candidate, reasons: str) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,13 @@ def module(device: torch.device) -> Any:
         The module, with `mem_get_info`, `manual_seed`, `synchronize` and the like.
     """
     return torch.get_device_module(device)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, when all that was asked of the device is done."""
+    if device.type != "cpu":
+        module(device).synchronize()
+    return time.perf_counter()
 
 
 def visible_devices() -> list[str]:

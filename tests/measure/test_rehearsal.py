@@ -1,0 +1,76 @@
+"""A trial's memory and time before it is trained: what is counted, against torch's own tracker and the trial itself."""
+
+import dataclasses
+import re
+
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from accumulation_harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.measure import memory, plan, rehearsal
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import run_trial
+from accumulation_harness.workloads.layers import copied
+from tests.toy import CPU
+
+CONFIG = TrialConfig(
+    workload=WorkloadConfig(model=Model.mlp, width=24),
+    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3),
+    effective_batch=8,
+    accumulation_steps=(2, 4),
+    steps=2,
+    algebra_steps=2,
+    nulls=1,
+)
+
+
+@pytest.mark.parametrize("data", [Data.digits, Data.text])
+def test_a_window_on_fake_tensors_is_what_torch_tracks_and_a_real_one_takes(data, monkeypatch):
+    model = {Data.digits: Model.conv, Data.text: Model.transformer}[data]
+    setting = Setting(dataclasses.replace(CONFIG, workload=WorkloadConfig(data=data, model=model), effective_batch=64), CPU)
+    counted = rehearsal.bytes_of_window(setting)
+    [ids] = setting.windows(1)
+    window = setting.exact.batch(ids)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake, tracker = rehearsal._faked(copied(setting.initial), mode, setting), MemTracker()
+        tracker.track_external(fake)
+        with tracker:
+            setting.exact.losses(setting.exact.forward(fake, window), window).sum().backward()
+        held = 2 * memory.num_bytes(fake.parameters()) + memory.num_bytes(fake.buffers())
+    tracked = tracker.get_tracker_snapshot("peak")[CPU]["Total"] - held
+    assert counted == pytest.approx(tracked, rel=0.01) and counted > 1000
+    monkeypatch.setattr(rehearsal, "_faked", lambda *_: 1 / 0)
+    assert rehearsal.bytes_of_window(setting) == pytest.approx(counted, rel=0.1), "where the task does not compute with fakes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": OptimizerConfig(lr=0.1), "accumulation_steps": (8,)},
+        {"norm": Norm.batch, "nulls": 3},
+        {"faults": ("mean_of_means",), "steps": 14},
+    ],
+)
+def test_the_stand_in_keeps_what_the_trial_keeps(changes):
+    """A stand-in of a sixth of the parameters, as large a trial: within 10 %, where a trial of another N is not."""
+    config = dataclasses.replace(CONFIG, workload=WorkloadConfig(model=Model.mlp, width=60), **{"effective_batch": 16, **changes})
+    setting = Setting(config, CPU)
+    counted = rehearsal.rehearse(setting)
+    with memory.Live() as live:
+        run_trial(config, lambda step, rows: None)
+    assert counted.per_parameter * setting.num_parameters == pytest.approx(live.most, rel=0.1)
+    other = rehearsal.rehearse(setting, numbers=[*config.accumulation_steps, 16])
+    assert other.per_parameter > 1.1 * counted.per_parameter
+
+
+@pytest.mark.slow
+def test_a_trial_that_does_not_fit_is_refused_with_what_does(capsys):
+    settings = ["trial", "steps=1", "algebra_steps=1", "nulls=1", "workload.model=mlp", "workload.width=2"]
+    assert plan.main([*settings, "memory=8GB", "accumulation_steps=[2]"]) == 0
+    shown = capsys.readouterr().out
+    assert re.match(r"a trial of 0.00\d+ million parameters takes [\d.]+ [MG]B of 8 GB on cpu", shown)
+    assert plan.main([*settings, "memory=1MB", "accumulation_steps=[2]"]) == 2
+    assert "memory=1 MB: expected" in capsys.readouterr().err
