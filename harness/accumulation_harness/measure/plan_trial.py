@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from accumulation_harness.measure.trial import check_splits, num_threads
 from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
 
 IN_FILES = 96  # bytes for each parameter, measured (docs/performance.md): an arm, what it is compared with, and pages of files
+LOOKED_AT = 4  # samples on which a task is tried beforehand
 FREE = 0.2  # of the memory: temporaries inside operations, and what the allocator keeps, are not counted
 
 
@@ -93,7 +95,8 @@ def explain(config: TrialConfig, budget: int) -> list[str]:
     """What a trial takes of `budget` bytes, by its parts, and how long; ConfigError with what would fit where it does not."""
     device = choose_device(config.device)
     with deterministic(config.precision, device):
-        setting = Setting(config, device)
+        few = dataclasses.replace(config, effective_batch=min(LOOKED_AT, config.effective_batch))
+        setting = Setting(few, device).under(config)
         check_splits(setting, candidates(config))
         with threads(num_threads(setting, torch.get_num_threads())):
             plan = TrialPlan(setting)

@@ -69,7 +69,14 @@ def module(device: torch.device) -> Any:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """Read the clock when all that was asked of the device is done.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Seconds, from a beginning of no meaning.
+    """
     if device.type != "cpu":
         module(device).synchronize()
     return time.perf_counter()
