@@ -1,12 +1,14 @@
-"""`accumulation-harness advise [memory=24GB] [any setting of a trial]`: which b, N and learning rate, and at which price?"""
+"""`accumulation-harness advise [memory=24GB] [any setting of a trial]`, or of a watched run: which b, N and rate, at which price?"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from accumulation_harness.advise import rows
 from accumulation_harness.advise.race import advised
+from accumulation_harness.advise.watched import advised as advised_of_watch
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.measure.plan import parse_bytes, print_about
 from accumulation_harness.system.processes import answered, run_command
@@ -14,6 +16,7 @@ from accumulation_harness.system.terminal import in_columns
 
 USAGE = """\
 usage: accumulation-harness advise [memory=what is free] [any setting of a trial, as workload=text norm=layer]
+       accumulation-harness advise REPORT.json, of a watched run
 effective_batch and optimizer.lr are those of the training as it is; steps= are those of a short training for its noise."""
 
 
@@ -23,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(given):
         print(USAGE)
         return 0
+    if len(given) == 1 and given[0].endswith(".json"):
+        return _of_a_watch(Path(given[0]))
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
 
     def told(config: TrialConfig) -> list[str]:
@@ -30,6 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return [*in_columns(rows.table(found, seen)), *rows.told(config, found, seen)]
 
     return print_about([text for text in given if not text.startswith("memory=")], told)
+
+
+def _of_a_watch(path: Path) -> int:
+    try:
+        for line in advised_of_watch(path):
+            print(line)
+    except (ValueError, KeyError, TypeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

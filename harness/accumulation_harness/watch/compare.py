@@ -16,7 +16,17 @@ CLOSE = 0.05  # relative difference of two metrics that is no difference worth a
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """A report as `seen.report("run.json")` wrote it; raises ValueError, in a line, for anything else."""
+    """Read a report as `seen.report("run.json")` wrote it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What `Report.of` takes.
+
+    Raises:
+        ValueError: It is anything else, told in a line.
+    """
     try:
         found = json.loads(read_file(path))
     except OSError as error:

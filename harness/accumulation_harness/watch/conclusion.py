@@ -53,7 +53,7 @@ def concluded(judge: Judge) -> Report:
         reasons=reasons,
         properties=tuple(judge.properties.values()),
         checked={"sums": judge.summed, "weights": weighed, "replays": replays},
-        metrics=dict(judge.metrics()),
+        metrics={**judge.metrics(), **judge.costs.metrics()},
         unseen=unseen,
     )
 

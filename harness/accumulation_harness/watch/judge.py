@@ -14,6 +14,7 @@ from accumulation_harness.compare.linear import proportion
 from accumulation_harness.compare.readings import Weighed, near, told
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
+from accumulation_harness.watch.costs import Costs, two_sizes
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
 from accumulation_harness.watch.gradients import ALIKE, Sum, summed
 from accumulation_harness.watch.replay import Replayed
@@ -53,6 +54,7 @@ class Judge:
         self._last: dict[int, Window] = {}
         self._told: set[Cause] = set()
         self._metrics: dict[str, float] = {}
+        self.costs = Costs()
 
     def see(self, window: Window) -> bool:
         """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
@@ -106,7 +108,7 @@ class Judge:
         self.summed += len(window.micro_batches) > 1 and total.right
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0
-        self._measure(window, total)
+        self._measure(window, total, weights)
         self._mark(window)
         self._weigh(window, weights, why)
         return bool(total.findings) or total.suspicious
@@ -235,7 +237,7 @@ class Judge:
                 place.add(mark)
             self._marks[window.track, len(marks)] = times + 1, places
 
-    def _measure(self, window: Window, total: Sum) -> None:
+    def _measure(self, window: Window, total: Sum, weights: Mapping[Key, Weighed]) -> None:
         known = [m.contribution for m in window.micro_batches]
         self._metrics |= {
             "accumulation/micro_batches": float(len(window.micro_batches)),
@@ -243,8 +245,11 @@ class Judge:
             "accumulation/sketch_error": total.error,
         }
         self._metrics.pop("accumulation/noise_scale", None)
+        self.costs.took(window.seconds, next((one.total for one in weights.values()), math.nan))
         if total.right and len(known) > 1 and window.whole:
-            self._metrics["accumulation/noise_scale"] = noise_scale(known)
+            noise, signal = two_sizes(known)
+            self.costs.add(noise, signal)
+            self._metrics["accumulation/noise_scale"] = noise / signal if signal > 0 else math.nan
 
     def replayed(self, replayed: Replayed) -> None:
         """A window has been replayed."""
@@ -305,12 +310,3 @@ def _mark_of(m: MicroBatch) -> Any:
     constant = {id(slope): "" if slope.kind is Loss.cross_entropy else f"{slope.labels:g}" for slope in m.slopes}
     losses = frozenset((slope.kind, slope.classes, constant[id(slope)]) for slope in m.slopes)
     return losses, m.contribution.any(axis=1).tobytes()
-
-
-def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:
-    """tr(Sigma) / ||G||^2 in micro-batches (McCandlish et al. 2018, appendix A), from the parts' own squared norms."""
-    n = len(parts)
-    small = float(np.mean([np.square(part * n).mean(axis=1).sum() for part in parts]))  # of one micro-batch's mean gradient
-    large = float(np.square(np.sum(parts, axis=0)).mean(axis=1).sum())
-    signal, noise = (n * large - small) / (n - 1), (small - large) / (1 - 1 / n)
-    return noise / signal if signal > 0 else math.nan
