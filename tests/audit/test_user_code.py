@@ -316,6 +316,9 @@ def test_functions_and_methods_are_found(home, target):
             "micro_batch_size={batch_size}' --set-file 'script.py:f.batch_size={total_",
         ),
         ("main(config_path='conf')", "--set-file 'conf/run/a.yaml:batch={batch_size}'"),
+        ("HfArgumentParser(Args)", "--set '--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {acc"),
+        ("B, T = 8, 16\ntotal_batch = 512\nn = total_batch // (B * T)", "--set-file 'script.py:total_batch={total_batch}*16'"),
+        ("batch_size = 4\ngradient_accumulation_steps = 5 * 8", "'script.py:gradient_accumulation_steps={accumulation_steps}'"),
     ],
 )
 def test_how_the_numbers_may_be_told_is_shown(home, text, words):

@@ -276,11 +276,11 @@ def _is_as_read(line: Line, *, by_name: bool) -> bool:
 
     An option that the loop does not follow is a fault of the loop; a number in the source of such a name may be another one.
     """
-    n, seen, size = line.arm.accumulation_steps, line.facts.run, line.facts.run.reference.run.batch_size
+    n, seen = line.arm.accumulation_steps, line.facts.run
+    size, ranks = seen.reference.run.batch_size, seen.reference.run.ranks
+    has_rows = all(step.num_rows in (0, size, size * ranks) for step in seen.reference.effective[:1])
     whole = sum(count > 0 and count % n == 0 for count in seen.mine.backwards)
-    return all(step.num_rows in (0, size) for step in seen.reference.effective[:1]) and (
-        not by_name or 2 * whole >= seen.mine.steps
-    )
+    return has_rows and (not by_name or 2 * whole >= seen.mine.steps)
 
 
 def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:

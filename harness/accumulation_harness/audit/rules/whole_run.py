@@ -170,9 +170,8 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
     if mine.idle_steps > reference.idle_steps:
         message = f"{mine.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
         yield 0, Cause.optimizer_state_per_micro_batch, message
-    if mine.steps > reference.steps and _one_backward_each(run):
-        message = f"the optimizer steps after every micro-batch: {mine.steps} steps instead of {reference.steps}"
-        yield 0, Cause.step_every_micro_batch, message
+    if often := _one_backward_each(run):
+        yield 0, Cause.step_every_micro_batch, f"the optimizer steps after every micro-batch: {often}"
     for facts in others:
         if not _accounted(run, facts):
             yield facts.step, *_other_rows(run, facts)
@@ -220,10 +219,16 @@ def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
     return rows <= others and not rows <= (windows[facts.step].rows or {}).keys()
 
 
-def _one_backward_each(run: RunFacts) -> bool:
-    """Every step follows one backward, while the reference's steps are as many times fewer as there are micro-batches."""
-    most, usual = max(run.mine.backwards, default=0), max(run.reference.backwards, default=1)
-    return most <= usual and run.mine.steps >= MANY_MORE * run.reference.steps
+def _one_backward_each(run: RunFacts) -> str:
+    """Whether every step follows one backward: N times as many steps, or where runs were ended, so many fewer rows."""
+    mine, theirs = run.mine, run.reference
+    if max(mine.backwards, default=0) > max(theirs.backwards, default=1) or run.accumulation_steps == 1:
+        return ""
+    if mine.steps > theirs.steps and mine.steps >= MANY_MORE * theirs.steps:
+        return f"{mine.steps} steps instead of {theirs.steps}"
+    rows = [(a.num_rows, b.num_rows) for a, b in zip(mine.effective, theirs.effective, strict=False)]
+    fewer = sum(0 < a * run.accumulation_steps == b for a, b in rows)
+    return f"on {rows[0][0]} rows instead of {rows[0][1]}" if mine.run.stopped and fewer > len(rows) // 2 else ""
 
 
 LOSSES_APART = 10.0  # times the distance of the differentiated losses, within which reported ones agree

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from accumulation_harness.audit.user_code.settings import places, source_of
 from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
@@ -24,18 +25,33 @@ NAMES = {  # how names are spelled that mean: micro-batches, samples of an optim
 NO_NAMES = re.compile(r"eval|val|test|num_?batch|batch_?(idx|index|first|norm)|tokens", re.I)
 MICRO = re.compile(r"micro|per_device|per_gpu", re.I)
 FLAG = re.compile(r"""["'](--?[\w-]{2,})["']""")
+NUMBER = re.compile(r"[\d_]*[1-9][\d_]*(\s*\*\s*[\d_]+)*")  # a whole one, or a product of such
+OF_LIBRARIES = {  # what parses a command line -> its options that mean the two numbers
+    "HfArgumentParser": ("--per_device_train_batch_size ", "--gradient_accumulation_steps "),
+    "TrlParser": ("--per_device_train_batch_size ", "--gradient_accumulation_steps "),
+    "LightningCLI": ("--trainer.accumulate_grad_batches ",),
+}
 VARIABLE = re.compile(r"""(?:environ(?:\.get)?|getenv)[(\[]\s*["'](\w+)["']""")
-Way = tuple[str, str, str]  # a name; the option that sets it; what stands before its value
+
+
+class Way(NamedTuple):
+    """How one of the numbers may be told."""
+
+    name: str
+    option: str  # that sets it
+    before: str  # its value
+    after: str = ""
 
 
 def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
     """What is missing, in a line, with the options that would say it; `rest`: what else the command line of the script has."""
-    told = _told(_names(source, rest))
+    told = _in_tokens(_told(_names(source, rest)), source)
     what = f"{target.where} is a script" if not target.name else f"{target.name} takes no (batch_size, accumulation_steps)"
     if len(told) < 2 and (line := _with_numbers(source, [name for name in NAMES if name not in told])):
         return f"expected numbers that have a name, to be set from outside: {what}, and {line}"
     if not told:
-        told = {"{batch_size}": ("", "--set", "--batch-size "), "{accumulation_steps}": ("", "--set", "--accumulation-steps ")}
+        usual = {"{batch_size}": "--batch-size ", "{accumulation_steps}": "--accumulation-steps "}
+        told = {placeholder: Way("", "--set", option) for placeholder, option in usual.items()}
     return (
         f"expected to be told how the script gets the two numbers, as {_options(told)} (or --set, --set-env, --set-file): {what}"
     )
@@ -43,7 +59,7 @@ def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
 
 def advised(source: Path, rest: Sequence[str] = ()) -> str:
     """The options that tell a script the two numbers, as far as its text shows; empty where it shows less than both."""
-    told = _told(_names(source, rest))
+    told = _in_tokens(_told(_names(source, rest)), source)
     return _options(told) if len(told) > 1 else ""
 
 
@@ -51,8 +67,8 @@ def _options(told: Mapping[str, Way]) -> str:
     words: dict[str, list[str]] = {}
     for placeholder in ("{batch_size}", "{total_batch}", "{accumulation_steps}"):
         if placeholder in told:
-            _, option, before = told[placeholder]
-            words.setdefault(option, []).append(before + placeholder)
+            way = told[placeholder]
+            words.setdefault(way.option, []).append(way.before + placeholder + way.after)
     options = [f"--set '{' '.join(words.pop('--set'))}'"] if "--set" in words else []
     return " ".join([*options, *(f"{option} '{text}'" for option, texts in words.items() for text in texts)])
 
@@ -61,14 +77,34 @@ def _told(ways: Iterator[Way]) -> dict[str, Way]:
     """The first way for each of the numbers; where no name counts micro-batches, the samples of a step say how many there are."""
     found: dict[str, list[Way]] = {}
     for way in ways:
-        meant = next((p for p, spelled in NAMES.items() if spelled.search(way[0]) and not NO_NAMES.search(way[0])), "")
+        meant = next((p for p, spelled in NAMES.items() if spelled.search(way.name) and not NO_NAMES.search(way.name)), "")
         found.setdefault(meant, []).append(way)
-    sizes = sorted(found.get("{batch_size}", []), key=lambda way: not MICRO.search(way[0]))
+    sizes = sorted(found.get("{batch_size}", []), key=lambda way: not MICRO.search(way.name))
     told = {"{batch_size}": sizes[0]} if sizes else {}
     if "{accumulation_steps}" in found:
         told["{accumulation_steps}"] = found["{accumulation_steps}"][0]
-    totals = found.get("{total_batch}", []) + [way for way in sizes[1:] if MICRO.search(sizes[0][0]) and not MICRO.search(way[0])]
+    totals = found.get("{total_batch}", []) + [
+        way for way in sizes[1:] if MICRO.search(sizes[0].name) and not MICRO.search(way.name)
+    ]
     return told | ({"{total_batch}": totals[0]} if totals and len(told) < 2 else {})
+
+
+def _in_tokens(told: dict[str, Way], source: Path) -> dict[str, Way]:
+    """Where the text divides the whole batch by a micro-batch's rows and by more (`total // (B * T)`), it counts that more."""
+    try:
+        text = source_of(source)
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError):
+        return told
+    values = {key: text[begin:end] for key, (begin, end) in places(source, text) if NUMBER.fullmatch(text[begin:end])}
+    for node in nodes if {"{total_batch}", "{batch_size}"} <= told.keys() else ():
+        match node:
+            case ast.BinOp(left=ast.Name(id=total), op=ast.FloorDiv(), right=right) if total == told["{total_batch}"].name:
+                names = [one.id for one in ast.walk(right) if isinstance(one, ast.Name)]
+                if told["{batch_size}"].name in names:
+                    factors = [f"*{values[name]}" for name in names if name in values and name != told["{batch_size}"].name]
+                    return {**told, "{total_batch}": told["{total_batch}"]._replace(after="".join(factors))}
+    return told
 
 
 def texts_of(source: Path, rest: Sequence[str]) -> dict[Path, str]:
@@ -92,11 +128,13 @@ def _names(source: Path, rest: Sequence[str]) -> Iterator[Way]:
     """Names in all of these, and what sets each."""
     texts = texts_of(source, rest)
     for text in texts.values():
-        yield from ((flag.lstrip("-").replace("-", "_"), "--set", f"{flag} ") for flag in FLAG.findall(text))
-        yield from ((name, "--set-env", f"{name}=") for name in VARIABLE.findall(text))
+        known = (option for parser, options in OF_LIBRARIES.items() if f"{parser}(" in text for option in options)
+        yield from (Way(option.strip(" -").rpartition(".")[2], "--set", option) for option in known)
+        yield from (Way(flag.lstrip("-").replace("-", "_"), "--set", f"{flag} ") for flag in FLAG.findall(text))
+        yield from (Way(name, "--set-env", f"{name}=") for name in VARIABLE.findall(text))
     for file, text in texts.items():
         for key in _keys(file, text):
-            yield key.removesuffix(".default").rpartition(".")[2], "--set-file", f"{os.path.relpath(file)}:{key}="
+            yield Way(key.removesuffix(".default").rpartition(".")[2], "--set-file", f"{os.path.relpath(file)}:{key}=")
 
 
 def _settings(path: Path) -> list[Path]:
@@ -107,7 +145,7 @@ def _settings(path: Path) -> list[Path]:
 
 def _keys(file: Path, text: str) -> Iterator[str]:
     """Whose value is a whole number."""
-    return (key for key, (begin, end) in places(file, text) if text[begin:end].isdigit() and int(text[begin:end]))
+    return (key for key, (begin, end) in places(file, text) if NUMBER.fullmatch(text[begin:end]))
 
 
 def _with_numbers(source: Path, missing: list[str]) -> str:
