@@ -159,7 +159,9 @@ def cells_table(arms: DataFrame) -> DataFrame:
     columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
                "algebra_error", "rounding_ratio"]  # fmt: skip
     table = tables.matrix(arms).query("arm == 'accumulated'")[columns].rename(columns={"algebra_error": "gradient_error"})
-    table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = math.nan  # no rounding is that of another computation
+    table.loc[table["verdict"] == Outcome.different, "rounding_ratio"] = (
+        math.nan
+    )  # no rounding is that of a different computation
     return table
 
 

@@ -310,8 +310,12 @@ def unjudged(material: Material) -> Section:
 
     Returns:
         The section; it also says so where there are none.
+
+    Raises:
+        Unmeasured: No arm was judged.
     """
     arms = material.arms[~material.arms["fault"]]
+    needed(arms)
     unclear = arms.query("verdict in ['inconclusive', 'degraded'] or (verdict == 'different' and not explained)")
     title = "What could not be judged or explained"
     if unclear.empty:

@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from accumulation_harness.affected.__main__ import ADVISORIES, VISIBLE, Advisory, read, size
 
@@ -24,6 +25,8 @@ from scoreboard import page, record
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/findings/museum.md"
+STAIRCASE = HERE.parent / "docs/gallery/museum.svg"
+ENDED, OPEN = "#0072b2", "#d55e00"  # faults that a release has mended, and the others
 PRICES = HERE / "prices.json"
 Records = dict[str, dict[str, Any]]
 SIDES = ("broken", "fixed")
@@ -100,6 +103,35 @@ def picture(advisory: Advisory, records: Records) -> str:
     )
 
 
+def staircase(advisories: Sequence[Advisory]) -> str:
+    """In SVG, from which release to which each fault of transformers lasts; the releases are those where one begins or ends."""
+    every = [(SpecifierSet(one["affected"]), one) for one in advisories if one["package"] == "transformers"]
+    ends = {(spec.operator, spec.version) for specifiers, _ in every for spec in specifiers}
+    releases = sorted({release for _, release in ends}, key=Version)
+    rows = []
+    for specifiers, one in every:
+        bounds = {spec.operator: releases.index(spec.version) for spec in specifiers}
+        rows.append((bounds.get(">=", -1), bounds.get("<", len(releases)), one))
+    width, parts = 640 / (len(releases) + 1), []
+    for k, release in enumerate(releases):
+        at = (k + 1) * width
+        parts.append(f'<text x="{at:.0f}" y="14" text-anchor="middle">{release}</text>')
+        parts.append(f'<line x1="{at:.0f}" x2="{at:.0f}" y1="20" y2="{26 + 38 * len(rows)}" stroke="#c9ced6"/>')
+    for k, (begins, ended, one) in enumerate(sorted(rows, key=lambda row: row[:2])):
+        x, y, far = (begins + 1) * width, 26 + 38 * k, (ended + 1) * width
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y}" width="{far - x:.0f}" height="14" fill="{OPEN if one["fixed_in"] is None else ENDED}"/>'
+        )
+        said = html.escape(one["title"].replace("`", ""))
+        anchor, at = ("start", x) if x + 6 * len(said) < 640 else ("end", 640)
+        parts.append(f'<text x="{at:.0f}" y="{y + 27}" text-anchor="{anchor}">{said}</text>')
+    height = 32 + 38 * len(rows)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 -4 648 {height + 8}" font-family="sans-serif" font-size="11" '
+        f'fill="#22272e"><rect x="-4" y="-4" width="648" height="{height + 8}" fill="#fff"/>{"".join(parts)}</svg>\n'
+    )
+
+
 HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by, N = 4", "settings")
 SORT = """<script>
 document.querySelectorAll("th").forEach(head => head.onclick = () => {
@@ -124,8 +156,8 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
         [
             "# The museum of real bugs",
             "",
-            f"{len(advisories)} faults of released trainers that make N micro-batches another computation than one batch. Each "
-            "was run on a CPU with and without the fault, and had to be `different` with this finding here and `equivalent` "
+            f"{len(advisories)} faults of released trainers that make N micro-batches a different computation from one batch. "
+            "Each was run on a CPU with and without the fault, and had to be `different` with this finding here and `equivalent` "
             f"there: {pairs} in the last release that has it and the first that has not, the others in one release with the "
             "setting that avoids it. `make museum NAME=` and the name of an advisory repeats it, in environments of its own. "
             "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). A click on a column's "
@@ -212,6 +244,7 @@ def main(asked: str) -> int:
         print(f"{advisory['id']}: {'; '.join(problems[advisory['id']]) or 'as told'}")
     if not any(problems.values()):
         PAGE.write_text(text(advisories, records))
+        STAIRCASE.write_text(staircase(advisories))
         print(PAGE)
     return int(any(problems[advisory["id"]] for advisory in chosen))
 

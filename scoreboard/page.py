@@ -103,10 +103,10 @@ def page(found: Sequence[Line]) -> str:
         [
             "# Scoreboard of audited releases",
             "",
-            f"{len(found)} settings of {len(releases)} releases; {len(different)} are another computation than one full batch. "
-            "Every line was run as released, with the versions in its record (`scoreboard/records`); `make scoreboard` makes "
-            "this page from these records. *Since* and *fixed in* name audited releases of the same framework: what lies between "
-            "two of them was not run. How the verdicts come about: [audit.md](../audit.md); what to do about a cause: "
+            f"{len(found)} settings of {len(releases)} releases; {len(different)} are a different computation from one full "
+            "batch. Every line was run as released, with the versions in its record (`scoreboard/records`); `make scoreboard` "
+            "makes this page from these records. *Since* and *fixed in* name audited releases of the same framework: what lies "
+            "between two of them was not run. How the verdicts come about: [audit.md](../audit.md); what to do about a cause: "
             "[remedies.md](../remedies.md).",
             "",
             f"| {' | '.join(HEAD)} |",

@@ -27,7 +27,10 @@ from accumulation_harness.analysis.figures.style import (
 )
 from accumulation_harness.analysis.tables import optimizers_of
 
-WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
+# Inches, of panels in up to two columns, and of more. A figure is shown as many times as large whatever its width, so that
+# letters have one size, and two columns fit on a phone.
+WIDTH, WIDE = 5.4, 9.4
+LETTER, MARK = 4.4, 34  # points: of a letter of a legend, and of what stands beside its words
 EXACT = 1e-17  # where a difference of exactly zero is drawn
 MARKS = "osD^vPX*"
 COLOURS: dict[Any, str] = {"full": INK, "permuted": GREY, "accumulated": BLUE, "batch": VERMILLION, "group": GREEN}
@@ -108,23 +111,34 @@ def curves(
     y: str,
     *,
     axes: tuple[str, str] = ("steps", "log"),
-    size: tuple[float, float] = (WIDTH, 3.2),
-    columns: int = 0,
+    height: float = 2.9,
+    columns: int = 2,
     level: tuple[float, str] | None = None,
     sharey: bool | Literal["row"] = True,
-    ncols: int = 4,
     **limits: Any,
 ) -> Figure:
-    """A panel per title, in one line or in `columns`; the legend has every label that was drawn, once.
+    """Draw a panel per title; the legend has every label that was drawn, once.
 
-    Axes are linear, log, or steps, a tick for every x with a mark. `level`: a dashed line and its name.
+    Args:
+        shown: Title -> the curves of a panel.
+        x: The label of every x axis.
+        y: The label of the y axes in the first column.
+        axes: How x and y are scaled: "linear", "log", or "steps" with a tick for every x that has a mark.
+        height: Of a panel, in inches.
+        columns: How many panels stand beside each other.
+        level: A dashed line in every panel, and its name.
+        sharey: Whether panels, or those of a row, have one y axis.
+        **limits: Further properties of every panel, as `xlim`.
+
+    Returns:
+        The figure.
     """
-    columns = min(columns or len(shown), len(shown))
-    rows = -(-len(shown) // columns)
+    columns = min(columns, len(shown))
+    rows, width = -(-len(shown) // columns), WIDTH if columns <= 2 else WIDE
     labels: dict[str, Artist] = {}
     chosen = looks([curve.kind for drawn in shown.values() for curve in drawn if curve.kind is not None])
     with style():
-        figure = new_figure(size[0], size[1] * rows)
+        figure = new_figure(width, height * rows)
         grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
         for own, (title, drawn) in zip(grid.flat, shown.items(), strict=False):
             own.set(title=title, xlabel=x)
@@ -146,11 +160,13 @@ def curves(
             for handle, label in zip(*own.get_legend_handles_labels(), strict=True):
                 labels.setdefault(label, handle)
         for own in grid.flat[len(shown) :]:
-            own.set_visible(False)
+            own.remove()
         for own in grid[:, 0]:
             own.set_ylabel(y)
         if labels:
-            figure.legend([*labels.values()], [*labels], loc="outside upper left", ncols=ncols, columnspacing=1.4, fontsize=8.5)
+            beside = max(1, min(len(labels), int(72 * width / (LETTER * max(map(len, labels)) + MARK))))
+            figure.legend([*labels.values()], [*labels], loc="outside upper left", ncols=beside, columnspacing=1.4, fontsize=8.5)
+            figure.set_size_inches(width, height * rows + 0.18 * -(-len(labels) // beside))
     return figure
 
 

@@ -27,7 +27,7 @@ def figure_algebra(arms: DataFrame) -> Figure:
     )
     if len(explained := own.query("norm == 'batch' and oracle_error.notna()")):
         drawn.append(median_curve(explained, AT, "oracle_error", color=INK, marker="D", label="BatchNorm against its oracle"))
-    return curves({"": drawn}, "N", "relative difference to the large batch", level=GATE, ncols=6)
+    return curves({"": drawn}, "N", "difference to the large batch", level=GATE)
 
 
 def figure_gradient_error(arms: DataFrame) -> Figure:
@@ -41,7 +41,7 @@ def figure_gradient_error(arms: DataFrame) -> Figure:
         )
         for precision, model, own in _cells(rows)
     }
-    return curves(shown, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(facets(arms)), sharey="row", size=(9.4, 2.8))
+    return curves(shown, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(facets(arms)), sharey="row")
 
 
 def figure_losses(steps: DataFrame) -> Figure:
@@ -64,7 +64,7 @@ def figure_distances(steps: DataFrame) -> Figure:
     """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
     shown = {f"{model}\n{precision}": _beside_null(own, "parameter_distance") for precision, model, own in _cells(steps)}
     columns = len(facets(steps))
-    return curves(shown, "optimizer step", "distance d", axes=("linear", "log"), size=(9.4, 2.8), columns=columns, sharey="row")
+    return curves(shown, "optimizer step", "distance d", axes=("linear", "log"), columns=columns, sharey="row")
 
 
 def _cells(rows: DataFrame) -> Iterator[tuple[str, str, DataFrame]]:
@@ -89,7 +89,7 @@ def figure_convergence(l4: DataFrame, margin: float) -> Figure:
     l4 = l4.assign(row=l4[["workload", "norm", "optimizer"]].agg(" ".join, axis=1))
     shown = {precision: lines(own, "row", AT, of=mean_curve) for precision, own in l4.groupby("precision", sort=False)}
     y = "held-out loss - full batch's (nats)"
-    figure = curves({str(name): drawn for name, drawn in shown.items()}, "N", y, axes=("steps", "linear"), size=(9.4, 3.6))
+    figure = curves({str(name): drawn for name, drawn in shown.items()}, "N", y, axes=("steps", "linear"))
     for axes in figure.axes:
         axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0)
         axes.set_yscale("symlog", linthresh=margin)

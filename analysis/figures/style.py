@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
 DPI = 72  # at which a figure is written as SVG, and so is laid out
+SHOWN, READABLE = 1.6, 0.88  # pixels that a point of a figure takes on a page, at most and at least
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9", INK, GREY)
 _NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that a file of XML cannot hold
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -96,13 +97,24 @@ class Shown:
 
 
 def inline(svg: bytes, prefix: str, alt: str) -> str:
-    """The same figure as an element of a page: no prolog, ids that are its own, a description for those who cannot see it."""
+    """Turn a figure into an element of a page: no prolog, ids of its own, one size of letters, and a description.
+
+    Args:
+        svg: A file, as `to_svg` writes it.
+        prefix: What its ids begin with.
+        alt: What those hear who cannot see it.
+
+    Returns:
+        An `svg` element. It shrinks with the page, but not below a width at which its letters can be read.
+    """
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     head, _, body = text.partition(">")
+    points = float(re.search(r'viewBox="0 0 ([\d.]+) ', head)[1])  # type: ignore[index]
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+    head += f' style="max-width: {SHOWN * points:.0f}px; min-width: {READABLE * points:.0f}px"'
     return f'{head} role="img" aria-label="{escape(alt)}">{body}'
 
 

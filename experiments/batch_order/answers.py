@@ -132,9 +132,7 @@ def orders(material: Material) -> Section:
     }
     picture = Picture(
         "orders",
-        curves(
-            panels, "order, as in the legend", "test loss", axes=("linear", "linear"), sharey=False, columns=2, size=(9.4, 2.4)
-        ),
+        curves(panels, "order, as in the legend", "test loss", axes=("linear", "linear"), sharey=False, height=2.2),
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed.",
     )

@@ -80,7 +80,7 @@ def _table(model: str, size: int, rows: DataFrame, forwards: Series[float]) -> T
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the large batch (mean and 95% t "
         f"interval, paired by seed, not corrected for the number of cells: one that holds 0 shows no loss, and not that there is "
-        "none). The large batch: {number(full.mean())}% "
+        f"none). The large batch: {number(full.mean())}% "
         f"(n = {len(full)}). Cost: samples that go through the model, over the window's. Ghost BatchNorm takes the memory of "
         "the full batch, and is plain accumulation's mathematics: only rounding tells the two rows apart."
     )

@@ -240,7 +240,7 @@ EXPERIMENT = Experiment(
     question="With in-batch negatives a micro-batch has another loss. How far off is the accumulated gradient, which methods "
     "are the full batch, and what is each worth at equal memory?",
     prediction="The error of accumulation grows with N and is exactly that of scores masked to the micro-batches. GradCache is "
-    "the full batch at two forwards. Banks are another computation: whether it is a better one depends on how fast "
+    "the full batch at two forwards. Banks are a different computation: whether it is a better one depends on how fast "
     "representations age.",
     rule="Gradients are compared in float64 at the same weights. Recall is over 1,000 held-out passages of other modules, "
     "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "

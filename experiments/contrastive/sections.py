@@ -88,7 +88,7 @@ def figure_gradients(rows: DataFrame) -> Figure:
     off, loss = (lines(rows, "arm", "accumulation_steps", name, words) for name in ("gradient_error", "loss"))
     full = median_curve(rows, "accumulation_steps", "full_loss", color=INK, linestyle=DASHED, label="the full batch's")
     panels = {"gradient off the full batch's": off, "reported loss, nats": [*loss, full]}
-    figure = curves(panels, "accumulation steps N", "", axes=("steps", "linear"), size=(9.4, 4), sharey=False, ncols=2)
+    figure = curves(panels, "accumulation steps N", "", axes=("steps", "linear"), sharey=False)
     log_axis(figure.axes[0], "y")
     return figure
 
@@ -111,7 +111,7 @@ def figure_bytes(rows: DataFrame) -> Figure:
         for column, title in titles.items()
     }
     y = "mean reciprocal rank, %"
-    return curves(panels, "", y, axes=("linear", "linear"), size=(9.4, 3.2), columns=2, ncols=2, xlim=(0, None))
+    return curves(panels, "", y, axes=("linear", "linear"), xlim=(0, None))
 
 
 def gradients_section(material: Material) -> Section:
@@ -216,7 +216,7 @@ def memory_section(material: Material) -> Section:
     told = "; ".join(f"{words(arm)} {reach(size)}" for arm, size in sorted(fits.items(), key=lambda one: -one[1]))
     picture = Picture(
         "contrastive-peaks",
-        curves({"": lines(rows.assign(peak=rows["peak_bytes"] / MB), "arm", "window", "peak", words)}, "window B", PEAK, ncols=2),
+        curves({"": lines(rows.assign(peak=rows["peak_bytes"] / MB), "arm", "window", "peak", words)}, "window B", PEAK),
         "Bytes that live at the peak of a step over the window B, a line for each method",
         f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
         "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",

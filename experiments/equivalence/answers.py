@@ -95,7 +95,7 @@ def same_update(results: Results) -> ClaimResult:
         threshold=GATE,
         n=len(_own_algebra(free)) + len(_own_algebra(bound)),
         explanation=f"The same without BatchNorm ({counted(same)} arms, largest float64 difference measured "
-        f"here), another computation with it ({counted(parted)} arms). Trials in 16 bits repeat the float64 "
+        f"here), a different computation with it ({counted(parted)} arms). Trials in 16 bits repeat the float64 "
         "algebra of those in float32; n counts it once.",
     )
 

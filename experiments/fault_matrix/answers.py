@@ -120,12 +120,12 @@ def matrix(material: Material) -> Section:
 def figure_shares(shares: DataFrame) -> Figure:
     """Shares as shades, in percent; empty: not run."""
     with style():
-        figure = new_figure(9.4, 1 + 0.25 * len(shares))
+        figure = new_figure(6.2, 1.4 + 0.25 * len(shares))
         axes = figure.subplots()
         axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1.5, edgecolors="white", linewidth=1.5)
         for (row, column), value in np.ndenumerate(shares):
             axes.text(column + 0.5, row + 0.5, "" if np.isnan(value) else f"{100 * value:.3g}", ha="center", va="center")
-        axes.set_xticks(np.arange(shares.shape[1]) + 0.5, shares.columns.tolist(), rotation=20, ha="left")
+        axes.set_xticks(np.arange(shares.shape[1]) + 0.5, shares.columns.tolist(), rotation=40, ha="left")
         axes.set_yticks(np.arange(len(shares)) + 0.5, shares.index.tolist())
         axes.xaxis.tick_top()
         axes.invert_yaxis()

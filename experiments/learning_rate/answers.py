@@ -195,7 +195,7 @@ def over_rates(material: Material) -> Section:
             panels[f"{optimizer}: {title} loss, nats"] = lines(finite, "batch", "lr", names="batch of {}".format, of=mean_curve)
     picture = Picture(
         "rates",
-        curves(panels, "learning rate", "", axes=("steps", "linear"), size=(9.4, 2.8), columns=2, sharey=False, ncols=6),
+        curves(panels, "learning rate", "", axes=("steps", "linear"), sharey=False),
         "Training and held-out loss over the learning rate under each optimizer, one line per batch size.",
         "Loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which the loss of some seed "
         "became NaN are left out.",

@@ -1,4 +1,4 @@
-"""Does dropout make accumulation another computation, or only another draw of the same?"""
+"""Does dropout make accumulation a different computation, or only another draw of the same?"""
 
 from accumulation_harness.config import Execution
 from accumulation_harness.config.questions import Need, Question, Study

@@ -173,7 +173,7 @@ class Session:
         family.candidates[other] = run
         self._arm(family, other)
         if found := [f.cause for result in self.results for f in result.findings]:
-            what = f"there are {n} rows in each of {n} micro-batches, and with {other} of them it is another computation"
+            what = f"there are {n} rows in each of {n} micro-batches, and with {other} of them it is a different computation"
             self._problem(f"{what} ({', '.join(found)})", n)
         else:
             self.results = [result for result in self.results if result.accumulation_steps != other]
