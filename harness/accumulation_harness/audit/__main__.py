@@ -56,9 +56,16 @@ class Ended(Exception):
 
 
 def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
-    """What the process of the audited code hands over: exit code, stdout, stderr. It leaves no process of its group behind.
+    """Run an audit in a process of its own. It leaves no process of its group behind.
 
-    Raises Ended where it hands over nothing.
+    Args:
+        arguments: The command line of the audit.
+
+    Returns:
+        What the process of the audited code hands over: exit code, stdout, stderr.
+
+    Raises:
+        Ended: It handed over nothing.
     """
     link, theirs = Pipe()
     command = [*module_command("accumulation_harness.audit.command"), str(theirs.fileno()), *arguments]

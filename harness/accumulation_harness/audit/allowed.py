@@ -16,9 +16,15 @@ BESIDE = ("average", "statistics", "report")  # kinds of findings that kept no g
 
 
 def with_allowed(report: Report, causes: Collection[Cause]) -> Report:
-    """The report, in which findings of these causes are told, and no findings any more.
+    """Turn findings of allowed causes into remarks.
 
-    An arm without others is equivalent where all besides them was compared and agreed; else it could not be judged.
+    Args:
+        report: An audit's report.
+        causes: The causes that are allowed.
+
+    Returns:
+        The report without these findings. An arm without others is equivalent where all besides them was compared and agreed;
+        else it could not be judged.
     """
     results, problems = [], list(report.problems)
     for result in report.results:

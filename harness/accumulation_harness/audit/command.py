@@ -197,6 +197,12 @@ def _target(text: str) -> Path:
     """Where a file can be written, also after the audited code has changed the working folder.
 
     Never a device, a pipe or a link, which would be gone once a file is moved there.
+
+    Returns:
+        An absolute path.
+
+    Raises:
+        ValueError: Its folder is not there, or it is no regular file.
     """
     path = Path(text).absolute()
     if not path.parent.is_dir():
@@ -343,9 +349,17 @@ def _written(given: argparse.Namespace, report: Report) -> str:
 
 
 def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int, str, str]:
-    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem.
+    """Answer where nothing was judged.
 
     Of several ranks, the one that judges says what became of the others, and the exit code.
+
+    Args:
+        given: The command line.
+        subject: What was to be audited.
+        what: One line that says why.
+
+    Returns:
+        Exit code, stdout and stderr: where text is not asked for, stdout is a report with that problem.
     """
     from accumulation_harness.audit.report import Problem, Report, github
 

@@ -51,9 +51,15 @@ class Names:
     times: Counter[str] = field(default_factory=Counter)
 
     def given(self, run: Run) -> Run:
-        """The run, whose sequences are called as in the first one where they are the same but for how far they are padded.
+        """Call the sequences of a run as in the first one where they are the same but for how far they are padded.
 
         `model(ids[:, :-1])` takes padding from some rows, and from the longest of a micro-batch its last element.
+
+        Args:
+            run: The run, whose names are changed in place.
+
+        Returns:
+            The run.
         """
         rows, is_first, names = rows_of(run), not self.times, dict[str, str]()
         for row in rows:

@@ -116,6 +116,9 @@ def _is_marginal(judged: Judged, roundoff: float) -> bool:
     """Whether gradients differ by not much more than rounding explains, where the run has amplified it: a line search does.
 
     One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
+
+    Returns:
+        True if a difference may be rounding all the same.
     """
     amplified = judged.off and all(step.gate > AMPLIFIED * roundoff for step in judged.off)
     return bool(amplified) and all(max(step.consumed.distance, step.raw.distance) <= FURTHER * step.gate for step in judged.off)

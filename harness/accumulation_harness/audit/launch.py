@@ -25,7 +25,7 @@ def audit_launched(
     allow: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Report | None:
-    """The audit of a function that torchrun or srun has started on several ranks; the report on rank 0, None on the others.
+    """The audit of a function that torchrun or srun has started on several ranks.
 
     Args:
         train: as for `audit`, on every rank the same. The group of all ranks is there when it is called, and its own
@@ -37,6 +37,9 @@ def audit_launched(
         max_steps: as for `audit`.
         allow: as for `audit`.
         progress: as for `audit`.
+
+    Returns:
+        The report on rank 0, None on the others.
 
     Raises:
         ValueError: where no launcher has started this process, and for arguments that cannot be run.

@@ -65,10 +65,19 @@ ON_CUDA: dict[str, Removal] = {"cuDNN": with_changes(cudnn=False)}
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
-    """Factor -> share of the gap that its removal closes (1: all of it, 0: none; below 0: the gap grew).
+    """Attribute the gap of an arm in the precision under test to factors that can be removed.
 
-    The gap is ||a - g|| / ||g|| of one consumed gradient against the float64 full batch under the same conditions, on the window
-    of `windows` where it is widest. Empty when no single window shows a gap: the fault then needs several, or is no gradient's.
+    The gap is ||a - g|| / ||g|| of one consumed gradient against the float64 full batch under the same conditions, on the
+    window where it is widest.
+
+    Args:
+        setting: The trial.
+        recipe: The arm's.
+        windows: Sample ids, [n] int64 each, of the windows that are tried.
+
+    Returns:
+        Factor -> share of the gap that its removal closes (1: all of it, 0: none; below 0: the gap grew). Empty when no
+        single window shows a gap: the fault then needs several, or is no gradient's.
     """
     config = setting.config
     if setting.not_float64:

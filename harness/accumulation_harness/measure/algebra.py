@@ -129,11 +129,17 @@ def _parted(distances: Sequence[float]) -> int:
 
 
 def windows_of(setting: Setting, *, at_least: int = 0) -> list[Tensor]:
-    """The windows ([n] int64 each) of L0: the first `algebra_steps` of the trial where that is set.
+    """Choose the windows of L0: the first `algebra_steps` of the trial where that is set.
 
-    Else those that hold what L0 tests: the first FIRST, more where a warm-up ends later, then an epoch's short last window, at
-    which loops go wrong, and the window after it. `at_least` so many: code that is not ours may go wrong at any. A schedule runs
-    over their number.
+    Else those that hold what L0 tests: the first FIRST, more where a warm-up ends later, then an epoch's short last window,
+    at which loops go wrong, and the window after it. A schedule runs over their number.
+
+    Args:
+        setting: The trial.
+        at_least: So many windows: code that is not ours may go wrong at any.
+
+    Returns:
+        Sample ids, [n] int64 for each window.
     """
     config = setting.config
     if config.algebra_steps is not None:
@@ -146,9 +152,16 @@ def windows_of(setting: Setting, *, at_least: int = 0) -> list[Tensor]:
 
 
 def settled(setting: Setting, recipe: Recipe) -> Recipe:
-    """The recipe as float64 runs it: a loop of somebody's own that narrows its numbers to float32 inside is widened.
+    """Choose the recipe that float64 runs: a loop of the user's that narrows its numbers to float32 inside is widened.
 
-    It does where that changes a gradient, and only by rounding. In a trial of float64 such a narrowing is the loop's fault.
+    It is where that changes a gradient, and only by rounding. In a trial of float64 such a narrowing is the loop's fault.
+
+    Args:
+        setting: The trial.
+        recipe: The arm's.
+
+    Returns:
+        The recipe, or a copy that widens.
     """
     if recipe.loop is None or setting.not_float64 or setting.config.precision == Precision.float64:
         return recipe
@@ -176,10 +189,18 @@ def measurement(
     *,
     ours: bool,
 ) -> Measurement[dict[str, AlgebraResult]]:
-    """`measure`, as trials share it.
+    """Wrap `measure`, so that trials share it.
 
-    `ours`: all arms are our right ones, which do the same in float64 whatever the precision under test. Any other arm may look
-    for that precision's loss scaler, which they then all have.
+    Args:
+        setting: The trial.
+        recipes: Label -> recipe of each arm.
+        windows: Sample ids, [n] int64 for each window.
+        floor_arm: The label of the permuted full batch.
+        ours: Whether all arms are our right ones, which do the same in float64 whatever the precision under test. Any other
+            arm may look for that precision's loss scaler, which they then all have.
+
+    Returns:
+        The measurement, with the settings that it depends on.
     """
     settings = DEPENDS_ON + (() if ours else OTHERS_DEPEND_ON)
     if setting.config.precision == Precision.float64:
@@ -196,10 +217,21 @@ def measure(
     *,
     scaler: bool = True,
 ) -> dict[str, AlgebraResult]:
-    """L0 of every arm but the reference. `windows`: sample ids per step; `floor_arm`: the permuted full batch.
+    """Measure L0, in float64, of every arm but the reference.
 
-    The whole trajectory runs as configured, and without draws where the model draws. A few more windows (the first two, a short
-    one and the one after it) have clipping the other way round, certainly active unless it has been active already, then off.
+    The whole trajectory runs as configured, and without draws where the model draws. A few more windows (the first two, a
+    short one and the one after it) have clipping the other way round, certainly active unless it has been active already,
+    then off.
+
+    Args:
+        setting: The trial.
+        recipes: Label -> recipe of each arm.
+        windows: Sample ids, [n] int64 for each window.
+        floor_arm: The label of the permuted full batch.
+        scaler: Whether arms have the loss scaler of the precision under test.
+
+    Returns:
+        Label -> relative errors of gradients, state and weights, the signature of a fault, and counters that differ.
     """
     config = setting.config
     if setting.not_float64:
@@ -225,9 +257,14 @@ def _in_float32(
 ) -> dict[str, AlgebraResult]:
     """L0 of a task that does not compute in float64: beside the shuffled full batch, for what differs clearly.
 
-    All `windows` are probed, without dropout. Right code and the referee part by rounding here, and a ReLU may flip. So an error
-    below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only where a cause reproduces it, or
+    All `windows` are probed, without dropout. Right code and the referee part by rounding here, and a ReLU may flip. So an
+    error
+    below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only where a cause reproduces it,
+    or
     in every window. What is left unseen is not judged: no arm is equivalent.
+
+    Returns:
+        Label -> result; none of them says that an arm is equivalent.
     """
     clip_norm = setting.config.clip_norm
     runs = _run(setting, recipes, windows, clip_norm=clip_norm, also=range(len(windows)), scaler=True)
@@ -276,6 +313,9 @@ def _result(
     """The runs of an arm, taken together: the configured one without draws, the plain one, and the one with draws.
 
     `floor`: the permuted full batch's plain run.
+
+    Returns:
+        The largest errors over the runs, one signature, and the counters that differ.
     """
     signature = reduce(Signature.merged, (one.signature for one in (run, plain)))
     signature = dataclasses.replace(signature, follows=_oracle(setting)[0] if run.follows_oracle else ())
@@ -333,6 +373,9 @@ def _followed(
     """The run of all arms; those that parted although every probe was right are repeated, with a probe of each window since.
 
     Such an arm is right all the same where each window is, and the controls part as it does.
+
+    Returns:
+        Label -> run; `parted_at` is set where rounding was amplified.
     """
     clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
     runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
@@ -381,6 +424,9 @@ def _oracles(
     """By label of an arm its oracle's label, and the oracles' recipes: one for each split, and each loop written by hand.
 
     `arms`: filled later; the oracle of a loop takes the window as the loop did just before.
+
+    Returns:
+        Label of an arm -> label of its oracle, and label of an oracle -> its recipe.
     """
     inside = _oracle(setting)[1]
     of, made = dict[str, str](), dict[str, Recipe]()
@@ -417,8 +463,12 @@ def _take_whole(inside: Inside, cut: Callable[[Batch], tuple[Batch, Sequence[int
 def _apart(own: Snapshot, other: Snapshot, parameters: Collection[str]) -> dict[str, Difference]:
     """By path what differs beside the parameters, which are compared in every window.
 
-    A gradient that is zero in exact arithmetic leaves rounding of the others' size: a tensor is compared down to `SMALL` of the
+    A gradient that is zero in exact arithmetic leaves rounding of the others' size: a tensor is compared down to `SMALL` of
+    the
     largest with the same last name.
+
+    Returns:
+        Path -> difference.
     """
     found = {}
     sizes = defaultdict[str, float](float)
@@ -462,9 +512,13 @@ def _taken(
 ) -> tuple[dict[str, Run], list[str]]:
     """Train all arms over `windows` in the exact format and collect what they show, and which of them are not named.
 
-    The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the model,
+    The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the
+    model,
     where it draws; `also`: windows that are probed beside the usual ones; `oracles`: these are trained as well, and what arms
     carry is compared; `moved`: all arms but the reference start from weights moved by rounding.
+
+    Returns:
+        Label -> what the arm shows; and the labels of those in which no cause was named.
     """
     config = setting.config
     runs = {label: Run(widens=recipe.widens) for label, recipe in recipes.items()}

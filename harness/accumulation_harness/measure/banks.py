@@ -22,9 +22,17 @@ from accumulation_harness.workloads.docstrings import DocstringWorkload
 
 
 def bank_error(setting: Setting, method: str, recipe: Recipe, full: Recipe, num: int) -> float:
-    """Largest relative distance of a bank's gradients to the exact oracle until `num` windows had it in use, in float64.
+    """Compare a bank's gradients with the exact oracle, in float64.
 
-    NaN where there is no oracle: dropout, a penalty, pairs that come without towers.
+    Args:
+        setting: The trial.
+        method: The method's name, see `recipes.contrastive.bank_named`.
+        recipe: The method's recipe.
+        full: The full batch's recipe.
+        num: How many windows must have had the bank in use.
+
+    Returns:
+        The largest relative distance; NaN where there is no oracle: dropout, a penalty, pairs that come without towers.
     """
     if not isinstance(setting.exact, DocstringWorkload) or setting.draws or setting.exact.penalty:
         return math.nan

@@ -16,9 +16,14 @@ PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "
 
 
 def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dict[str, Any]:
-    """Versions, processor or card, threads, commit; nothing that names the machine or its user.
+    """Describe where a trial ran; nothing names the machine or its user.
 
-    `not_deterministic`: operations that the device has no deterministic kernel for, as the trial met them.
+    Args:
+        device: Where it ran.
+        not_deterministic: Operations that the device has no deterministic kernel for, as the trial met them.
+
+    Returns:
+        Versions, processor or card, threads, commit, as plain JSON types.
     """
     return {
         "python": platform.python_version(),

@@ -34,9 +34,19 @@ SAME_IN_FLOAT32 = 1e-4
 
 
 def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> str:
-    """Why the task does not compute in float64, tried on the samples `ids` of its float64 workload; empty where it does.
+    """Try whether a task computes in float64. Where it narrows its numbers inside, its code is widened (`workload.widens`).
 
-    Where it narrows its numbers inside, its code is widened (`workload.widens`).
+    Args:
+        workload: The task's float64 workload.
+        initial: Its model.
+        ids: [n] int64 samples to try it on.
+        device: Where.
+
+    Returns:
+        Why it does not; empty where it does.
+
+    Raises:
+        ConfigError: The task fails in float32 as well.
     """
     window, why = workload.batch(ids), ""
     model = in_format(copied(initial), device, torch.float64)
@@ -164,6 +174,9 @@ def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
     """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three.
 
     An object that holds tensors is cut by nobody but its author.
+
+    Returns:
+        True if it can be cut by rows.
     """
     if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
         return True
@@ -174,9 +187,17 @@ def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
 
 
 def try_step(config: OptimizerConfig, initial: nn.Module) -> str:
-    """Why an optimizer of the user's own takes no step in float64, where it does not.
+    """Try a step of an optimizer of the user's, on gradients of the model's shapes.
 
-    Raises ConfigError where it cannot take one on gradients of the model's shapes in float32 either.
+    Args:
+        config: The optimizer's settings.
+        initial: The model.
+
+    Returns:
+        Why it takes no step in float64; empty where it does.
+
+    Raises:
+        ConfigError: It takes none in float32 either.
     """
     if config.target is None:
         return ""

@@ -132,10 +132,15 @@ class Setting:
         return self.workloads[self.exact_dtype]
 
     def windows(self, num: int | None = None, *, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
-        """Sample ids ([n] int64) of the trial's first `num` windows, `config.steps` unless told.
+        """Draw the trial's windows.
 
-        They have `size` samples (`config.effective_batch` unless told); `last` says what becomes of an epoch's remainder
-        (`config.data.last_window` unless told).
+        Args:
+            num: How many, from the first one on; `config.steps` unless given.
+            size: Samples in each; `config.effective_batch` unless given.
+            last: What becomes of an epoch's remainder; `config.data.last_window` unless given.
+
+        Returns:
+            Sample ids, [n] int64 for each window.
         """
         config = self.config
         size, last = size or config.effective_batch, last or config.data.last_window
@@ -227,9 +232,15 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 
 
 def tensors_of(arm: Arm) -> Iterator[Tensor]:
-    """What an arm carries from step to step: weights, buffers, the optimizer's state and the moving average.
+    """List what an arm carries from step to step, found as it is asked for.
 
-    Found as they are asked for: a shelf in memory asks for none, and this would be 2 % of a small model's training.
+    A shelf in memory asks for none, and this would be 2 % of a small model's training.
+
+    Args:
+        arm: The arm.
+
+    Yields:
+        Weights, buffers, the optimizer's state and the moving average.
     """
     for owner in (arm.model, arm.ema):
         if owner is not None:
@@ -451,14 +462,21 @@ class LockStep:
     def step(
         self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None, around: Around | None = None
     ) -> dict[str, StepRecord]:
-        """All arms take the window `ids`; one transfer from the device at the end, in float16 two more for each arm.
+        """Train a window in all arms, with one transfer from the device at the end; in float16 two more for each arm.
 
         GradScaler has to know on the host whether a gradient overflowed, and its scale is read to count such windows.
 
-        `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
-        of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked
-        for before the arm's step, one arm after the other; None for an arm that is not judged. `around(label)` is around an arm's
-        window: what it keeps of an arm can be gone before the next one is at work.
+        Args:
+            ids: [n] int64 samples of the window.
+            gradients: "kept": every arm's stays in its watch. "compared": with the reference's, at once, which holds two
+                copies of the parameters however many arms there are: where the reference began, and what it consumed.
+            exact: Called with an arm's label before its step, one arm after the other: its exact gradient, None for one that
+                is not judged.
+            around: Called with an arm's label: a context around its window. What it keeps of an arm can be gone before the
+                next one is at work.
+
+        Returns:
+            Label -> what the step shows.
         """
         arms, seed = self.arms, self._seed(self.steps)
         device = arms[REFERENCE].device

@@ -102,10 +102,19 @@ def _optimizers_in(value: object) -> list[Optimizer]:
 
 
 def copied(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[Optimizer, list[nn.Parameter]]:
-    """A copy, with all groups, state and attributes, that steps copies of the `parameters` and shares nothing with its original.
+    """Copy an optimizer, with all groups, state and attributes, so that it steps copies of the parameters and shares nothing.
 
     Hooks that others have registered, and a schedule's wrapper around `step`, stay with the original.
-    Raises `ConfigError` where an attribute cannot be copied.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Its parameters.
+
+    Returns:
+        The copy, and the copies of the parameters in their order.
+
+    Raises:
+        ConfigError: An attribute cannot be copied.
     """
     own = [nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in parameters]
     memo: dict[int, Any] = {id(p): twin for p, twin in zip(parameters, own, strict=True)}

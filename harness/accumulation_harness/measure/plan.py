@@ -120,9 +120,20 @@ def by_trying(config: TrialConfig) -> Iterator[str]:
 
 
 def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError | None:
-    """What stops `take_windows`, or None. Any such error: that memory was short is told differently by every library.
+    """Try a size of micro-batch in a process of its own.
 
-    In a process of its own: all memory is given back, and one that the kernel ends for want of it takes nothing with it.
+    All memory is given back, and a process that the kernel ends for want of it takes nothing with it.
+
+    Args:
+        config: The settings of the trial.
+        micro_batch: b, samples.
+
+    Returns:
+        What stops `take_windows`, or None. Any error of these kinds: that memory was short is worded differently by every
+        library.
+
+    Raises:
+        NoAnswer: The process ended in another way than by the kernel's SIGKILL.
     """
     try:
         answered(take_windows, config, micro_batch)

@@ -74,9 +74,18 @@ def measurement(
 
 
 def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:
-    """All arms, the reference (`full`) too, in float64: `windows[0]` as it is, then `windows[1]` with one sample poisoned.
+    """Measure what arms do with a micro-batch that is not finite.
 
-    Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
+    They train `windows[0]` as it is, then `windows[1]` with one sample poisoned. All in float64, with clipping and dropout
+    off. The scaler is the configured precision's; a power of two, so exact in float64.
+
+    Args:
+        setting: The trial.
+        recipes: Label -> recipe of all arms, the reference (`full`) too.
+        windows: Sample ids, [n] int64, of two windows.
+
+    Returns:
+        Label -> steps, weights and loss scale after the poisoned window.
     """
     unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
     if setting.not_float64:
@@ -128,9 +137,17 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
 
 
 def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
-    """Counters of an arm that are not the reference's.
+    """Compare the counters of an arm with the reference's.
 
-    Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no worse.
+    Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no
+    worse.
+
+    Args:
+        found: What `measure` gave.
+        label: The arm.
+
+    Returns:
+        Counter -> the arm's value and the reference's, where they differ.
     """
     if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
         return {}
@@ -160,9 +177,15 @@ def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None
 
 
 def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
-    """The window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
+    """Predict the window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
 
-    The other entries have what the `others`, all samples but the one, have in them.
+    Args:
+        consumed: [P] what the arm consumed.
+        survivors: [P] the gradient without the lost micro-batch.
+        others: [P] the gradient of all samples but the poisoned one.
+
+    Returns:
+        [P], each entry that of `survivors`, of `others`, or 0: the nearest to `consumed`.
     """
     nearest, distance = torch.zeros_like(others), consumed.abs()
     for choice in (survivors, others):

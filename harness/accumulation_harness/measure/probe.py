@@ -214,6 +214,9 @@ class Probe:
         """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.
 
         `exact`: what the optimizer has to consume. Clipping hands what the largest tensors round on to all others.
+
+        Returns:
+            A relative error ||a - g|| / ||g|| over the elements of one tensor.
         """
         places = list(by_tensor(self.referee.model).values())
         lengths, gaps = (
@@ -260,7 +263,11 @@ class Probe:
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
         """Three states with weights moved by a few units in the last place, but those of which nothing depends smoothly.
 
-        A weight without any gradient may be read in steps (a sign, a whole number), which a move of the least size would change.
+        A weight without any gradient may be read in steps (a sign, a whole number), which a move of the least size would
+        change.
+
+        Yields:
+            Parameters and buffers.
         """
         generator, slopes = self.setting.generator(seen.step), self._named(seen.exact)
         for _ in range(3):
@@ -277,9 +284,14 @@ class Probe:
 
         `exact` is (l, g) as `compute` gives them at the weights theta themselves.
 
-        theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer to
-        each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at the
+        theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer
+        to
+        each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at
+        the
         end of a training for example, and where weights have decayed so far that rounding is all there is.
+
+        Returns:
+            The two numbers, of the loss and of its gradient.
         """
         found = (compute(state) for state in self._moved_by_rounding(seen))
         errors = ((exact[0].error(loss.value), relative_distance(gradient, exact[1])) for loss, gradient in found)
@@ -332,6 +344,9 @@ class Probe:
         """Causes -> error of their best variant, also beside what the model computes within micro-batches (BatchNorm).
 
         With it the error of the reported `loss`, where the model's own computation explains the gradient; else 0.
+
+        Returns:
+            The errors, and that of the reported loss.
         """
         smallest: dict[Causes, float] = {}
         resolved: dict[Causes, float] = {}  # what float64 resolves of what is computed within the micro-batches

@@ -150,11 +150,20 @@ def confirmed(
     precision: Precision,
     others: Sequence[Callable[[Collection[str]], Mapping[str, Rounding]]],
 ) -> dict[str, Rounding]:
-    """What was `found` in the first window; what rejects an arm of `judged` is confirmed in the others, one after the other.
+    """Confirm in other windows, one after the other, what rejects an arm in the first.
 
-    Each of `others` measures the arms of those labels in its window. A ReLU that flips by rounding multiplies the error of one
-    window, in the right arm or in the full batch, whatever the order of the rows; in another window it is another sample's, or
-    none. Rounding that is the loop's own is found in every window.
+    A ReLU that flips by rounding multiplies the error of one window, in the right arm or in the full batch, whatever the
+    order of the rows; in another window it is another sample's, or none. Rounding that is the loop's own is found in every
+    window.
+
+    Args:
+        found: Label -> rounding in the first window.
+        judged: Labels of the arms that are judged.
+        precision: The precision under test.
+        others: Each measures the arms of the labels that it is given in a window of its own.
+
+    Returns:
+        Label -> the rounding that decides, and in how many windows it was measured.
     """
     present = dict(found)
     for tried, measured in enumerate(others, start=2):

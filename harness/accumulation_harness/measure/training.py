@@ -76,11 +76,21 @@ class Distances:
 def train(
     setting: Setting, recipes: Mapping[str, Recipe], nulls: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
 ) -> Distances:
-    """All arms and the nulls in the target precision, one row per arm and step; the null `ULP` starts one ulp away.
+    """Train all arms and the nulls in the target precision; the null `ULP` starts one ulp away.
 
-    A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale; the
-    error against float64 where the referee looks (NaN where float64 draws other masks), and the squares of `noise_scale` where
-    its watch saw the window. Of a null, which is the band of d_t, it has the loss and d_t alone.
+    A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale;
+    the error against float64 where the referee looks (NaN where float64 draws other masks), and the squares of `noise_scale`
+    where its watch saw the window. Of a null, which is the band of d_t, it has the loss and d_t alone.
+
+    Args:
+        setting: The trial.
+        recipes: Label -> recipe of each arm.
+        nulls: Label -> recipe of each repetition of the full batch.
+        stream: Sample ids, [n] int64 for each window.
+        on_step: Called with the step's number and a row for each arm.
+
+    Returns:
+        How far weights went from the reference's, by arm and step.
     """
     config = setting.config
     lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
@@ -116,9 +126,19 @@ def train(
 
 
 def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:
-    """The exact clipped gradients of the window `ids`, each arm's at its own parameters; of arms that are not judged none.
+    """Make a function for the exact clipped gradient of a window, each arm's at its own parameters.
 
-    One for all at the first step, where all stand alike; none where float64 draws other masks, or there is no float64.
+    It is one for all at the first step, where all stand alike.
+
+    Args:
+        setting: The trial.
+        lock: The arms under way.
+        judged: Labels of the arms that are judged.
+        step: The number of the optimizer step, from 0.
+        ids: [n] int64 samples of the window.
+
+    Returns:
+        Label -> [P] float64; None of an arm that is not judged, where float64 draws other masks, or there is no float64.
     """
     if setting.not_float64 or not setting.masks_are_shared:
         return lambda label: None

@@ -101,10 +101,20 @@ class Twin:
         advances: Kind = EVERYTHING,
         shelf: Shelf,
     ) -> Twin:
-        """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
+        """Take one plain step from `before` with a copy of the optimizer, as the arm took it.
 
-        `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay;
-        `advances`: the kinds of state that these have changed, the others being as before.
+        Args:
+            before: The optimizer as it was before the step.
+            taken: How the step was taken.
+            start: [P] weights to start from.
+            consumed: [P] gradient.
+            first: Gradients that its state alone has taken in, at rates of zero.
+            decays: Whether with the configured weight decay.
+            advances: The kinds of state that these have changed, the others being as before.
+            shelf: Where large tensors are kept meanwhile.
+
+        Returns:
+            The copy after the step.
         """
         optimizer, parameters = copied(before.optimizer, before.parameters)
         shelf.release()
@@ -187,11 +197,22 @@ def _kind(name: str, value: object) -> Kind:
 def check_update(
     setting: Setting, arm: Arm, consumed: Tensor, taken: Taken, start: Tensor, before: Before, parts: Callable[[], Parts | None]
 ) -> Signature:
-    """What the arm's optimizer made of the gradient it consumed [P], beside a twin in the same state at the same weights.
+    """Compare what the arm's optimizer made of its gradient with what a copy of it makes, in the same state at the same weights.
 
     The twin is a copy of the optimizer with copies of the parameters: shapes, groups, state and attributes are the arm's own.
-    `taken`: how the step was taken; `start` [P]: the weights before it. `parts`: the micro-batch gradients, asked for only where
-    the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
+    Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
+
+    Args:
+        setting: The trial.
+        arm: The arm after its step.
+        consumed: [P] the gradient that its optimizer consumed.
+        taken: How the step was taken.
+        start: [P] the weights before it.
+        before: The optimizer before it.
+        parts: Makes the micro-batches' gradients; asked for only where the state is wrong.
+
+    Returns:
+        Relative errors of weights, state and moving average, also under each known fault.
     """
 
     def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kind = EVERYTHING) -> Twin:
@@ -256,9 +277,17 @@ def partial_gradients(parts: Parts | None) -> Iterator[Sequence[Tensor]]:
 
 
 def averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float, num: int) -> Iterator[Tensor]:
-    """The moving average after the window: the right one first, then those that moved for every micro-batch.
+    """Predict the moving average after the window: the right one first, then those that moved for every micro-batch.
 
-    `before`: None where there is none yet, and the first weights are taken as they are. Weights at `start`, and after the step.
+    Args:
+        before: [P] the average; None where there is none yet, and the first weights are taken as they are.
+        start: [P] the weights before the step.
+        reached: [P] the weights after it.
+        decay: d of m <- d m + (1 - d) w.
+        num: N.
+
+    Yields:
+        [P] averages.
     """
     for early, late in ((0, 1), *(((num, 0), (num - 1, 1), (num, 1), (0, num)) if num > 1 else ())):
         mean = before

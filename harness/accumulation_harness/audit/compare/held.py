@@ -80,9 +80,19 @@ class Apart:
 
 
 def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bool | None]) -> tuple[Apart, ...]:
-    """What moved otherwise than in the reference and in its nulls; `kept`: what goes on from what it was, by path.
+    """Find what moved otherwise than in the reference and in its nulls.
 
-    What does not is written anew in every window, and what a run has not, or of another size, belongs to a micro-batch.
+    What does not go on from what it was is written anew in every window, and what a run has not, or of another size, belongs
+    to a micro-batch.
+
+    Args:
+        mine: What the candidate held.
+        theirs: What the reference held.
+        nulls: What runs held that differ from the reference by rounding.
+        kept: Path -> whether the value goes on from what it was; None if unknown.
+
+    Returns:
+        A difference for each such path.
     """
     paths = dict.fromkeys(path for held in (theirs, mine) for values in held.states for path in values)
     found = [_apart(path, mine, theirs, nulls) for path in paths if kept.get(path) is not False]
@@ -218,9 +228,17 @@ SHAKEN = 2  # the window that begins after one has met other values
 
 
 def keeps(path: str, shaken: Run, usual: Run) -> bool | None:
-    """Whether something goes on from what it was: after another value in its place it is another; None if unknown.
+    """Decide whether something goes on from what it was: after another value in its place it is another.
 
     Where a gradient has felt the other values, so has all that is made anew in that window: the next one tells.
+
+    Args:
+        path: Where it is held.
+        shaken: A run in which held values were changed.
+        usual: The same run without that.
+
+    Returns:
+        True if it does, None if unknown.
     """
     a, b = (run.held.at(SHAKEN + feels(shaken, usual), path) for run in (shaken, usual))
     if path not in shaken.held.shaken or a is None or b is None or a.shape != b.shape:

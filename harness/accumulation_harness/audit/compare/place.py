@@ -117,9 +117,16 @@ class Called:
     factors: Sequence[float] = ()  # of the slopes, by micro-batch
 
     def beside(self, mine: Sequence[Arrays], theirs: Arrays, moved: Arrays, *, slopes: bool = False) -> Iterator[Beside]:
-        """Tensor by tensor what the micro-batches, the reference and the moved reference have of something.
+        """Compare the micro-batches with the reference and the moved reference, tensor by tensor.
 
-        `slopes` are compared up to the factors of the micro-batches.
+        Args:
+            mine: For each micro-batch its tensors.
+            theirs: The reference's tensors.
+            moved: The tensors of the reference at weights moved by a rounding.
+            slopes: Whether they are gradients, which are compared up to the factors of the micro-batches.
+
+        Yields:
+            Distance and floor of each tensor that can be compared.
         """
         for place, other in enumerate(theirs):
             own = [each[place] for each in mine if place < len(each)]
@@ -148,9 +155,16 @@ class Called:
 
 @overflow_is_expected
 def place_of(mine: Run, theirs: Run, null: Run, only: Sequence[str] = ()) -> Place | None:
-    """Where `mine` first differs from `theirs`; None where that is not known.
+    """Find where a run first differs from another.
 
-    `null`: the reference at weights moved by a rounding. `only`: the tensors whose gradients differ, where others agree.
+    Args:
+        mine: The candidate.
+        theirs: The reference.
+        null: The reference at weights moved by a rounding.
+        only: Names of the tensors whose gradients differ, where others agree.
+
+    Returns:
+        Module, direction and operation; None where that is not known.
     """
     forwards, num = (1 + max((call.forward for call in run.calls), default=-1) for run in (theirs, mine))
     if not forwards or not num or num % forwards:

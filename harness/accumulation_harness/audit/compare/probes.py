@@ -102,9 +102,16 @@ class Probe:
 
 
 def rows(mine: Run, theirs: Run) -> RowFacts | None:
-    """What two probed runs show of the same rows: outputs, and slopes of the loss by them. None when no row is known to both.
+    """Compare what two probed runs show of the same rows: outputs, and gradients of the loss by them.
 
     Where not all rows that were made from weights are known to both, the same ones are no sample of them.
+
+    Args:
+        mine: The candidate.
+        theirs: The reference.
+
+    Returns:
+        The comparison; None when no row is known to both.
     """
     other = any(row not in theirs.probed for row, seen in mine.probed.items() if seen.computed)
     known = [row for row, seen in mine.probed.items() if row in theirs.probed and not (other and seen.computed)]
@@ -174,10 +181,16 @@ def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
 
 
 def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] = ()) -> TermFacts | None:
-    """Step `index` of an optimizer of the reference by the addends of the candidate's loss.
+    """Compare a step of the reference with the addends of the candidate's loss.
 
-    None where these do not make up its gradient. `runs`: candidate and reference; `place`: of the optimizer in both; `only`: of
-    these tensors.
+    Args:
+        runs: Candidate and reference.
+        place: The optimizer's place in both.
+        index: The optimizer step.
+        only: Names of the tensors to compare; all of them if empty.
+
+    Returns:
+        The comparison; None where the addends do not make up the candidate's gradient.
     """
     mine, reference = runs
     parts, wanted = _addends(mine, place, index, only), effective(reference.tracks[place])

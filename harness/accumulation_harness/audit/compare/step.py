@@ -467,9 +467,17 @@ def _bare(step: Step) -> Vector:
 
 
 def further(moved: Vector | None, usual: Vector | None, before: Vector, keep: np.ndarray | None = None) -> tuple[float, float]:
-    """How much further parameters `before` [P] moved than usual, relative to them, noise left out; the cosine of that with them.
+    """Measure how much further parameters moved than usual, noise left out.
 
-    Nothing where other weights may have made the difference. None: they stayed.
+    Args:
+        moved: [P] movement; None: they stayed.
+        usual: [P] the movement to compare with, or None.
+        before: [P] the parameters before.
+        keep: [P] which elements count.
+
+    Returns:
+        ||moved - usual|| / ||before||, and the cosine of the difference with `before`; 0 and NaN where other weights may have
+        made the difference.
     """
     a, b = (np.zeros_like(before) if move is None else move for move in (moved, usual))
     none = 0.0, math.nan

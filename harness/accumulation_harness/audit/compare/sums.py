@@ -42,10 +42,19 @@ def decomposed(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
 
 
 def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> WeightedSum:
-    """`g` [P] as a sum of what every rank's micro-batches gave, before ranks were averaged; rank after rank, by micro-batch.
+    """Write a gradient as a sum of what every rank's micro-batches gave, before ranks were averaged.
 
-    All weights are 1 where every rank and micro-batch counts as it does in the candidate, whose gradient is their sum divided by
-    the number of ranks.
+    All weights are 1 where every rank and micro-batch counts as it does in the candidate, whose gradient is their sum divided
+    by the number of ranks.
+
+    Args:
+        mine: The candidate's step.
+        a: [P] its gradient.
+        g: [P] the reference's gradient.
+        gate: The relative distance that rounding explains.
+
+    Returns:
+        The weights, rank after rank, by micro-batch; empty where the candidate's own gradient is no such sum.
     """
     parts = [part / len(b.locals) for b in mine.backwards for part in b.locals]
     if not all(b.locals for b in mine.backwards) or not all(part.shape == g.shape and part.any() for part in parts):

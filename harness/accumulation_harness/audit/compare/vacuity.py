@@ -14,9 +14,16 @@ from accumulation_harness.audit.evidence import Run
 
 
 def nothing_compared(candidate: Run, reference: Run, one: Run, compared: Sequence[Facts]) -> str | None:
-    """Why the agreement of `candidate` and `reference` says nothing; None where it does.
+    """Decide whether the agreement of two runs says anything.
 
-    `one`: the audited function at N=1, which is the reference where there is no independent one.
+    Args:
+        candidate: The audited function at N.
+        reference: What it was compared with.
+        one: The audited function at N=1, which is the reference where there is no independent one.
+        compared: For each optimizer what was compared.
+
+    Returns:
+        Why it says nothing; None where it does.
     """
     if not any(item.steps for item in compared):
         rates = sorted({rate for step in reference.steps for rate in step.lrs})[:4]

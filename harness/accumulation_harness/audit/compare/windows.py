@@ -75,9 +75,19 @@ def evaluations(step: Step) -> list[tuple[Backward, ...]]:
 
 
 def judged(mine: Step, theirs: Step, num_micro_batches: int, gate: float) -> tuple[Step, Step]:
-    """The two steps, reduced to one evaluation each where both arms evaluate whole windows more than once.
+    """Reduce two steps to one evaluation each where both arms evaluate whole windows more than once.
 
-    Where the parameters moved in between, the first evaluation alone starts from equal parameters: it is taken when it differs.
+    Where the parameters moved in between, the first evaluation alone starts from equal parameters: it is taken when it
+    differs.
+
+    Args:
+        mine: The candidate's step.
+        theirs: The reference's.
+        num_micro_batches: N.
+        gate: The relative distance that rounding explains.
+
+    Returns:
+        The steps to compare.
     """
     a, b = evaluations(mine), evaluations(theirs)
     if len(a) == len(b) == 1 or not _whole(a[-1], b[-1], num_micro_batches):
@@ -133,9 +143,17 @@ def compare_rows(mine: Step, theirs: Step) -> Rows:
 
 
 def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
-    """[tensors] Distance of the two updates, elements that move by noise left out; infinite where one was skipped.
+    """Measure the distance of two updates by tensor, elements that move by noise left out.
 
     A parameter is stored to u of its own size: no update is known better than that.
+
+    Args:
+        mine: The candidate's step.
+        theirs: The reference's.
+        keep: [P] which elements count.
+
+    Returns:
+        [tensors] ||a - b|| / ||b||; infinite where one was skipped.
     """
     if mine.skipped != theirs.skipped or mine.before.shape != theirs.before.shape:
         return np.full(len(theirs.tensors), math.inf)

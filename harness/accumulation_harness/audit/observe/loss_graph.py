@@ -28,11 +28,18 @@ class Couplings(NamedTuple):
 
 
 def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Couplings:
-    """The pairs of rows with d^2 loss / d out_i d out_j other than zero, and those that share a part of the loss.
+    """Find the pairs of rows with d^2 loss / d out_i d out_j other than zero, and those that share a part of the loss.
 
-    Both rows may be of one output or of two (towers). Rows without a name of their own (an output with another number of them)
-    are called by their number in the output, and are coupled within it alone. Second derivatives may not exist, and are 0 where
-    a row chooses another one (the hardest negative): the parts then show it, where the loss is a sum over rows.
+    Both rows may be of one output or of two (towers). Rows without a name of their own (an output with another number of
+    them) are called by their number in the output, and are coupled within it alone. Second derivatives may not exist, and are
+    0 where a row chooses another one (the hardest negative): the parts then show it, where the loss is a sum over rows.
+
+    Args:
+        loss: A 0-dim tensor with its graph.
+        outputs: Names of the rows, and the output [n, ...], of each forward.
+
+    Returns:
+        The pairs, and whether each row is alone.
     """
     if not isinstance(loss, Tensor) or not outputs:
         return Couplings()
@@ -100,9 +107,17 @@ def _by_element(slope: Tensor, output: Tensor) -> bool:
 
 
 def coupled_copies(loss: Any, parameters: Container[int]) -> int:
-    """Rows whose copies bend the slope of the first, where a loss is differentiated by copies of representations alone.
+    """Count the rows whose copies bend the slope of the first.
 
-    Cached losses do that: what is differentiated by `parameters` (ids) afterwards is linear in the model's outputs.
+    That is for a loss that is differentiated by copies of representations alone, as cached losses are: what is
+    differentiated by the parameters afterwards is linear in the model's outputs.
+
+    Args:
+        loss: A 0-dim tensor with its graph.
+        parameters: The ids of the model's parameters.
+
+    Returns:
+        The number of rows; 0 where nothing is known.
     """
     copies = _leaves(loss.grad_fn) if isinstance(loss, Tensor) and loss.grad_fn is not None else []
     if not copies or any(id(copy) in parameters or not copy.ndim for copy in copies):
@@ -150,9 +165,15 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 
 def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> Iterator[Term]:
-    """Each addend of a loss, in order, by cutting the graph at all others.
+    """Differentiate each addend of a loss, in order, by cutting the graph at all others.
 
-    There are none where the loss is not a sum. `forwards`: how many have made it.
+    Args:
+        loss: A 0-dim tensor with its graph.
+        parameters: By what it is differentiated.
+        forwards: How many forwards have made it.
+
+    Yields:
+        Name, gradient and coefficient of an addend; nothing where the loss is not a sum.
     """
     sample, nodes = sample_of(parameters), _terms(loss, forwards)
     for node, name, found in zip(nodes, term_names(loss, forwards), _each_alone(loss, parameters, forwards), strict=True):
@@ -162,7 +183,11 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1
 def _coefficient(root: Any, term: Any) -> float:
     """The product of the constants between a loss and a term of it; NaN where no way leads there.
 
-    Nor where a sum of elements is divided: the same number at every N is then that of the window, by which each part is divided.
+    Nor where a sum of elements is divided: the same number at every N is then that of the window, by which each part is
+    divided.
+
+    Returns:
+        The product; NaN where it is unknown.
     """
     waiting = [(root, 1.0, False)]
     for _ in range(MOST):

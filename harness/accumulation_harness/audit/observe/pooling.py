@@ -37,10 +37,17 @@ def merged(several: Sequence[R], rules: Rules, /, **fields: Any) -> R:
 
 @overflow_is_expected
 def pooled(runs: Sequence[Run], like: Run | None = None) -> Run:
-    """One run of all ranks, with an error if any of them raised. `like`: the run in whose order of tensors parts are joined.
+    """Make one run of all ranks, with an error if any of them raised.
 
     Ranks that start from the same weights are replicas: the first one's evidence stands for all, with the rows of all. Others
     hold parts of one model (stages of a pipeline, shards), which are joined.
+
+    Args:
+        runs: A run of each rank.
+        like: The run in whose order of tensors parts are joined.
+
+    Returns:
+        The run.
     """
     if len(runs) == 1:
         return runs[0]
@@ -319,9 +326,17 @@ def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:
 
 
 def places(tensors: Sequence[tuple[str, int]], start: Vector, like: Track) -> tuple[int, ...] | None:
-    """Where the tensors of a part, which begin as `start` [P], are among those of a track of all; None where that is not known.
+    """Find where the tensors of a part are among those of the whole model.
 
     They have the names of those there, or begin as a run of neighbours there does, and only one.
+
+    Args:
+        tensors: Name and number of elements of each tensor of the part.
+        start: [P] the weights with which the part begins.
+        like: A track of the whole model.
+
+    Returns:
+        The place of each; None where that is not known.
     """
     if not like.steps:
         return None

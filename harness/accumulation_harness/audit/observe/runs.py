@@ -91,9 +91,18 @@ def accepts(function: Train | None, name: str) -> bool:
 
 
 def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
-    """One watched call from the same generator state each time; the caller's generators are put back.
+    """Call a training function once, watched, from the same generator state each time; the caller's generators are put back.
 
-    `collect`: free first what an earlier run has left behind.
+    Args:
+        train: The function.
+        job: Its two numbers, and what to look at.
+        collect: Whether to free first what an earlier run has left behind.
+
+    Returns:
+        What was seen; what the function raised is in its `error`.
+
+    Raises:
+        KeyboardInterrupt: The user ended the audit.
     """
     if collect:
         gc.collect()

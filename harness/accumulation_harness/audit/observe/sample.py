@@ -171,10 +171,16 @@ def size_of(tensors: Iterable[Tensor | None]) -> float:
 
 
 def signed_sums(parameters: Iterable[Tensor]) -> Vector:
-    """Of the gradients: sums of `SUMMED` neighbouring elements of a tensor each, with random signs, in float64.
+    """Sum `SUMMED` neighbouring elements of each gradient with random signs, in float64.
 
-    They are linear in the elements, and the expectation of the square of their norm is that of the elements: two gradients that
-    differ in any element differ in these as well, by as much.
+    The sums are linear in the elements, and the expectation of the square of their norm is that of the elements: two
+    gradients that differ in any element differ in these as well, by as much.
+
+    Args:
+        parameters: Their gradients are summed; None is zero.
+
+    Returns:
+        The sums of all tensors, one after the other.
     """
     found = [_sums(p.grad, size(p)) for p in parameters]
     joined: Vector = torch.cat(found).numpy().copy() if found else np.zeros(0)

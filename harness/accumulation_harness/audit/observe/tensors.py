@@ -76,9 +76,15 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def fingerprints(args: Sequence[Any], kwargs: dict[str, Any], batch_size: int = 0) -> list[tuple[str, int]]:
-    """(name, length) per row of the first tensor with rows; padding (around integers, after other numbers) does not count.
+    """Name the rows of the first tensor that has any; padding (around integers, after other numbers) does not count.
 
-    The name has the hash of the row, and of a sequence two more, by which `Names` knows it.
+    Args:
+        args: The arguments of a forward.
+        kwargs: Its keyword arguments.
+        batch_size: Rows to expect; 0 if unknown.
+
+    Returns:
+        Name and length of each row. The name has the hash of the row, and of a sequence two more, by which `Names` knows it.
     """
     first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
     if first is None or first.is_meta:

@@ -127,10 +127,17 @@ def _modules(line: Line, step: StepFacts) -> Chart | None:
 
 
 def beyond(distance: float, gate: float) -> float:
-    """The powers of ten by which a distance is above a gate; 0 within it.
+    """Measure how far a distance is above a gate, in powers of ten.
 
     >>> beyond(1e-3, 1e-7), beyond(1e-8, 1e-7)
     (4.0, 0.0)
+
+    Args:
+        distance: A relative distance.
+        gate: What rounding explains.
+
+    Returns:
+        log10(distance / gate); 0 within the gate.
     """
     return max(0.0, math.log10(distance / gate)) if gate > 0 and 0 < distance < math.inf else 0.0
 

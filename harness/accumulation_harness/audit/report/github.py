@@ -15,9 +15,15 @@ from accumulation_harness.system.github import annotation
 
 
 def tell(conclusion: Conclusion) -> str:
-    """In a job of GitHub Actions: add to its summary, and return the annotations to print. Elsewhere nothing, and empty text.
+    """Add to the summary of a job of GitHub Actions, where this is one.
 
     A summary that cannot be written is an annotation, and changes nothing else.
+
+    Args:
+        conclusion: What the audit says.
+
+    Returns:
+        The annotations to print; an empty text elsewhere.
     """
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return ""

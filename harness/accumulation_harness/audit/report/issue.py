@@ -19,9 +19,18 @@ MOST_LINES = 300  # of a source file that is put into the issue
 
 
 def text(conclusion: Conclusion) -> str:
-    """Title, summary, versions, script, table, causes with remedies, limits, source of the function.
+    """Write an issue: title, summary, versions, script, table, causes with remedies, limits, source of the function.
 
     The script is run, for at most a minute beside the seconds that the audit took.
+
+    Args:
+        conclusion: What the audit says.
+
+    Returns:
+        Markdown.
+
+    Raises:
+        ValueError: The audited function stands in no file.
     """
     subject = conclusion.subject
     if subject is None:

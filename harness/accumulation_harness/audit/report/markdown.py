@@ -95,10 +95,16 @@ def listed(lines: Iterable[str]) -> str:
 
 
 def escaped(words: str) -> str:
-    r"""On one line, and without what markdown or HTML would make something of.
+    r"""Put a text on one line, without what Markdown or HTML would make something of.
 
     >>> escaped("|a| < b*c")
     '\\|a\\| &lt; b\\*c'
+
+    Args:
+        words: Any text.
+
+    Returns:
+        The text for a cell of a table.
     """
     line = " ".join(words.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)

@@ -88,9 +88,18 @@ def _without_a_name(facts: StepFacts) -> str:
 
 
 def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
-    """What else is wrong where the step took less (or more) than its backwards gave: these give no multiple of what they should.
+    """Say what else is wrong where the step took less (or more) than its backwards gave.
+
+    These give no multiple of what they should.
 
     Nothing is said of a factor, which a loop may take out later.
+
+    Args:
+        facts: The step.
+        found: What has been found of it.
+
+    Returns:
+        The further findings.
     """
     off = facts.gate < min(facts.sums_line, facts.bare_sums) < math.inf
     if not off or _moved_inside(facts) or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
@@ -204,6 +213,9 @@ def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
     """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own.
 
     A loss of several rows has no slope at all where a row is alone.
+
+    Returns:
+        True if they do.
     """
     if rows.residual <= same_row(facts):
         return not (rows.chosen and (rows.tokens or facts.probe.coupled))

@@ -51,9 +51,16 @@ def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
 
 
 def other_factors(facts: StepFacts) -> bool:
-    """Whether rows of one micro-batch count otherwise than each other, with the same outputs and slopes that point alike.
+    """Decide whether rows of one micro-batch count otherwise than each other.
 
-    Factors that differ by little count where outputs and slopes are known better than the gradients differ.
+    Their outputs are the same and their gradients point alike.
+    Factors that differ by little count where outputs and gradients are known better than the gradients differ.
+
+    Args:
+        facts: The step, with its probe.
+
+    Returns:
+        True if they do.
     """
     rows, alike, rounding = facts.probe.by_row, same_row(facts), FACTOR_ROUNDINGS * facts.roundoff
     if rows is None or not (rows.outputs <= alike and rows.residual <= alike):
@@ -86,14 +93,21 @@ def same_factor(facts: StepFacts) -> float:
 
 
 def told(weights: tuple[float, ...]) -> str:
-    """How often each micro-batch counts, and what that is: lost, subtracted, counted again.
+    """Say how often each micro-batch counts, and what that is: lost, subtracted, counted again.
 
     >>> told((1.0, 0.0, 0.0, 1.0))
     'micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost'
     >>> told((1.0, 1.0, -1.0, 2.0)), told((0.5, 1.0))
-    ('micro-batches count 1, 1, -1, 2 times: number 3 subtracted; number 4 counted 2 times', 'micro-batches count 0.5, 1 times')
+    ('micro-batches count 1, 1, -1, 2 times: number 3 subtracted; number 4 counted 2 times', 'micro-batches count 0.5, 1
+    times')
     >>> told((0.5, 0.5, 1.0))
     'micro-batches count 0.5, 0.5, 1 times: number 3 counted 2 times as often as others'
+
+    Args:
+        weights: Weight of each micro-batch in the gradient; 1 is right.
+
+    Returns:
+        One sentence.
     """
     largest = max(map(abs, weights), default=0.0)
     known = tuple(0.0 if abs(w) <= UNEQUAL * largest else w for w in weights)

@@ -141,8 +141,12 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
 def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
     """The number that the code holds, and that is as many times the reference's as the gradients are too small, in every window.
 
-    Of numbers that are many, or known to few digits, chance finds one. Those that the function is called with are always N times
+    Of numbers that are many, or known to few digits, chance finds one. Those that the function is called with are always N
+    times
     the reference's or a part of them, and say nothing.
+
+    Returns:
+        A sentence with its name; empty where no number fits.
     """
     asked = (run.accumulation_steps, 1 / run.accumulation_steps)
     mine, theirs, fitting = run.mine.run.held, run.reference.run.held, dict[str, tuple[float, float]]()
@@ -162,6 +166,9 @@ def _more_terms(steps: Sequence[StepFacts]) -> str:
     """Whether every window is divided by N - 1 terms more (or fewer) than at N=1: by one more in every micro-batch.
 
     With T terms the factor is T / (T + N - 1), hence T = (N - 1) F / (1 - F), a whole number in every window.
+
+    Returns:
+        A sentence; empty where it is not so.
     """
     chance, terms = 1.0, list[int]()
     for facts in steps:
@@ -188,7 +195,11 @@ def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
 def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """Micro-batches divided by numbers of their own that no count of terms gives: they come and go with the rows.
 
-    Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the time.
+    Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the
+    time.
+
+    Returns:
+        The findings, in which one has that cause; unchanged where it is not so.
     """
     off = [f for f in steps if not f.gradients_agree and f.sum_line <= f.gate < f.line]
     known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
@@ -235,9 +246,15 @@ def _grows(weights: tuple[float, ...], factor: float | None) -> bool:
 
 
 def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding per cause, arm and optimizer, the first, with the steps it was seen at; `unexplained` only after nothing else.
+    """Keep one finding per cause, arm and optimizer, the first; `unexplained` only after nothing else.
 
     An unexplained gradient stays beside explained ones: it is another difference. An update after a wrong gradient is not.
+
+    Args:
+        findings: All findings, in the order of the steps.
+
+    Returns:
+        Those that are kept, each with the steps it was seen at.
     """
     kept: dict[tuple[int, Cause, str | None], Finding] = {}
     steps: dict[tuple[int, Cause, str | None], set[int]] = {}

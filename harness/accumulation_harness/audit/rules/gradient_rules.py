@@ -172,6 +172,9 @@ def _factors(facts: StepFacts) -> list[Factor]:
     """In the order of `Cause`, except that the short window comes first.
 
     One micro-batch alone is divided by N either way; whether the loss is divided twice, the full windows tell (`findings`).
+
+    Returns:
+        Factors of the gradient, each with its cause and a sentence.
     """
     n, k, rows = facts.accumulation_steps, facts.backwards, facts.mine.num_rows
     added = "times too large: the losses are added, not averaged"
@@ -265,6 +268,9 @@ def _ratio(factor: float, known: float) -> Fraction | None:
     """The fraction that a factor, known so well, is; with a denominator so small that chance finds one for 1 in 100 factors.
 
     About 0.3 q^2 fractions per unit have denominators up to q.
+
+    Returns:
+        The fraction; None where no such fraction is near.
     """
     most = int(math.sqrt(BY_CHANCE / (0.6 * max(factor, 1.0) * max(known, ROUNDED))))
     ratio = Fraction(factor).limit_denominator(most) if most and math.isfinite(factor) else None

@@ -87,9 +87,16 @@ def means_of_some(facts: StepFacts) -> list[Finding]:
 
 
 def own_means(facts: StepFacts) -> list[Finding]:
-    """Every micro-batch is averaged over its own loss terms: with its share s_k in the sum, w_k s_k adds up to 1 (or to a fault).
+    """Ask whether every micro-batch is averaged over its own loss terms.
 
-    Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
+    Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k in the sum: w_k = (n_k / n) / s_k,
+    so that w_k s_k adds up to 1 (or to a fault).
+
+    Args:
+        facts: The step.
+
+    Returns:
+        The finding, and what is wrong besides; none where it is not so.
     """
     if facts.probe.coupled and facts.probe.of_all:
         return []
@@ -162,9 +169,15 @@ def _one_backward(facts: StepFacts) -> Finding | None:
 
 
 def growth(weights: tuple[float, ...]) -> float | None:
-    """The factor by which each micro-batch counts more (or less) than the one before, where it is one and the same.
+    """Find the factor by which each micro-batch counts more (or less) than the one before.
 
-    Numbers of loss terms do not do that; None as well where the weights are equal, or too few to tell.
+    Numbers of loss terms do not do that.
+
+    Args:
+        weights: Weight of each micro-batch.
+
+    Returns:
+        The factor; None where it is not one and the same, the weights are equal, or too few to tell.
     """
     ratios = tuple(a / b for a, b in pairwise(weights))
     if len(ratios) < FEWEST_RATIOS or max(ratios) - min(ratios) > SAME_RATIO * max(ratios) or abs(ratios[0] - 1) <= UNEQUAL:

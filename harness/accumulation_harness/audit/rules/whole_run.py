@@ -84,6 +84,9 @@ def _stretched(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
     """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step.
 
     Or at (t + 1) / r - 1: warm-ups count from 1.
+
+    Returns:
+        True if the schedule advances per micro-batch.
     """
     a, b = _firsts(mine), _firsts(theirs)
     places = [(np.arange(len(a)) + first) / r - first for r in _micro_batches_per_step(run) for first in (0, 1)]
@@ -248,9 +251,14 @@ def counters(run: RunFacts) -> list[Finding]:
 
 
 def held(run: RunFacts, *, unread: bool) -> list[Finding]:
-    """What is held in numbers and moves otherwise: averages and copies of the weights, what is trained by hand, schedules.
+    """Find numbers that are held and move otherwise: averages and copies of the weights, what is trained by hand, schedules.
 
-    `unread`: gradients agree, so that no copy takes part in them.
+    Args:
+        run: The candidate beside the reference.
+        unread: Whether gradients agree, so that no copy takes part in them.
+
+    Returns:
+        The findings.
     """
     found = []
     averages = [one for one in run.apart if one.average and one.role in (None, "model", "trained")]

@@ -285,10 +285,16 @@ def _telling(original: Wrap, *args: Any, **kwargs: Any) -> Any:
 
 
 def told(names: Sequence[str]) -> str:
-    """Files in one line.
+    """List files in one line.
 
     >>> told([])
     'nothing'
+
+    Args:
+        names: Their paths.
+
+    Returns:
+        The first `TOLD` of them, and how many more there are.
     """
     listed = ", ".join(names[:TOLD]) or "nothing"
     return listed + (f" and {len(names) - TOLD} more" if len(names) > TOLD else "")

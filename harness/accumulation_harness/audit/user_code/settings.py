@@ -85,19 +85,38 @@ def numbers_of(batch_size: int, accumulation_steps: int) -> dict[str, int]:
 
 
 def filled(text: str, numbers: Mapping[str, int]) -> str:
-    """Other braces stay: those of JSON, of Hydra's interpolations.
+    """Put numbers in the place of their names in braces. Other braces stay: those of JSON, of Hydra's interpolations.
 
     >>> filled("run.{batch_size}.${x}", {"batch_size": 4})
     'run.4.${x}'
+
+    Args:
+        text: A setting of the user's.
+        numbers: Name -> number.
+
+    Returns:
+        The text with the numbers.
     """
     return PLACEHOLDER.sub(lambda found: str(numbers[found[1]]), text)
 
 
 def edited(path: Path, source: str, key: str, value: str) -> str:
-    r"""The text of a file with another value. Raises ValueError where it holds no such key.
+    r"""Put another value into a settings file.
 
     >>> edited(Path("a.yaml"), "train:\n  batch: 8  # rows\n", "train.batch", "4")
     'train:\n  batch: 4  # rows\n'
+
+    Args:
+        path: The file, whose suffix says its format.
+        source: Its text.
+        key: The dotted name of the value.
+        value: The new value.
+
+    Returns:
+        The new text.
+
+    Raises:
+        ValueError: It holds no such key.
     """
     span = next((span for name, span in places(path, source) if name == key and span[0] < span[1]), None)
     if span is None:
@@ -121,10 +140,16 @@ def source_of(path: Path, name: str = "") -> str:
 
 
 def values_in_python(source: str) -> Iterator[tuple[str, ast.expr]]:
-    """Dotted names with the expressions that give them a value, in the order of the source.
+    """Find dotted names with the expressions that give them a value.
 
     >>> [(name, ast.unparse(value)) for name, value in values_in_python("def f(n=8): b, c = 1, dict(k=2)")]
     [('f.n', '8'), ('f.b', '1'), ('f.c', 'dict(k=2)'), ('f.c.k', '2'), ('f.dict.k', '2')]
+
+    Args:
+        source: Python.
+
+    Yields:
+        Name and expression, in the order of the source.
     """
     yield from _values(ast.parse(source), "")
 
