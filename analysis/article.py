@@ -161,6 +161,9 @@ def _unregistered(name: str, own: load.Results, known: Mapping[str, Experiment])
     """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question.
 
     Learning curves are shown as the question of convergence shows them.
+
+    Returns:
+        An experiment without claims.
     """
     if own.has("learning_curves"):
         asked = known["convergence"]

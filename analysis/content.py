@@ -60,10 +60,20 @@ def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: boo
 def table_by(
     rows: DataFrame, by: str, head: str, columns: Sequence[object], caption: str, *, folded: bool = False, **grouping: Any
 ) -> Table:
-    """A table with a line for each group of `by` (names between blanks; none: for each row), in pandas' order.
+    """Make a table with a line for each group of rows, in pandas' order.
 
-    A column of it is "name" (the first value), "name median" (any reduction of pandas, or one of `REDUCTIONS`), either with a
-    function for what it gives, or a function of the group's rows.
+    Args:
+        rows: Any table.
+        by: Names of columns, between blanks; none: each row is a group.
+        head: The names of the new table's columns, between bars.
+        columns: For each of them "name" (the first value), "name median" (any reduction of pandas, or one of `REDUCTIONS`),
+            either of these with a function for what it gives, or a function of the group's rows.
+        caption: What it shows.
+        folded: Whether the page shows it only when asked.
+        grouping: Further arguments of pandas' `groupby`.
+
+    Returns:
+        The table.
     """
     groups = rows.groupby(by.split() or np.arange(len(rows)), **grouping)
     return table(head, ([_told(own, column) for column in columns] for _, own in groups), caption, folded=folded)
@@ -154,19 +164,31 @@ _SAME_ENDS = re.compile(r"(?<![\w.])(-?\d[\d.]*(?:e[+-]?\d+)?) to \1(?![\d.]|e[+
 
 
 def worded(text: str) -> str:
-    """A sentence made from numbers, as a person would write it.
+    """Word a sentence made from numbers as a person would write it.
 
     >>> worded("medians of 1 trials, 4 to 4 times; 21 trials, 1.5 to 1.56")
     'medians of 1 trial, 4 times; 21 trials, 1.5 to 1.56'
+
+    Args:
+        text: Any sentence.
+
+    Returns:
+        The sentence, with singulars behind 1, and ranges without width as one number.
     """
     return _SAME_ENDS.sub(r"\1", _ONE.sub(r"1 \1", text))
 
 
 def marked(text: str) -> Markup:
-    """Text of a page, in which `backticks` stand around code.
+    """Show text of a page, in which `backticks` stand around code.
 
     >>> marked("two passes do, in `recipes/two_pass.py`, if n < 2")
     Markup('two passes do, in <code>recipes/two_pass.py</code>, if n &lt; 2')
+
+    Args:
+        text: Any text; what HTML would read is escaped.
+
+    Returns:
+        HTML.
     """
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 

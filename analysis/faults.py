@@ -118,9 +118,17 @@ def lengths(ragged: bool, short_windows: int) -> str:
 
 
 def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | Losses) -> float:
-    """The optimizer step (0-based) from which a loss visibly differs; infinite if there is none.
+    """Find the optimizer step from which a loss visibly differs.
 
-    It differs where it is more than VISIBLE of the correct arm's loss away from it, or not finite, at IN_A_ROW steps in a row.
+    It differs where it is more than VISIBLE of the correct arm's loss away from it, or not finite, at IN_A_ROW steps in a
+    row.
+
+    Args:
+        losses: The arm's loss at each step.
+        correct: The correct arm's loss at each step.
+
+    Returns:
+        The step, from 0; infinite if there is none.
     """
     loss, right = np.asarray(losses, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     assert loss.shape == right.shape
@@ -145,9 +153,17 @@ def visibility(steps: DataFrame) -> DataFrame:
 
 
 def with_visibility(results: Path, loaded: load.Results) -> load.Results:
-    """Results whose arms have `visible_at`; infinite: never visible; NaN: no fault of the catalogue, or no readable step rows.
+    """Add to arms the step from which the loss curve shows their fault.
 
     What a trial's verdicts say stands without its step rows; its loss curves are in no number.
+
+    Args:
+        results: The folder of the store.
+        loaded: What was read of it.
+
+    Returns:
+        Results whose arms have `visible_at`; infinite: never visible; NaN: no fault of the catalogue, or no readable step
+        rows.
     """
     arms = loaded.arms
     asked = arms[arms["fault"] & ~planted(arms)]

@@ -91,9 +91,15 @@ def table(results: Results) -> DataFrame:
 
 
 def with_recorded(claims: DataFrame) -> DataFrame:
-    """The table in which a claim that these results leave open has the row of the full grids, marked with its date and commit.
+    """Fill in claims that these results leave open from the full grids, marked with date and commit.
 
     The recorded rows are those that today's rules give of the trials kept in docs/findings; a test decides them again.
+
+    Args:
+        claims: The table of claims.
+
+    Returns:
+        The table, with a column that says which rows are recorded.
     """
     (path,) = Path(str(files(FOLDER) / RECORDED)).glob("claims-*.csv")
     _, *date, commit = path.stem.split("-")
@@ -107,8 +113,12 @@ def with_recorded(claims: DataFrame) -> DataFrame:
 def _together(found: list[ClaimResult]) -> ClaimResult:
     """One finding of several on the same claim: theirs where they agree, open where one needs more trials, else `conditional`.
 
-    An experiment that has not run says nothing beside one that has, nor does one that could not tell beside one that could. The
+    An experiment that has not run says nothing beside one that has, nor does one that could not tell beside one that could.
+    The
     number shown is the worst of those held against the same threshold.
+
+    Returns:
+        One finding; the number shown is the worst of those held against the same threshold.
     """
     found = [one for one in found if one.verdict != Ruling.no_data] or found
     if not found:
@@ -132,10 +142,17 @@ def _together(found: list[ClaimResult]) -> ClaimResult:
 
 
 def answer(experiment: Experiment, own: Results) -> Answer:
-    """The answer of an experiment that is decided by its claims: their findings, and how many fell as theory expects.
+    """Answer the question of an experiment that is decided by its claims.
 
     Whether the printed prediction held is said only where the experiment compares it (`Experiment.predicted`): the claims of
     others may fall as expected, and a sentence of the prediction fail.
+
+    Args:
+        experiment: The question.
+        own: Its results.
+
+    Returns:
+        A sentence for each claim, and how many fell as theory expects.
     """
     found, texts = findings(experiment, own), claims().set_index("id")["claim"]
     sentences = tuple(

@@ -95,9 +95,17 @@ class Results:
         return sorted({*self.trials["experiment"]})
 
     def study(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
-        """The measurements of one study, without the columns of others; `columns` are there also when they are empty.
+        """Choose the measurements of one study, without the columns of others.
 
-        Raises Unmeasured where there are none.
+        Args:
+            name: The study.
+            columns: Columns that are there also when they are empty.
+
+        Returns:
+            A row for each measurement.
+
+        Raises:
+            Unmeasured: There are none.
         """
         if not self.has(name):
             raise Unmeasured(name)

@@ -21,9 +21,17 @@ class NoResults(RuntimeError):
 
 
 def find_results(*experiments: str, command: str) -> Path:
-    """The store that has finished trials of these experiments: `$HARNESS_RESULTS`, else `results` here or in a folder above.
+    """Find the store that has finished trials: `$HARNESS_RESULTS`, else `results` here or in a folder above.
 
-    Raises NoResults, which says what is missing, where it was looked for, and that `command` makes it.
+    Args:
+        experiments: Names of the experiments whose trials are wanted.
+        command: What makes them.
+
+    Returns:
+        The folder of the store.
+
+    Raises:
+        NoResults: It says what is missing, where it was looked for, and that `command` makes it.
     """
     named = os.environ.get(VARIABLE)
     here = Path.cwd()

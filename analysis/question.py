@@ -171,10 +171,18 @@ class ReportWarning(UserWarning):
 
 
 def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made]) -> Made:
-    """What `make` gives; where these results do not suffice for it, a ReportWarning that names `what`, and `otherwise(reason)`.
+    """Make a part of the page, where these results suffice for it.
 
-    Any subset of an experiment's trials may be all there is: the parts of the page that it suffices for are made. A study without
-    any is no reason to warn.
+    Any subset of an experiment's trials may be all there is: the parts of the page that it suffices for are made. A study
+    without any is no reason to warn.
+
+    Args:
+        make: Makes the part.
+        what: Its name, for a ReportWarning.
+        otherwise: Called with the reason where the results do not suffice.
+
+    Returns:
+        What `make` gives, or else `otherwise`.
     """
     try:
         return make()

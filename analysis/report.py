@@ -49,8 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(results: Path, out: Path) -> Path:
     """Write figures, tables, CSV files, the pages and, last, `index.html`, each whole or not at all.
 
-    Raises NothingToReport without trials. A store without faults of the catalogue has no `faults.csv`: one that an earlier
-    report left there is removed.
+    A store without faults of the catalogue has no `faults.csv`: one that an earlier report left there is removed.
+
+    Args:
+        results: The folder of the store.
+        out: The folder to write to; it is made.
+
+    Returns:
+        The path of `index.html`.
+
+    Raises:
+        NothingToReport: The store has no finished trial.
     """
     made = files(results)
     for folder in (out.parent, out, *(out / name for name in ("figures", "pages", "tables"))):

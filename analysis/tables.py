@@ -61,10 +61,16 @@ def verdicts(arms: DataFrame) -> DataFrame:
 
 
 def to_csv(frame: DataFrame) -> bytes:
-    """CSV that reads back exactly: a double is written as its shortest repr, NaN as `nan`, truth as `True` or `False`.
+    """Write CSV that reads back exactly: a double is its shortest repr, NaN `nan`, truth `True` or `False`.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, and a carriage return, which would begin a
     row, is spelled out.
+
+    Args:
+        frame: Any table.
+
+    Returns:
+        UTF-8.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -146,12 +152,18 @@ def half_spread(arms: DataFrame) -> float:
 
 
 def convergence(arms: DataFrame, margin: float) -> DataFrame:
-    """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
+    """Compare losses at the end of training with the full batch's, paired by seed: L4.
 
-    `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `detectable`: the smallest difference that a paired t
-    test would have found with 80 % power. `apart`, `apart_p`: how many times farther the arm lies from the full batch and its
-    permuted runs than those from each other, by a permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm
-    over the accumulated arms of the measure.
+    Args:
+        arms: `Results.arms`.
+        margin: Differences within ±margin count as equivalent.
+
+    Returns:
+        A row per configuration, arm and measure, of arm - full; NaN where n is too small. `mean`, `low`, `high`: Student t,
+        95 %. `tost_p`: of |mean| < margin. `detectable`: the smallest difference that a paired t test would have found with
+        80 % power. `apart`, `apart_p`: how many times farther the arm lies from the full batch and its permuted runs than
+        those from each other, by a permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the
+        accumulated arms of the measure.
     """
     arms = arms.query("arm in ['accumulated', 'permuted']").reset_index(drop=True)
     trials = arms["trial"].tolist()

@@ -24,9 +24,16 @@ CAST = torch.bfloat16  # of a model whose weights, gradients and state are all k
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N, N = 1 (the full batch) among them, and one at N = 1 for a model cast to 16 bits: `kept_in`.
+    """Measure the bytes of a model and its training.
 
     `alive_bytes` is of windows of N micro-batches of the same b = B / max N: gradients and activations where they are most.
+
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per N, N = 1 (the full batch) among them, and one at N = 1 for a model cast to 16 bits: `kept_in`.
     """
     nums = (1, *setting.config.accumulation_steps)
     rows = [_row(setting, num, None) | {"alive_bytes": _alive(setting, num, max(nums))} for num in nums]

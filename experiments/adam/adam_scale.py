@@ -39,10 +39,18 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -> tuple[OptimizerConfig, float | None]:
-    """The settings under which the right gradient g makes the steps that num * g makes under the given ones.
+    """Find the settings under which the right gradient g makes the steps that num * g makes under the given ones.
 
     clip(num g, c) = num clip(g, c / num). Momentum is linear: the rate is num times as large, the decay of the weights not.
     Adam divides by the gradient's size: eps / num, and weight decay that is added to the gradient (not AdamW's) / num.
+
+    Args:
+        optimizer: The given settings.
+        clip_norm: c; None without clipping.
+        num: By which the gradient is too large.
+
+    Returns:
+        The optimizer's settings and the norm to clip to.
     """
     clip = None if clip_norm is None else clip_norm / num
     match optimizer.name:

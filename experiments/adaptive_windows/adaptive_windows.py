@@ -29,13 +29,19 @@ STREAM = 18  # of the draws of N, apart from a trial's other draws
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per way to adapt N; all see the same samples in the same order.
+    """Train once for each way to adapt N; all see the same samples in the same order.
 
     `constant_batch`: N·b = B at every window. `constant_divisor`: the same, and mean losses are divided by the largest N.
-    `varying_batch`: b stays and N changes, so that B does; `varying_batch_scaled_rate`: with a learning rate in proportion to it.
+    `varying_batch`: b stays and N changes, so that B does; `varying_batch_scaled_rate`: with a learning rate in proportion to
+    it.
 
-    `distance`: of the weights at the end to the full batch's, relative to how far those moved; `gradient_error`: the largest
-    relative distance to the referee's mean over the arm's own window.
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        A row for each. `distance`: of the weights at the end to the full batch's, relative to how far those moved;
+        `gradient_error`: the largest relative distance to the referee's mean over the arm's own window.
     """
     config = setting.config
     steady = list(setting.windows())

@@ -70,9 +70,14 @@ def adapted(results: Results) -> ClaimResult:
 
 
 def balance(rows: DataFrame) -> DataFrame:
-    """Per trial, N and step: the largest deviation of a tensor's norm from the full batch's, and the imbalance of both.
+    """Compare the norms of tensors' gradients with the full batch's.
 
-    `imbalance` is the largest norm over the smallest, of the tensors whose gradient is not zero.
+    Args:
+        rows: Those of the study `tensor_norms`.
+
+    Returns:
+        Per trial, N and step: the largest deviation of a tensor's norm, and by how much the imbalance (largest norm over the
+        smallest, of the tensors whose gradient is not zero) is worse.
     """
     keys = ["trial", "norm", "accumulation_steps", "step"]
     largest = rows.groupby(keys)["full_norm"].transform("max")

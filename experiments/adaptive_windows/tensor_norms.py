@@ -15,9 +15,16 @@ from accumulation_harness.experiments.shared.measuring import (
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N, tensor and probed step: L2 norms, in float64.
+    """Measure the L2 norm of every tensor's gradient, in float64.
 
     The full batch trains; at each probe an arm of every N starts from its weights and takes the same window.
+
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per N, tensor and probed step.
     """
     config = setting.config
     full = setting.arm(full_batch(config), precision=Precision.float64)

@@ -192,9 +192,17 @@ def and_with_batch_norm(results: Results) -> Advice | None:
 
 
 def batch_norm_losses(results: Results) -> DataFrame:
-    """For each b the model and B that lose most against their large batch: `mean`, `low`, `high` in points, over n seeds.
+    """Find for each b the model and B that lose most against their large batch.
 
-    `costs`: whether some model and B loses at that b for certain, Holm-corrected over all.
+    Args:
+        results: Those of the questions `batchnorm` and `groupnorm`.
+
+    Returns:
+        `mean`, `low`, `high` in points, over n seeds; `costs`: whether some model and B loses at that b for certain,
+        Holm-corrected over all.
+
+    Raises:
+        Unmeasured: Nothing was trained.
     """
     parts = [trained(part, norm="batch") for name in ("batchnorm", "groupnorm") if (part := results.of(name)).has(TRAINED)]
     if not parts:

@@ -103,6 +103,9 @@ def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, o
     """Effective momentum, from two starts: r_N(r) - r_N(r') = retention * (r - r'), as the update is affine in r.
 
     `influence`: what the start of the running statistics does to the gradient, relative.
+
+    Returns:
+        Both numbers.
     """
     shifted = {name: value + SHIFT if name.endswith(("running_mean", "running_var")) else value for name, value in state.items()}
     other = _take_window(setting, recipe, shifted, window, momentum)
@@ -118,6 +121,9 @@ def _beside_full(own: WindowStep, full: WindowStep, state: State) -> Row:
     """Distance of the running statistics to the full batch's, relative to how far those moved: all, and the first layer's.
 
     Only the first layer's inputs are the same in both: behind it they have been normalised by other statistics.
+
+    Returns:
+        Both distances.
     """
     start = running_statistics(state)
     channels = next(len(value) for name, value in state.items() if name.endswith("running_mean"))
@@ -132,8 +138,12 @@ def _beside_full(own: WindowStep, full: WindowStep, state: State) -> Row:
 def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: WindowStep) -> Row:
     """Distance to the full batch under Ghost BatchNorm in the micro-batches' chunks: gradient, and running statistics.
 
-    `oracle_floor`: how far the oracle's own gradient goes when every weight moves by one unit in the last place. Two samples with
+    `oracle_floor`: how far the oracle's own gradient goes when every weight moves by one unit in the last place. Two samples
+    with
     nearly the same value are a badly conditioned BatchNorm: what rounding does there is no matter of the algebra.
+
+    Returns:
+        Both distances, and the floor.
     """
     sizes = recipe.split(len(window))
     _, gradient, after = referee.within(state, window, sizes, GHOST)

@@ -20,11 +20,17 @@ CORNERS = [BOTH, GROUPS, PARTS]
 
 
 def factors(results: Results) -> DataFrame:
-    """Points of held-out accuracy that b and N cost, each averaged over both values of the other; a row per model, B and b.
+    """Separate what b and N cost in held-out accuracy, each averaged over both values of the other.
 
-    With the loss l(g, N) to the full batch of the same seed, for statistics over g samples: of b, (l(b, 1) + l(b, N) -
-    l(B, N)) / 2; of N, (l(B, N) + l(b, N) - l(b, 1)) / 2. `of_b`, `of_n`: mean and 95 % t interval over seeds; `b_holm`: t test,
-    Holm over the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
+    With the loss l(g, N) to the full batch of the same seed, for statistics over g samples: of b, (l(b, 1) + l(b, N) - l(B,
+    N)) / 2; of N, (l(B, N) + l(b, N) - l(b, 1)) / 2.
+
+    Args:
+        results: Those of the question `batchnorm`.
+
+    Returns:
+        A row per model, B and b, in points. `of_b`, `of_n`: mean and 95 % t interval over seeds; `b_holm`: t test, Holm over
+        the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
     """
     rows = remedied(results)
     chosen = rows.query("arm in @CORNERS")

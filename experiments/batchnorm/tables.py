@@ -32,9 +32,14 @@ def expected_momentum(rows: DataFrame) -> Series[float]:
 
 
 def trained(results: Results, *, norm: str | None = None) -> DataFrame:
-    """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`).
+    """List the trained arms.
 
-    `norm`: the arms of this normalisation only.
+    Args:
+        results: Those of a question that trains.
+        norm: The arms of this normalisation only; None: all.
+
+    Returns:
+        One row per arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`).
     """
     rows = results.study(TRAINED, [RECALIBRATED, "values_per_channel"])
     rows = rows if norm is None else rows.query("norm == @norm")
@@ -59,13 +64,19 @@ def _once(rows: DataFrame) -> DataFrame:
 
 
 def against_full(rows: DataFrame, margin: float) -> DataFrame:
-    """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
+    """Compare the error of each arm with that of its full batch, paired by seed.
 
-    Columns: those of `tables.paired_comparison`, `p` of the t test, `p_holm` over all rows, and `costs`: whether the error is
-    above the full batch's by that. `apart` compares the held-out
-    loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences with statistics of
-    the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
-    how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
+    Args:
+        rows: What `trained` gives.
+        margin: In points: differences within it count as equivalent.
+
+    Returns:
+        One row per cell, arm - full, in percentage points: the columns of `tables.paired_comparison`, `p` of the t test,
+        `p_holm` over all rows, and `costs`: whether the error is above the full batch's by that. `apart` compares the
+        held-out loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences
+        with statistics of the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that
+        was not measured. `values`: how many values of a channel the statistics of a micro-batch are taken over, b H W, in the
+        layer that has the fewest; or NaN.
     """
     full, others = rows.query("arm == 'full'").set_index("trial"), rows.query("arm != 'full'")
 
@@ -108,11 +119,15 @@ def between_norms(rows: DataFrame) -> DataFrame:
 
 
 def remedied(results: Results) -> DataFrame:
-    """Held-out accuracy (%) over b with each remedy, and what it loses to the full BatchNorm batch; a row per arm and seed.
+    """List held-out accuracy over b with each remedy, and what it loses to the full BatchNorm batch.
 
-    Columns: model, effective_batch, b, arm, seed, accuracy, lost (points; paired by seed). Arms are those of `study=remedies`,
-    "recalibrated" (plain accumulation with the training set's statistics at its weights) and "group_norm" (from
-    `study=convergence`, same steps and rate).
+    Args:
+        results: Those of the question `batchnorm`.
+
+    Returns:
+        A row per arm and seed: model, effective_batch, b, arm, seed, accuracy (%), lost (points; paired by seed). Arms are
+        those of `study=remedies`, "recalibrated" (plain accumulation with the training set's statistics at its weights) and
+        "group_norm" (from `study=convergence`, same steps and rate).
     """
     rows = results.study(REMEDIED).assign(accuracy=lambda own: 100 * own["held_out_accuracy"])
     plain = rows.query("arm == 'accumulated'")

@@ -96,9 +96,14 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def make_methods(setting: Setting) -> list[Method]:
-    """The full batch; at every N accumulation, the configured methods and the small batch; and the permuted full batch.
+    """Make the arms of a trial.
 
-    Or one `trained_arm` of these.
+    Args:
+        setting: The trial.
+
+    Returns:
+        The full batch; at every N accumulation, the configured methods and the small batch; and the permuted full batch. Or
+        one `trained_arm` of these.
     """
     config, full = setting.config, full_batch(setting.config)
     whole = [Candidate(FULL, full), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]

@@ -55,11 +55,17 @@ def words(arm: str) -> str:
 
 
 def decided(rows: DataFrame) -> DataFrame:
-    """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
+    """Choose the rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
 
-    `interior`: whether that rate lies inside those tried. `slowness`: seconds of a window over the full batch's, the median of
-    the trials that train both: others ran at other times. Where there is one learning rate alone, nothing is to be chosen;
-    where there are several and no tuning seeds, nothing is left. Of several lengths in one store the longest trainings count.
+    Where there is one learning rate alone, nothing is to be chosen; where there are several and no tuning seeds, nothing is
+    left. Of several lengths in one store the longest trainings count.
+
+    Args:
+        rows: Those of the study `retrieval`.
+
+    Returns:
+        The rows. `interior`: whether the rate lies inside those tried. `slowness`: seconds of a window over the full batch's,
+        the median of the trials that train both: others ran at other times.
     """
     rows = longest(rows, ["arm", "accumulation_steps"])
     full = rows.query("arm == 'full'").groupby("trial")["seconds"].first()

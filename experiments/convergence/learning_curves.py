@@ -97,11 +97,18 @@ class Course(Training):
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm: its settings, its curve (`curve_*`: 51 values each, the first before training) and where it ended.
+    """Train the full batch, its accumulation and small batches.
 
-    Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same training samples, at most 1,000, at
-    every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end; `recalibrated_test_loss`
-    after BatchNorm was given the statistics of 2,000 training samples.
+    Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same training samples, at most 1,000,
+    at every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end;
+    `recalibrated_test_loss` after BatchNorm was given the statistics of 2,000 training samples.
+
+    Args:
+        setting: The trial.
+        on_step: Called with the step's number and a row for each arm.
+
+    Returns:
+        One row per arm: its settings, its curve (`curve_*`: 51 values each, the first before training) and where it ended.
     """
     config = setting.config
     chosen = Samples.drawn(setting)
@@ -118,7 +125,11 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 def _courses(setting: Setting) -> Iterator[Course]:
     """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch; or one `trained_arm`.
 
-    Every N and the permuted full batch have the full batch's rate: they come with it, and are left out where rates are chosen.
+    Every N and the permuted full batch have the full batch's rate: they come with it, and are left out where rates are
+    chosen.
+
+    Yields:
+        An arm with its optimizer.
     """
     config = setting.config
     changes = {ArmName(name, num): change for num in config.accumulation_steps if num > 1

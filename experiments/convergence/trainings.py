@@ -65,9 +65,16 @@ def drift(loss: Sequence[float]) -> float:
 
 
 def roughness(loss: Sequence[float]) -> float:
-    """sqrt(mean of squared second differences of log loss / 6), from a tenth of the training on: blind to any steady decay.
+    """Measure how rough a curve is, blind to any steady decay.
 
-    Of white noise it is the standard deviation.
+    sqrt(mean of squared second differences of log loss / 6), from a tenth of the training on. Of white noise it is the
+    standard deviation.
+
+    Args:
+        loss: Positive losses, evenly spaced.
+
+    Returns:
+        The roughness, in units of log loss.
     """
     bends = np.diff(np.log(loss[len(loss) // 10 :]), 2)
     return float(np.sqrt(np.mean(bends**2) / 6))
@@ -77,9 +84,15 @@ def roughness(loss: Sequence[float]) -> float:
 
 
 def tuned(rows: DataFrame) -> DataFrame:
-    """One row per setting and arm that has a rate of its own: `lr` with the lowest mean validation loss over the tuning seeds.
+    """Choose learning rates by the lowest mean validation loss over the tuning seeds.
 
     A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others.
+
+    Args:
+        rows: Those of the study `learning_curves`.
+
+    Returns:
+        One row per setting and arm that has a rate of its own: `lr`, `interior`.
     """
     best = best_rates(_choosing(rows).query("arm == 'full' or arm in @OWN_RATE"), [*SETTING, *ARM])
     given = rows.groupby(list(SETTING))["lr"].nunique().eq(1).rename("given")  # nothing was tried beside it

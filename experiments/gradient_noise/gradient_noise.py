@@ -26,9 +26,15 @@ DRAWS = 3  # a stream of the trial's seed
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Two quantities at every probe: `noise_scale` (|G|^2 and tr Sigma), and `variance` of batches, a row per size.
+    """Measure gradient noise along a training, which accumulates the first N of the configuration.
 
-    The training accumulates the first N of the configuration; a probe is taken every `probe_every` steps, and at the end.
+    Args:
+        setting: The trial.
+        on_step: Called with the step's number and its row.
+
+    Returns:
+        Two quantities at every probe, every `probe_every` steps and at the end: `noise_scale` (|G|^2 and tr Sigma), and
+        `variance` of batches, a row per size.
     """
     config = setting.config
     num = config.accumulation_steps[0]
@@ -60,9 +66,18 @@ def probe(setting: Setting, num: int, state: State, step: int) -> list[Row]:
 
 
 def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
-    """[n, P] float64, by `torch.func`: row i is g_i = t_i / mean(n), so that the mean of the rows is the batch's gradient.
+    """Compute the gradient of every sample by `torch.func`.
 
-    t_i is the gradient of sample i's loss summed over its n_i loss terms.
+    g_i = t_i / mean(n), so that the mean of the rows is the batch's gradient; t_i is the gradient of sample i's loss summed
+    over its n_i loss terms.
+
+    Args:
+        referee: Has the model and the loss.
+        state: Parameters and buffers.
+        batch: n samples.
+
+    Returns:
+        [n, P] float64.
     """
     workload, names = referee.workload, referee.names
     parameters = {name: state[name] for name in names}
@@ -90,9 +105,19 @@ def moments(each: Tensor) -> Row:
 
 
 def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
-    """mean |g_B - G|^2 over `draws` batches, and what it should be.
+    """Measure mean |g_B - G|^2 over drawn batches, beside what it should be.
 
     tr Sigma / B with replacement, times (D - B) / (D - 1) without.
+
+    Args:
+        each: [D, P] gradients of the samples.
+        size: B.
+        draws: How many batches are drawn.
+        generator: What draws them.
+        replacement: Whether a batch may have a sample twice.
+
+    Returns:
+        `variance` and `expected`.
     """
     population, mean = len(each), each.mean(0)
     if replacement:

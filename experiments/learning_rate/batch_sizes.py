@@ -32,9 +32,14 @@ class Steps:
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per batch size: B, and B / N for every N, each trained for `steps` windows, a step after every micro-batch.
+    """Train with batches of B, and of B / N for every N, each for `steps` windows, a step after every micro-batch.
 
-    A step row has the mean loss over its window.
+    Args:
+        setting: The trial.
+        on_step: Called with the step's number and a row for each arm, with the mean loss over its window.
+
+    Returns:
+        One row per batch size.
     """
     config = setting.config
     steps = {num: Steps(config.steps) for num in (1, *config.accumulation_steps)}
@@ -50,6 +55,9 @@ def _row(end: Training, steps: Steps, effective_batch: int) -> Row:
     """Where training ended at equal samples, and (`early_`) at equal steps; nats per loss term.
 
     The held-out samples have two halves: one to choose a learning rate by, the other to judge what was chosen.
+
+    Returns:
+        The losses.
     """
     held = end.arm.workload.held_out
     middle = len(held) // 2

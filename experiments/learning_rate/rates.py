@@ -22,10 +22,15 @@ def trained(results: Results) -> DataFrame:
 
 
 def scaled(results: Results) -> DataFrame:
-    """Training loss when the best rate of the smallest batch is scaled by each rule; a row per optimizer, rule and larger batch.
+    """Compare the rules by which a learning rate is scaled to another batch.
 
-    `loss`: mean over seeds; `tuned`: the same at the batch's own best rate; `excess` = loss - tuned. A rule whose rate was not
-    trained has no row.
+    Args:
+        results: Those of the question `learning_rate`.
+
+    Returns:
+        Training loss when the best rate of the smallest batch is scaled by each rule; a row per optimizer, rule and larger
+        batch. `loss`: mean over seeds; `tuned`: the same at the batch's own best rate; `excess` = loss - tuned. A rule whose
+        rate was not trained has no row.
     """
     rows = trained(results)
     found = []
@@ -47,9 +52,16 @@ def scaled(results: Results) -> DataFrame:
 
 
 def others_choose(rows: DataFrame, measure: str) -> DataFrame:
-    """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over the other seeds is lowest.
+    """Choose for each seed the training at the rate whose mean over the other seeds is lowest.
 
     A seed that chose its own rate would flatter the batch sizes whose results vary most.
+
+    Args:
+        rows: Trainings, with `optimizer`, `batch`, `lr` and `seed`.
+        measure: The column that chooses.
+
+    Returns:
+        One row per optimizer, batch and seed.
     """
     chosen = [rows.iloc[:0]]
     for _, same in rows.groupby(["optimizer", "batch"]):
@@ -61,9 +73,14 @@ def others_choose(rows: DataFrame, measure: str) -> DataFrame:
 
 
 def against_true_batch(results: Results) -> DataFrame:
-    """Relative `difference` of the held-out loss between accumulation at 1, sqrt N and N times a rate and the full batch at it.
+    """Compare accumulation at 1, sqrt N and N times a rate with the full batch at it.
 
-    A row per optimizer, seed and `factor` of the rate; the full batch's rate is the lowest that was trained.
+    Args:
+        results: Those of the question `learning_rate`.
+
+    Returns:
+        Relative `difference` of the held-out loss, a row per optimizer, seed and `factor` of the rate; the full batch's rate
+        is the lowest that was trained.
     """
     rows = results.study("convergence")
     full = rows.query("arm == 'full'")
@@ -88,9 +105,17 @@ def raised_in_every_subset(rows: DataFrame) -> dict[str, tuple[float, float]]:
 
 
 def better_outside(rows: DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
-    """By optimizer: the best batch outside `low` to `high`, and by each batch inside the loss there less that outside, by seed.
+    """Ask whether a batch outside a range is better than those inside.
 
     Rates are chosen by the other seeds on one half of the held-out samples; losses are those of the other half.
+
+    Args:
+        rows: Trainings.
+        low: The smallest batch of the range.
+        high: The largest.
+
+    Returns:
+        By optimizer: the best batch outside, and by each batch inside the loss there less that outside, by seed.
     """
     found = {}
     for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):

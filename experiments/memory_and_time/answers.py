@@ -76,9 +76,14 @@ def falls_four_times(results: Results) -> ClaimResult:
 
 
 def largest_models(rows: DataFrame) -> DataFrame:
-    """For each family (workload, model, optimizer, B) and N, the largest model that fits where the smallest fits at N = 1.
+    """Find for each family (workload, model, optimizer, B) and N the largest model that fits where the smallest fits at N = 1.
 
-    `larger`: its model state (parameters, gradients, optimizer state) over the smallest model's; sizes differ in depth or width.
+    Args:
+        rows: Those of the study `memory_and_time`.
+
+    Returns:
+        `larger`: its model state (parameters, gradients, optimizer state) over the smallest model's; sizes differ in depth or
+        width.
     """
     rows = rows.assign(model_state=rows[TOTAL[:3]].sum(axis=1))
     found = []
@@ -231,10 +236,16 @@ def time_against_memory(rows: DataFrame) -> DataFrame:
 
 
 def figure_cost_of_memory(rows: DataFrame) -> Figure:
-    """Time of a window over the full batch's against its memory; a point per b, a line per optimizer, a panel per model.
+    """Draw the time of a window over the full batch's against its memory.
 
     A budget is a place on the x axis: the first point to its left is the largest b measured that fits, and its height is what
     that costs.
+
+    Args:
+        rows: What `time_against_memory` gives.
+
+    Returns:
+        A point per b, a line per optimizer, a panel per model.
     """
     rows = rows.assign(mb=rows["total_bytes"] / MB, b=rows["micro_batch"].astype(int))
     groups = {f"{workload} {model}": own for (workload, model), own in rows.groupby(["workload", "model"])}

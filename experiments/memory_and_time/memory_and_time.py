@@ -12,9 +12,16 @@ from accumulation_harness.system import accelerator
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N, N = 1 (the full batch) among them.
+    """Measure bytes of one step, then seconds of windows.
 
-    Bytes of one step, then seconds of `steps` windows taken by every N in turn, so that a busy machine hits all alike: medians.
+    Every N takes the `steps` windows in turn, so that a busy machine hits all alike: medians.
+
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per N, N = 1 (the full batch) among them.
     """
     config = setting.config
     first, *timed = setting.windows(1 + config.steps, last=LastWindow.drop)

@@ -67,9 +67,15 @@ class ComparedArm:
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm and checkpoint, with the largest relative distances so far.
+    """Train arms beside each other in float64.
 
-    They are those of consumed gradients, optimizer state, parameters and running statistics to the arm that it is held against.
+    Args:
+        setting: The trial.
+        on_step: Called with the number of the last step before a checkpoint, and its rows.
+
+    Returns:
+        One row per arm and checkpoint, with the largest relative distances so far: of consumed gradients, optimizer state,
+        parameters and running statistics to the arm that it is held against.
     """
     config = setting.config
     compared = {one.candidate.label: one for one in _compared_arms(config)}
@@ -124,9 +130,16 @@ def slower(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
 
 
 def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
-    """`slower`, and beta^(1/num): half-lives stay the same in samples where a step sees 1/`num` as many.
+    """Keep half-lives the same in samples where a step sees 1/num as many: `slower`, and beta^(1/num).
 
     A constant gradient moves PyTorch's momentum by lr / (1 - mu) per step, which is kept; it moves Adam by lr.
+
+    Args:
+        optimizer: The settings of the large batch.
+        num: How many times smaller the batch is.
+
+    Returns:
+        The settings of the small batch.
     """
     mu, root = optimizer.momentum, 1 / num
     lr = optimizer.lr / num
@@ -138,7 +151,11 @@ def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
 def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
     """Relative distances of arm `label` to arm `against` after the present step.
 
-    `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was skipped.
+    `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was
+    skipped.
+
+    Returns:
+        Names of distances -> values.
     """
     arms = [lock.arms[name] for name in (label, against)]
     a, g = (lock.watches[name].gradient for name in (label, against))

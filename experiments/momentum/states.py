@@ -57,10 +57,15 @@ def spread_in_window(memory: DataFrame) -> Series[float]:
 
 
 def half_lives(memory: DataFrame) -> DataFrame:
-    """Half-lives of the optimizer state in samples, a row per trial, arm, N and entry of the state.
+    """Measure half-lives of the optimizer state in samples.
 
-    `half_life`: measured, from the newest micro-batches of the first and the last window; `predicted`: samples per step x ln 2 /
-    -ln beta, with the beta of that step (beta^(1/N) under matched memory).
+    Args:
+        memory: Rows of the study `optimizer_memory`.
+
+    Returns:
+        A row per trial, arm, N and entry of the state. `half_life`: measured, from the newest micro-batches of the first and
+        the last window; `predicted`: samples per step x ln 2 / -ln beta, with the beta of that step (beta^(1/N) under matched
+        memory).
     """
 
     def lives(own: DataFrame) -> dict[str, Any]:
@@ -79,10 +84,15 @@ def half_lives(memory: DataFrame) -> DataFrame:
 
 
 def path_ratios(states: DataFrame, after_steps: int) -> DataFrame:
-    """Distance of N small steps to the window's weights under momentum and Nesterov, a row per trial and N.
+    """Measure the distance of N small steps to the window's weights under momentum and Nesterov.
 
-    `same`: with the window's settings; `rate`: with the learning rate over N; `memory`: with beta^(1/N) as well; `ratio` = rate /
-    memory.
+    Args:
+        states: Rows of the study `optimizer_states`.
+        after_steps: The checkpoint.
+
+    Returns:
+        A row per trial and N. `same`: with the window's settings; `rate`: with the learning rate over N; `memory`: with
+        beta^(1/N) as well; `ratio` = rate / memory.
     """
     arms = {"small_steps": "same", "small_steps_rate": "rate", "small_steps_memory": "memory"}
     chosen = states[uncoupled(states)].query(
@@ -128,9 +138,14 @@ def beta2_trials(results: Results) -> DataFrame:
 
 
 def beta2_differences(rows: DataFrame) -> DataFrame:
-    """Loss under the window's beta2 minus that under beta2^(1/N), from `beta2_trials`, a row per seed: above 0 the rule helps.
+    """Compare the loss under the window's beta2 with that under beta2^(1/N).
 
-    `training`: over the last tenth of the windows, mean over the learning rates; `held_out`: each beta2 at its best rate.
+    Args:
+        rows: Those of `beta2_trials`.
+
+    Returns:
+        Their difference, a row per seed: above 0 the rule helps. `training`: over the last tenth of the windows, mean over
+        the learning rates; `held_out`: each beta2 at its best rate.
     """
     best = at_best_rate(rows, ["beta2"], "held_out_loss")
     if rows["beta2"].nunique() < 2 or best["beta2"].nunique() < 2:

@@ -59,9 +59,16 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
-    """The row of `EPOCHS` epochs over micro-batches of b = B / num samples.
+    """Train `EPOCHS` epochs over micro-batches of b = B / num samples.
 
-    `leaked_samples`: whose gradients went from one epoch into the next; `unused_samples`: whose gradients no step consumed.
+    Args:
+        setting: The trial.
+        loop: The loop over a micro-batch.
+        num: N.
+
+    Returns:
+        One row. `leaked_samples`: whose gradients went from one epoch into the next; `unused_samples`: whose gradients no
+        step consumed.
     """
     data, size = setting.exact, setting.config.effective_batch // num
     arm = setting.arm(full_batch(setting.config), precision=Precision.float64, steps=1)

@@ -14,9 +14,16 @@ UNDIVIDED = Cause.loss_not_divided
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N and arm (`accumulated`, and `loss_not_divided`), N = 1 among them, in float64.
+    """Measure the size of updates in float64.
 
     Micro-batches have b = B / max N samples, so that N of them are an effective batch of N·b.
+
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per N and arm (`accumulated`, and `loss_not_divided`), N = 1 among them.
     """
     config = setting.config
     size = config.effective_batch // max(config.accumulation_steps)

@@ -22,10 +22,16 @@ THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full 
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N, averaged or summed mean losses, threshold (c / N, c or c·N), and a c that clips or does not.
+    """Clip accumulated gradients at several thresholds, on the first window at the initial weights, in float64.
 
-    On the first window at the initial weights, in float64. `error`: relative distance of the consumed gradient to the full
-    batch's, clipped at c; `error_of_nth`: the same of the N-th part of the consumed gradient.
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per N, averaged or summed mean losses, threshold (c / N, c or c·N), and a c that clips or does not. `error`:
+        relative distance of the consumed gradient to the full batch's, clipped at c; `error_of_nth`: the same of the N-th
+        part of the consumed gradient.
     """
     config = setting.config
     ids = next(setting.windows())

@@ -31,10 +31,15 @@ MOST_ONES = 4096  # beyond 2048, where float16 stops; float32 would stop at 2**2
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Rows `error`, one for each accumulator and N, and `ones`, one for each accumulator.
+    """Measure the rounding of accumulators of several formats.
 
-    `error` is L1 beside the full batch's own error and what independent roundings would give; `ones`, where a sum of ones stops
-    growing.
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        Rows `error`, one for each accumulator and N: L1 beside the full batch's own error and what independent roundings
+        would give; and rows `ones`, one for each accumulator: where a sum of ones stops growing.
     """
     config = setting.config
     right = {num: accumulated(config, num) for num in config.accumulation_steps}
@@ -57,9 +62,17 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def summed_in(recipe: Recipe, dtype: torch.dtype, loss_scale: float) -> Recipe:
-    """The sum is rounded to `dtype` after every backward; nothing changes in float32, which it has anyway.
+    """Round the sum to a format after every backward; nothing changes in float32, which it has anyway.
 
     In float16 the sum is scaled first, as a loss scaler would have it, so that rounding is seen and not underflow.
+
+    Args:
+        recipe: A right recipe.
+        dtype: The format.
+        loss_scale: Of float16.
+
+    Returns:
+        The recipe that rounds.
     """
     if dtype == torch.float32:
         return recipe
@@ -82,9 +95,17 @@ def partial_sums(setting: Setting, ids: Tensor, recipe: Recipe) -> Tensor:
 
 
 def independent_roundings(sums: Tensor, dtype: torch.dtype) -> float:
-    """Relative rms error of the last of `sums` if each is rounded once, independently: ulp * SPREAD * sqrt(sum |s_k|^2) / |s_N|.
+    """Predict the relative rms error of a running sum if each partial sum is rounded once, independently.
 
-    True while what is added is larger than an ulp of the sum; beyond, additions are lost, all to the same side (swamping).
+    eps * SPREAD * sqrt(sum |s_k|^2) / |s_N|. True while what is added is larger than an ulp of the sum; beyond, additions are
+    lost, all to the same side (swamping).
+
+    Args:
+        sums: [N, P] the partial sums s_k.
+        dtype: The format in which they are rounded.
+
+    Returns:
+        The error of the last sum.
     """
     return float(torch.finfo(dtype).eps * SPREAD * sums.norm() / sums[-1].norm())
 

@@ -67,10 +67,16 @@ def growth(rows: DataFrame) -> Series[float]:
 
 
 def scaling(results: Results) -> DataFrame:
-    """The rows of the study `loss_scaling`, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
+    """Judge the rows of the study `loss_scaling`.
 
-    In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there an
-    error is too large only above both FLOAT16_ERROR and NOTICEABLE times the full batch's.
+    In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there
+    an error is too large only above both FLOAT16_ERROR and NOTICEABLE times the full batch's.
+
+    Args:
+        results: Those of the question `precision`.
+
+    Returns:
+        The rows, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
     """
     own = results.study("loss_scaling")
     exact = (own["steps"] == 1) & (own["steps_after"] == 1)
@@ -157,9 +163,13 @@ def scaling_works(results: Results) -> ClaimResult:
 
 
 def accuracy(results: Results) -> DataFrame:
-    """Differences of held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
+    """Compare held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
 
-    `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
+    Args:
+        results: Those of the question `precision`.
+
+    Returns:
+        `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
     """
     own = results.study("convergence").query("arm in ['full', 'accumulated']")
     found = []

@@ -34,9 +34,16 @@ REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per number of dropout layers, N and way of drawing masks, compared with the full batch's draws.
+    """Compare ways of drawing dropout masks with the full batch's draws.
 
     The configured model has one dropout layer, before its last; then it gets one behind every ReLU.
+
+    Args:
+        setting: The trial.
+        on_step: Not called.
+
+    Returns:
+        One row per number of dropout layers, N and way of drawing masks.
     """
     config = setting.config
     right = [accumulated(config, num) for num in config.accumulation_steps]
@@ -81,10 +88,15 @@ def draw_distances(own: Tensor, full: Tensor) -> Row:
 
 
 def distribution(own: Tensor, full: Tensor) -> Row:
-    """Compare means and spreads of draws `own` with independent draws `full` ([R, P] each) of the full batch.
+    """Compare means and spreads of draws with independent draws of the full batch.
 
-    `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger elsewhere.
-    `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.
+    Args:
+        own: [R, P] gradients under R draws.
+        full: [R, P] the full batch's.
+
+    Returns:
+        `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger
+        elsewhere. `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.
     """
     difference = own - full
     spread = full.var(0).sum()  # zero where the masks change nothing, as over units that are dead: ratios are NaN then

@@ -75,9 +75,14 @@ def synchronised_once(results: Results) -> ClaimResult:
 
 
 def wire_ratios(rows: DataFrame) -> DataFrame:
-    """Gradient bytes relative to synchronising once per window, a row per trial, N > 1 and pair of ways.
+    """Compare gradient bytes with those of synchronising once per window.
 
-    `every`: of synchronising after every micro-batch; `true_batch`: of the true batch on the same ranks.
+    Args:
+        rows: Those of the study `replicas`.
+
+    Returns:
+        A row per trial, N > 1 and pair of ways. `every`: of synchronising after every micro-batch; `true_batch`: of the true
+        batch on the same ranks.
     """
     table = rows.pivot_table(index=["trial", "accumulation_steps"], columns="arm", values="gradient_bytes").reset_index()
     true, own = table.query("accumulation_steps == 1").set_index("trial"), table.query("accumulation_steps > 1")

@@ -28,10 +28,15 @@ from accumulation_harness.workloads import Batch
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
+    """Train the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
 
-    All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats, and under
-    BatchNorm (`recalibrated_*`) the same weights with the training set's statistics, and `values_per_channel`.
+    Args:
+        setting: The trial.
+        on_step: Called with the step's number and a row for each arm.
+
+    Returns:
+        One row per arm: the `outcome` after the configured steps, per loss term and in nats, and under BatchNorm
+        (`recalibrated_*`) the same weights with the training set's statistics, and `values_per_channel`.
     """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
@@ -103,9 +108,17 @@ def train(
     stream: Iterable[Tensor] | None = None,
     look: Callable[[int, Trained], Row] = lambda t, one: {},
 ) -> Sequence[Trained]:
-    """Train side by side on the trial's windows (or a `stream` of ids): same windows, same draws.
+    """Train arms side by side on the same windows, with the same draws.
 
-    A step row has the arm's name, step, samples and loss, and what `look` sees after the window.
+    Args:
+        setting: The trial.
+        arms: What is trained.
+        on_step: Called with the step's number and a row for each arm: its name, step, samples and loss, and what `look` sees.
+        stream: Sample ids of each window; the trial's own unless given.
+        look: Called after the window with the step's number and the arm: further columns.
+
+    Returns:
+        The arms, trained.
     """
     for t, ids in enumerate(setting.windows() if stream is None else stream):
         window, rows = arms[0].arm.workload.batch(ids), {}
