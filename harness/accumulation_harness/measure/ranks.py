@@ -101,12 +101,12 @@ def once(position: int, num: int) -> bool:
 
 
 def every(position: int, num: int) -> bool:
-    """After each micro-batch."""
+    """Synchronise after each micro-batch."""
     return True
 
 
 def halfway(position: int, num: int) -> bool:
-    """After micro-batch N/2: the rest of the window stays on its rank."""
+    """Synchronise after micro-batch N/2: the rest of the window stays on its rank."""
     return position == num // 2 - 1
 
 

@@ -380,7 +380,7 @@ def heard(together: Together, name: str, window: Window) -> Ranks | None:
         return None
 
     def of(what: str, shards: int) -> list[Sketch]:
-        """Of every so many ranks together."""
+        """Add up the sketches of each group of `shards` neighbouring ranks, which hold parts of one tensor."""
         of_all = np.stack([one[what] for one in found]).astype(float)
         return list(of_all.reshape(-1, shards, *of_all.shape[1:]).sum(1))
 

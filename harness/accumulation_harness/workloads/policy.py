@@ -36,7 +36,7 @@ class PolicyWorkload(ImageWorkload):
         self.held_out = self._with_log(self.held_out)
 
     def batch(self, ids: Tensor) -> Batch:
-        """targets [n, 3]: logged action, reward, label."""
+        """The samples of these ids; their targets are [n, 3]: logged action, reward, label."""
         return self._with_log(super().batch(ids))
 
     def prepared(self, window: Batch) -> Batch:

@@ -43,7 +43,7 @@ class Generators:
 
 
 def drawn(before: Standing, after: Standing) -> bool:
-    """Whether one of those that were known before has been drawn from."""
+    """Whether a generator that was known before has been drawn from."""
     return any(after.get(key) != state for key, state in before.items())
 
 
