@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 
 import pandas as pd
@@ -9,11 +10,12 @@ import pytest
 
 from accumulation_harness.analysis import faults, report, tables
 from accumulation_harness.analysis.ledger import RECORDED
-from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.analysis.question import Ruling, advised
 from accumulation_harness.config.questions import grids
 from tests import golden
 from tests.golden import FINDINGS, kept_archive, kept_claims, kept_results
 
+PAGES = FINDINGS.parents[1] / "README.md", FINDINGS.parent / "questions.md", FINDINGS / "README.md"
 EXACT = (Ruling.confirmed, Ruling.refuted, Ruling.conditional)
 
 
@@ -62,6 +64,19 @@ def test_the_faults_are_those_of_the_trials_kept_beside_them():
     known = list(faults.COLUMNS[:-1])  # the loss curves are not kept
     kept = pd.read_csv(kept_archive().with_name("faults.csv"))
     pd.testing.assert_frame_equal(kept[known], now[known].reset_index(drop=True))
+
+
+def test_pages_have_the_numbers_of_the_trials_that_are_kept():
+    """Those that a stranger reads first: the main experiment's, and the planted faults'."""
+    results = kept_results()
+    first = next(row for row in advised(results) if row.experiment == "equivalence")
+    same, parted = re.findall(r"(\d+) of \d+ runs", first.number)
+    planted = faults.catalogue(results.arms.query("experiment == 'fault_matrix'")).query("changes")
+    readme, questions, findings = (" ".join(path.read_text().split()) for path in PAGES)
+    assert planted["named"].all()
+    assert all(f"{len(planted):,}" in page for page in (readme, questions, findings))
+    assert f"{int(same) + int(parted)} accumulated runs" in readme
+    assert f"all {same} without BatchNorm are equivalent" in readme and f"all {parted} with BatchNorm" in readme
 
 
 def test_the_trials_that_are_kept_are_of_commits_that_the_page_names():

@@ -166,15 +166,38 @@ class Store:
         return TrialWriter(folder, dict(config), lock)
 
     def finished(self, experiment: str, trial: str) -> bool:
-        """Whether the trial has a good `trial.json`, the `steps.parquet` that belongs to it, and has read what is there now."""
+        """Decide whether a trial need not be run again.
+
+        Args:
+            experiment: Name of the experiment.
+            trial: Name of the trial.
+
+        Returns:
+            True if it has a good `trial.json`, the `steps.parquet` that belongs to it, and has read what is there now.
+        """
         return self.standing(experiment, trial).state == State.finished
 
     def standing(self, experiment: str, trial: str) -> Status:
-        """Where a trial stands that is to be run from this folder, but for whether it is running."""
+        """Say where a trial stands that is to be run from this folder, but for whether it is running.
+
+        Args:
+            experiment: Name of the experiment.
+            trial: Name of the trial.
+
+        Returns:
+            Its state and details.
+        """
         return self._status(self.folder(experiment, trial), looks=False)
 
     def trials(self, experiment: str | None = None) -> Iterator[StoredTrial]:
-        """Finished trials in the order of their names, from `trial.json` alone; damaged ones are skipped with a warning."""
+        """Read finished trials from `trial.json` alone; damaged ones are skipped with a warning.
+
+        Args:
+            experiment: Name of the experiment; None: all.
+
+        Yields:
+            The trials in the order of their names.
+        """
         for folder in self._folders(experiment):
             try:
                 yield read_trial(folder)
@@ -184,14 +207,31 @@ class Store:
                 warnings.warn(f"skipped: {error}", StoreWarning, stacklevel=2)
 
     def status(self, experiment: str | None = None) -> Iterator[Status]:
-        """Every trial that was begun, finished or not."""
+        """List every trial that was begun, finished or not.
+
+        Args:
+            experiment: Name of the experiment; None: all.
+
+        Yields:
+            Where each stands.
+        """
         for folder in self._folders(experiment):
             status = self._status(folder)
             if status.state != State.unfinished or self._lock_of(folder).exists():  # else it is no trial's
                 yield status
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
-        """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
+        """Read the step rows of a finished trial.
+
+        Args:
+            trial: The trial.
+
+        Returns:
+            A row per arm and step, in the order they were written.
+
+        Raises:
+            StoreError: The file is not the one written.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -223,7 +263,14 @@ class Store:
             lock.release()
 
     def is_running(self, folder: Path) -> bool:
-        """Whether a process holds the trial's lock."""
+        """Decide whether a process holds the trial's lock.
+
+        Args:
+            folder: The trial's folder.
+
+        Returns:
+            True if one does.
+        """
         try:
             descriptor = os.open(self._lock_of(folder), os.O_RDONLY | os.O_NONBLOCK)  # also of a store of somebody else
         except OSError:
@@ -326,7 +373,11 @@ class TrialWriter:
         self._rows: list[Row] = []
 
     def add(self, *rows: Row) -> None:
-        """Append rows of plain scalars, which are on disk once the trial is finished."""
+        """Append rows, which are on disk once the trial is finished.
+
+        Args:
+            rows: Column -> plain scalar.
+        """
         self._rows += rows
 
     def finish(self, summary: Mapping[str, Any]) -> None:

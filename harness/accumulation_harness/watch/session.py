@@ -263,7 +263,11 @@ class Watch(Loop[Track]):
     # -- what the loop calls -----------------------------------------------------------------------------------------
 
     def calls(self) -> dict[Place, See]:
-        """Those of any observer, averages, epochs and loss functions."""
+        """Say which functions are followed: those of any observer, averages, epochs and loss functions.
+
+        Returns:
+            Class or module and name -> the method that sees its calls.
+        """
         return {
             **super().calls(),
             (AveragedModel, "update_parameters"): self._average,
@@ -329,11 +333,21 @@ class Watch(Loop[Track]):
             self.judge._add(Finding(cause=Cause.step_every_micro_batch, message=message, window=0, rung=Rung.ledger))
 
     def clipped(self, one: Track, before: Any, limit: Any) -> None:
-        """Its gradient may be another one at the step."""
+        """Note that the gradient was clipped, so that it may be another one at the step.
+
+        Args:
+            one: The optimizer's track.
+            before: The norm before the clip.
+            limit: The largest norm allowed.
+        """
         one.after_clip()
 
     def scheduled(self, scheduler: Any) -> None:
-        """Of the optimizer's own."""
+        """Note that a schedule advanced, if it is that of a watched optimizer.
+
+        Args:
+            scheduler: The schedule.
+        """
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
                 track.called(Call.schedule, scheduler)
@@ -341,16 +355,24 @@ class Watch(Loop[Track]):
                     self.judge.laid_out.add(steps)
 
     def scaled(self, scaler: Any) -> None:
-        """Kept on its device until the window ends."""
+        """Note the loss scale, which stays on its device until the window ends.
+
+        Args:
+            scaler: The GradScaler.
+        """
         self._loss_scale = scaler._scale.detach().clone()
 
     def scale_updated(self) -> None:
-        """It has its place after the step."""
+        """Note that the scaler was updated, which has its place after the step."""
         for track in self.tracks:
             track.window.waiting.append(Call.update_scale)
 
     def skipped(self, one: Track) -> None:
-        """The window ends as with a step."""
+        """End the window of a step that the scaler left out, as with a step.
+
+        Args:
+            one: The optimizer's track.
+        """
         if one.window.micro_batches:
             self._close(one, skipped=True)
 

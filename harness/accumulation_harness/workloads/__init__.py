@@ -63,44 +63,114 @@ class Workload(Protocol):
     mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
 
     def make_model(self) -> nn.Module:
-        """A fresh float32 model on the CPU, drawn from torch's global generator."""
+        """Make the model, drawn from torch's global generator.
+
+        Returns:
+            A fresh float32 model on the CPU.
+        """
         ...
 
     def batch(self, ids: Tensor) -> Batch:
-        """The samples `ids` ([n] int64) on the workload's device; floating inputs in the workload's dtype."""
+        """Choose samples.
+
+        Args:
+            ids: [n] int64.
+
+        Returns:
+            The samples on the workload's device; floating inputs in the workload's dtype.
+        """
         ...
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The model's outputs: a tensor [n, ...], or a nest of such tensors."""
+        """Compute the model's outputs.
+
+        Args:
+            model: The model.
+            batch: n samples.
+
+        Returns:
+            A tensor [n, ...], or a nest of such tensors.
+        """
         return model(batch.inputs)
 
     def held_out_batches(self, size: int) -> Iterator[Batch]:
-        """The held-out samples, `size` at a time."""
+        """Cut the held-out samples.
+
+        Args:
+            size: Samples in a batch; the last one may have fewer.
+
+        Yields:
+            The batches in order.
+        """
         yield from (self.held_out.rows(slice(start, start + size)) for start in range(0, len(self.held_out), size))
 
     def prepared(self, window: Batch) -> Batch:
-        """The window with whatever its losses take from all of its samples, but from no parameter (normalised advantages)."""
+        """Add to a window what its losses take from all of its samples, but from no parameter (normalised advantages).
+
+        Args:
+            window: The window, before it is cut into micro-batches.
+
+        Returns:
+            The window that is cut.
+        """
         return window
 
     def auxiliary(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """penalty / 2 * ||W||^2 of the last weight matrix W: a term of the objective that depends on no sample; 0-dim."""
+        """Compute a term of the objective that depends on no sample: penalty / 2 * ||W||^2 of the last weight matrix W.
+
+        Args:
+            parameters: Name -> parameter, in the model's order.
+
+        Returns:
+            0-dim.
+        """
         last = [value for value in parameters.values() if value.dim() > 1][-1]
         return 0.5 * self.penalty * last.square().sum()
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
-        """[n] per-sample loss, *summed* over the sample's terms; float32 or wider."""
+        """Compute the loss of every sample, *summed* over the sample's terms.
+
+        Args:
+            outputs: What `forward` gave.
+            batch: n samples.
+
+        Returns:
+            [n], float32 or wider.
+        """
         ...
 
     def num_terms(self, batch: Batch) -> Tensor:
-        """[n] number of loss terms of each sample: one, unless a problem counts otherwise (characters of text) or weighs them."""
+        """Count the loss terms of every sample: one, unless a problem counts otherwise (characters of text) or weighs them.
+
+        Args:
+            batch: n samples.
+
+        Returns:
+            [n]; a window's objective is the sum of its losses over the sum of these.
+        """
         return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
-        """[n] number of loss terms whose most likely class is the target; NaN where nobody says what is correct."""
+        """Count the loss terms whose most likely class is the target.
+
+        Args:
+            outputs: What `forward` gave.
+            batch: n samples.
+
+        Returns:
+            [n]; NaN where nobody says what is correct.
+        """
         ...
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        """What else is measured of a trained model, by name."""
+        """Measure what else is asked of a trained model.
+
+        Args:
+            model: The model in evaluation mode.
+
+        Returns:
+            Name -> value.
+        """
         return {}
 
 
