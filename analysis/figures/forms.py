@@ -145,8 +145,6 @@ def curves(
             for name, kind in zip("xy", axes, strict=True):
                 if kind == "log":
                     log_axis(own, name, most=8)
-            if level:
-                own.axhline(level[0], color=INK, linewidth=1, linestyle=DASHED, label=level[1])
             if not drawn:
                 own.text(0.5, 0.5, "not run", transform=own.transAxes, ha="center")
             for curve in drawn:
@@ -154,6 +152,8 @@ def curves(
                 if curve.band is not None:
                     own.fill_between(curve.x, *curve.band, color=look["color"], alpha=0.15, linewidth=0)
                 own.errorbar(curve.x, curve.y, yerr=curve.bars, **look)
+            if level:  # after the curves: an axis of one height alone has no extent
+                own.axhline(level[0], color=INK, linewidth=1, linestyle=DASHED, label=level[1], zorder=1.5)
             if axes[0] == "steps":
                 steps_axis(own, [value for curve in drawn for value in curve.x])
             own.set(**limits)

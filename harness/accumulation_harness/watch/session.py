@@ -337,7 +337,7 @@ class Watch(Loop[Track]):
 
         Args:
             one: The optimizer's track.
-            before: The norm before the clip.
+            before: What the track noted before the clip.
             limit: The largest norm allowed.
         """
         one.after_clip()
