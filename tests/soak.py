@@ -1,7 +1,7 @@
 """A sweep whose processes are killed again and again, and resumed to its end, is bit by bit the one that nobody disturbed.
 
-`python -m tests.soak [--trials 300] [--kills 100] [--seed 0] [--computing]`: trials take no time (`tests/sweep/tiny_trials.py`), or
-compute, as short as they can be; SIGKILL, SIGTERM and SIGINT go to a child, the forkserver, the command or all of them. Exit code 1
+`python -m tests.soak [--trials 300] [--kills 100] [--seed 0] [--computing]`: trials take no time (`tests/sweep/tiny_trials.py`),
+or compute, as short as they can be; SIGKILL, SIGTERM and SIGINT go to a child, the forkserver, the command or all. Exit code 1
 names what was lost, altered, repeated or left running; exit code 3 says why the campaign could not start.
 """
 

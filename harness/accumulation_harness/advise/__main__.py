@@ -1,4 +1,4 @@
-"""`accumulation-harness advise [memory=24GB] [any setting of a trial]`, or of a watched run: which b, N and rate, at which price?"""
+"""`accumulation-harness advise [memory=24GB] [any setting of a trial]`, or of a watched run: which b, N, rate, at which price?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice from a run that was watched: other numbers of its micro-batches, as they are, by the noise and the seconds that it showed.
+"""Advice from a run that was watched: other numbers of its micro-batches, by the noise and the seconds that it showed.
 
 Of a window's T seconds a share f is the update's, which no watch tells apart. With N' in the place of N micro-batches the samples
 to a target are times (N' + n) / (N + n), n the noise scale in micro-batches (McCandlish et al. 2018), and the seconds times
@@ -68,7 +68,7 @@ def advised(path: Path) -> Iterator[str]:
     estimate, low, high = run.noise
     seen = report.metrics.get("run/windows_with_noise", 0)
     if not (seen >= FEWEST and math.isfinite(low) and math.isfinite(high)):
-        yield f"cannot tell: the noise scale; {seen:.0f} windows show it, and at least {FEWEST} that agree are needed (N = 1 shows none)"
+        yield f"cannot tell: the noise scale; {seen:.0f} windows show it, at least {FEWEST} that agree are needed (N = 1: none)"
         return
     numbers = [num for num in (1, *(2**k for k in range(1, 20))) if num <= MOST * run.num] + [run.num]
     head = ("", "N", "samples to a target", "seconds to a target", "rate: SGD, Adam", "beta2")
@@ -76,12 +76,15 @@ def advised(path: Path) -> Iterator[str]:
     one = [run.even_at(1, own) for own in (low, high)]
     if run.num > 1:
         yield (
-            f"N = 1 is faster where the update takes less than {min(one):.0%} of a window, slower from {max(one):.0%} on; between "
-            "these it cannot be told from this run"
+            f"N = 1 is faster where the update takes less than {min(one):.0%} of a window, slower from {max(one):.0%} on; "
+            "between these it cannot be told from this run"
         )
     for sentence in report.properties:
         yield f"cannot tell: what another micro-batch would compute; {sentence}"
-    yield "cannot tell: another micro-batch b, its memory and its seconds (advise workload=custom ... measures them); where it ends (converge)"
+    yield (
+        "cannot tell: another micro-batch b, its memory and its seconds (advise workload=custom ... measures them); where "
+        "it ends (converge)"
+    )
 
 
 def _measured(run: Run, metrics: Mapping[str, float]) -> Iterator[str]:

@@ -281,6 +281,9 @@ def _is_as_read(line: Line, *, by_name: bool) -> bool:
     """Whether windows of the reference hold as many rows as were asked for, and most others N micro-batches.
 
     An option that the loop does not follow is a fault of the loop; a number in the source of such a name may be another one.
+
+    Returns:
+        True if the options were read as the script means them.
     """
     n, seen = line.arm.accumulation_steps, line.facts.run
     size, ranks = seen.reference.run.batch_size, seen.reference.run.ranks

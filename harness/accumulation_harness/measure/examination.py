@@ -274,6 +274,9 @@ def _tried(
     """Outputs and losses of a forward from `state`, whatever earlier forwards have done to the model's buffers.
 
     Without their graph, which keeps all activations, unless it is asked for.
+
+    Returns:
+        The outputs, and [n] losses.
     """
     restore(model, state)
     with fixed_randomness(seed, next(model.parameters()).device):

@@ -111,7 +111,8 @@ def explain(config: TrialConfig, budget: int) -> list[str]:
     where = "in files, one at a time in memory" if plan.in_files else "together in memory"
     each = f"{needed.arms / setting.num_parameters:.0f} bytes a parameter"
     return [
-        f"a trial of {millions:.3g} million parameters takes {_bytes(needed.total)} of {_bytes(budget)} on {device}, {FREE:.0%} of which stay free",
+        f"a trial of {millions:.3g} million parameters takes {_bytes(needed.total)} of {_bytes(budget)} on {device}, "
+        f"{FREE:.0%} of which stay free",
         f"  {_bytes(needed.arms)} its {plan.counted.trained} arms, {where}: {each}",
         f"  {_bytes(needed.window)} what the backward of {config.effective_batch} samples keeps",
         f"  {_bytes(needed.process)} Python and its libraries",

@@ -154,9 +154,15 @@ def _noted(forward: Callable[..., Any], passes: Counter[Pass], size: int, exact:
 
 
 def bytes_of_window(setting: Setting) -> float:
-    """What the backward of a window keeps, and the results of operations, in `exact_dtype`.
+    """Measure what the backward of a window keeps, and the results of operations, in `exact_dtype`.
 
     On fake tensors, which have no values and take no memory; from two real sizes where the task does not compute with them.
+
+    Args:
+        setting: The trial.
+
+    Returns:
+        Bytes beside weights, gradients and data.
     """
     [ids] = setting.windows(1)
     workload, model = setting.exact, copied(setting.initial)

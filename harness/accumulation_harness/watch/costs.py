@@ -1,4 +1,4 @@
-"""What a watched run costs, over all of its windows: gradient noise, seconds and memory, which `accumulation-harness advise` reads."""
+"""What a watched run costs, over all of its windows: gradient noise, seconds and memory, which `advise` reads."""
 
 from __future__ import annotations
 

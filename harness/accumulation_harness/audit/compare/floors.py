@@ -145,6 +145,9 @@ class Aligned:
 
         Where no null moves, a rounding of the whole gradient, shared out evenly: a tensor's own may be small since its parts
         cancel.
+
+        Returns:
+            Distances ||a - b|| by tensor, float64.
         """
         a, b = views(null), views(step)
         if view >= min(len(a), len(b)) or a[view][0].shape != b[view][0].shape:

@@ -47,9 +47,18 @@ class Handed:
         return self._weights is not None
 
     def take(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
-        """Copy what is given: see `audit`. The weights to go on with are returned, which are these or a rounding away.
+        """Copy what is given, as `audit` explains.
 
-        Raises ValueError where nothing is given, or what has other names or sizes than before.
+        Args:
+            weights: Named arrays after a step, or before the first.
+            gradient: Named arrays of the gradient that the optimizer takes.
+            contribution: Named arrays of what a micro-batch gave.
+
+        Returns:
+            The weights to go on with, which are these or a rounding away; None where none were given.
+
+        Raises:
+            ValueError: Nothing is given, or what has other names or sizes than before.
         """
         given = {"weights": weights, "gradient": gradient, "contribution": contribution}
         if all(tree is None for tree in given.values()):
