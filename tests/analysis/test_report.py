@@ -223,7 +223,7 @@ if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)  # root may write anywhere
 assert not os.access(results, os.W_OK)
-sys.exit(main("of_another_user"))
+os._exit(main("of_another_user"))
 """
 
 
@@ -241,10 +241,9 @@ def test_a_store_of_somebody_else_is_reported_with_what_runs_there(results, tmp_
     command = [sys.executable, "-c", READER, str(results), str(tmp_path / "out")]
     with store.open_trial("equivalence", "now", {}):
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), f"{ROOT}/harness"])})
-    text = " ".join(Page(tmp_path / "out" / "of_another_user" / "provenance.html").text.split())
+    text = "".join(Page(tmp_path / "out" / "of_another_user" / "provenance.html").text.split())
     for trial, state in (("left", "unfinished"), ("now", "running"), ("bad", "failed")):
-        assert f"{trial} {state}" in text, text
-    assert (tmp_path / "out" / "of_another_user" / "index.html").stat().st_uid != results.stat().st_uid or os.getuid()
+        assert f"equivalence{trial}{state}" in text
 
 
 @pytest.mark.slow
