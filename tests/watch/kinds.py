@@ -152,6 +152,22 @@ def divided_at_the_end(by):
     return body
 
 
+def divided_before_the_step(by=1):
+    """By a hook of the run's own, which it registers once it is watched."""
+
+    def divide(optimizer, *_):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad /= N
+
+    def body(model, window, num, seen):
+        if window == 0:
+            seen.optimizers[0].register_step_pre_hook(divide)
+        for _ in range(num):
+            (of(ce, model) / by).backward()
+
+    return body
+
+
 def through_hooks(of_gradients):
     """Every parameter has a hook of the run's own, which is there since the second window."""
 
@@ -457,6 +473,8 @@ def _runs():
     yield case("divided at the end", divided_at_the_end(1))
     yield case("divided at the end, by half", divided_at_the_end(0.5))
     yield case("divided at the end, by N in short windows", divided_at_the_end(0), sizes=(N, N, N - 1, N, N, N - 1))
+    yield case("divided before the step", divided_before_the_step())
+    yield case("divided before the step, and the loss", divided_before_the_step(N))
     for coefficient in (1e-2, 1e-5):
         yield case(f"a balance of {coefficient:g}", balanced(coefficient))
     told = {"accumulation_steps": N}

@@ -69,9 +69,11 @@ class Fence:
         """A hook that is deaf when the observer has ended."""
         return Hook(self, call)
 
-    def hooked(self, register: Callable[..., Any], call: Callable[..., object], **options: Any) -> None:
-        """Register a hook that is removed when the observer ends."""
-        self.patches.removing(register(self.hook(call), **options))
+    def hooked(self, register: Callable[..., Any], call: Callable[..., object], **options: Any) -> Any:
+        """Register a hook that is removed when the observer ends, and return its handle."""
+        handle = register(self.hook(call), **options)
+        self.patches.removing(handle)
+        return handle
 
     @property
     def is_deaf(self) -> bool:

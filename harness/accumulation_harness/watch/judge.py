@@ -197,12 +197,11 @@ class Judge:
             for (track, key), seen in self.weights.items()
         }
         findings, reasons = [], []
-        for (track, (kind, *_)), said in of_all.items():
+        for (track, _), said in of_all.items():
             if said.causes and not self.exchangeable(track):
                 reasons.append(PARTS)
             elif said.causes:
-                others = [of for (own, (of, *_)), other in of_all.items() if own == track and other.right]
-                beside = bool(others) and Loss.own in (kind, *others)
+                beside = any(other.right for (own, _), other in of_all.items() if own == track)
                 first, count = said.windows[0], len(said.windows)
                 shown: dict[str, Any] = {"window": first.window, "evidence": first.evidence, "count": count}
                 causes = dict.fromkeys(Cause.auxiliary_loss_scale if beside and one in SCALES else one for one in said.causes)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import SequentialLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
@@ -121,6 +122,7 @@ class Watch(Loop[Track]):
         self._stepped: set[int] = set()  # tracks that stepped during the last backward
         self._loss_scale: Tensor | None = None
         self._stepping: Track | None = None
+        self._looks: list[RemovableHandle] = []  # at the gradients of a step
         self._loaders: WeakSet[DataLoader[Any]] = WeakSet()  # that have begun before
         self._state: Draws | None = None  # of the generators, before the forward under way
         self._draws = False  # whether a forward has drawn random numbers
@@ -147,7 +149,7 @@ class Watch(Loop[Track]):
         self.fence.replace(self.calls())
         for track in self.tracks:
             track.attach()
-            self.fence.hooked(track.optimizer.register_step_pre_hook, self._before_step)
+            self._looks.append(self.fence.hooked(track.optimizer.register_step_pre_hook, self._before_step))
             self.fence.hooked(track.optimizer.register_step_post_hook, self._after_step)
         self.fence.hooked(self.model.register_forward_pre_hook, self._before_forward)
         self.fence.hooked(self.model.register_forward_hook, self._after_forward, with_kwargs=True)
@@ -289,6 +291,7 @@ class Watch(Loop[Track]):
         if self._depth or (inputs is not None and not self.holding(inputs)):  # checkpointing runs one inside
             return
         self._depth += 1
+        self._look_last()
         self.heads.before(root)
         for track in self.tracks:
             track.before_backward()
@@ -312,6 +315,13 @@ class Watch(Loop[Track]):
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
         self.batches.end(reached=bool(reached))
+
+    def _look_last(self) -> None:
+        """The run's own hooks of a step may change gradients: they come before the look at them."""
+        for look in self._looks:
+            hooks = look.hooks_dict_ref()
+            if hooks and look.id in hooks and next(reversed(hooks)) != look.id:
+                hooks.move_to_end(look.id)
 
     def _aside(self) -> Seeing:
         """A backward differentiates by itself (an adjoint, say): hooks of parameters run, and nothing is added to `.grad`."""
