@@ -65,3 +65,21 @@ def test_a_line_that_makes_the_call_goes_before_one_that_calls_a_package():
     assert located(finding, run).location.site == own
     del run.sites["forward"]
     assert located(finding, run).location.site == train
+
+
+def test_rows_that_were_cleared_away_are_no_fault_of_the_windows():
+    """Micro-batches that fill no window at an epoch's end, and that N=1 leaves out."""
+
+    def train(batch_size, accumulation_steps):
+        model = nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        full = [rows for rows in torch.arange(20).split(batch_size) if len(rows) == batch_size]
+        for _ in range(2):
+            for k, rows in enumerate(full, 1):
+                optimizer.zero_grad()
+                (cross_entropy(model(torch.eye(20, 6)[rows]), rows % 4) / accumulation_steps).backward()
+                if k % accumulation_steps == 0:
+                    optimizer.step()
+
+    report = audit(train, batch_size=8, accumulation_steps=(4,))
+    assert {*report.causes} == {Cause.gradients_cleared_in_window}, str(report)

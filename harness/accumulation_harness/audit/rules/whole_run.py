@@ -208,10 +208,18 @@ def _repeated(run: RunFacts) -> tuple[Cause, str]:
 
 
 def _accounted(run: RunFacts, facts: StepFacts) -> bool:
-    """Whether the gradients agree, or what the backwards gave does, or both do without the rows of another loss."""
+    """Whether the gradients agree, or what the backwards gave does, or both do without rows of another loss or cleared ones."""
     given = min(facts.sums, facts.without_foreign) <= facts.gate
     without = given or (facts.not_of_the_loss and not _of_other_windows(run, facts))
-    return facts.gradients_agree or bool(without)
+    return facts.gradients_agree or bool(without) or _cleared_to_rows_of_the_window(facts)
+
+
+def _cleared_to_rows_of_the_window(facts: StepFacts) -> bool:
+    """Whether gradients are cleared inside the window, and what counts after that are rows of the reference's."""
+    backwards = facts.mine.backwards
+    last = max((k for k, b in enumerate(backwards) if b.start == "cleared"), default=0)
+    counted = {row for b in backwards[last:] for row in b.rows or ()}
+    return bool(last and counted) and counted <= (facts.theirs.rows or {}).keys()
 
 
 def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
