@@ -353,3 +353,26 @@ def test_the_example_in_jax(make, cause):
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert [finding.cause for finding in report.findings] == [cause] * (cause is not None), str(report)
     assert report.equivalent == (cause is None)
+
+
+# -- the examples, each in its framework ---------------------------------------------------------------------------------------
+
+FRAMEWORKS = {"flax_nnx": "flax", "mlx": "mlx.core", "tensorflow": "tensorflow", "keras": "keras"}
+CAUSES = {"": set(), "undivided": {"loss_not_divided", "mean_of_means"}, "means": {"mean_of_means"}, "lost": {"unexplained"}}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the frameworks' own
+@pytest.mark.parametrize("fault", CAUSES)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_each_example_is_right_and_its_faults_are_named(name, fault):
+    pytest.importorskip(FRAMEWORKS[name])
+    example = import_file(Path(__file__).parents[2] / "examples" / "other_frameworks.py", "other_frameworks")
+
+    def train(batch_size, accumulation_steps, hand):
+        getattr(example, name)(batch_size, accumulation_steps, hand, fault)
+
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == CAUSES[fault], str(report)
+    assert report.equivalent == (not fault)
+    assert fault != "lost" or "1, 0, 0, 1 times: numbers 2, 3 lost" in report.findings[0].message
