@@ -52,7 +52,18 @@ class Measured:
 
 
 def measure(setting: Setting, budget: int | None) -> Measured:
-    """All of it, on sizes of which an estimate fits the budget, or what is free; ConfigError where not even one sample does."""
+    """Measure bytes, seconds and gradient noise, on sizes of which an estimate fits the budget.
+
+    Args:
+        setting: The trial.
+        budget: Bytes; None: what is free.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        ConfigError: Not even one sample fits.
+    """
     config, workload = setting.config, setting.exact
     budget = plan.free_bytes(setting.device) if budget is None else budget
     static, per_sample, step = plan.fit_memory(config)

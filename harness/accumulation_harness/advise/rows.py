@@ -39,7 +39,15 @@ class Advice:
 
 
 def advice(config: TrialConfig, seen: Measured) -> list[Advice]:
-    """Three rows: the fastest to a target, the least memory, and as the large batch; none of them over the budget."""
+    """Choose three rows: the fastest to a target, the least memory, and as the large batch; none of them over the budget.
+
+    Args:
+        config: The settings of the training as it is.
+        seen: What was measured.
+
+    Returns:
+        The rows.
+    """
     size = config.effective_batch
     base = (splits(seen, size) or [(seen.sizes[0], max(1, size // seen.sizes[0].b))])[0]
     batches = {one.b * 2**k for one, k in product(seen.sizes, range(20))}
@@ -72,20 +80,44 @@ def advice(config: TrialConfig, seen: Measured) -> list[Advice]:
 
 
 def splits(seen: Measured, batch: int) -> list[tuple[Size, int]]:
-    """All (b, N) of B = N b that were measured, the fastest first; where b is part of the computation the largest b alone."""
+    """List all (b, N) of B = N b that were measured.
+
+    Args:
+        seen: What was measured.
+        batch: B, samples.
+
+    Returns:
+        Size and N, the fastest first; where b is part of the computation the largest b alone.
+    """
     found = [(one, batch // one.b) for one in seen.sizes if batch % one.b == 0]
     found.sort(key=lambda one: (one[1] if seen.couples else 0, one[1] * one[0].seconds))
     return found[:1] if seen.couples else found
 
 
 def noise(seen: Measured) -> float:
-    """B_simple, NaN where its interval has no end or it is none of these samples'."""
+    """Read the noise scale B_simple.
+
+    Args:
+        seen: What was measured.
+
+    Returns:
+        In samples; NaN where its interval has no end or it is none of these samples'.
+    """
     one = seen.noise
     return one.estimate if math.isfinite(one.high) and one.low > 0 and not seen.couples else math.nan
 
 
 def time_to_target(seen: Measured, size: Size, num: int) -> float:
-    """In steps at very large batches, times seconds."""
+    """Predict the time to a target, up to a factor: (1 + B_noise / B) times the seconds of a step.
+
+    Args:
+        seen: What was measured.
+        size: b and its seconds.
+        num: N.
+
+    Returns:
+        Seconds of as many steps as one step at very large batches is worth.
+    """
     return (1 + noise(seen) / (num * size.b)) * seen.step_seconds(size, num)
 
 
@@ -112,7 +144,15 @@ def rescaled(optimizer: OptimizerConfig, former: int, batch: int, noise_scale: f
 
 
 def table(found: Sequence[Advice], seen: Measured) -> list[tuple[str, ...]]:
-    """Head and rows."""
+    """Lay out the advice.
+
+    Args:
+        found: The rows.
+        seen: What was measured.
+
+    Returns:
+        Head and rows, as text.
+    """
     head = ("", "b", "N", "B", "rate", "beta2", "memory", "seconds a step", "samples to a target", "seconds to a target")
     adam = [state_of(one.optimizer.name) == State.moments for one in found]
     rows = [
@@ -129,7 +169,16 @@ def _times(value: float) -> str:
 
 
 def told(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[str]:
-    """What follows, the evidence, and what is not known."""
+    """Say what follows from the advice, what it rests on, and what is not known.
+
+    Args:
+        config: The settings of the training as it is.
+        found: The rows.
+        seen: What was measured.
+
+    Returns:
+        A line each.
+    """
     one, first, largest = seen.noise, seen.sizes[0], seen.sizes[-1]
     best = min(seen.sizes, key=lambda size: size.seconds / size.b)
     lines = [

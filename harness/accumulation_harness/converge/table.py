@@ -56,7 +56,15 @@ class Asked:
 
 
 def lines(folders: Sequence[Path], asked: Asked) -> Iterator[str]:
-    """The table, what follows from it, and the curves."""
+    """Say what trainings, paired by seed, say of each other.
+
+    Args:
+        folders: Those of finished trials.
+        asked: The metric and the margin.
+
+    Yields:
+        The lines of the table, what follows from it, and the curves.
+    """
     arms: dict[ArmName, dict[int, Row]] = {}
     for folder in folders:
         trial = read_trial(folder)
@@ -79,7 +87,18 @@ def lines(folders: Sequence[Path], asked: Asked) -> Iterator[str]:
 
 
 def measured(row: Row, metric: str) -> float:
-    """The held-out loss, accuracy, or a metric of the task's; ConfigError where it has none of that name."""
+    """Read the value of a metric.
+
+    Args:
+        row: Where a training ended.
+        metric: `loss`, `accuracy`, or a metric of the task's.
+
+    Returns:
+        On the held-out samples.
+
+    Raises:
+        ConfigError: The training has none of that name.
+    """
     known = {name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")}
     if math.isnan(known["accuracy"]):  # nobody says what is correct
         del known["accuracy"]
@@ -89,7 +108,15 @@ def measured(row: Row, metric: str) -> float:
 
 
 def beside(values: Mapping[ArmName, Mapping[int, float]], margin: Margin) -> dict[ArmName, Paired]:
-    """Every arm beside the large batch, paired by seed; the tests of no difference are corrected over all (Holm)."""
+    """Compare every training with the large batch, paired by seed; the tests of no difference are corrected over all (Holm).
+
+    Args:
+        values: Arm -> seed -> value.
+        margin: What counts as no difference.
+
+    Returns:
+        Arm -> comparison.
+    """
     full = values[ArmName(FULL)]
     others = [arm for arm in values if arm.name != FULL]
     found = [

@@ -46,5 +46,12 @@ def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
 
 
 def told(differences: Differences) -> tuple[str, ...]:
-    """Each difference in words: "optimizer steps is 12, full batch 3"."""
+    """Word each difference: "optimizer steps is 12, full batch 3".
+
+    Args:
+        differences: Counter -> the arm's value and the reference's.
+
+    Returns:
+        A phrase each.
+    """
     return tuple(f"{name} is {arm:g}, full batch {reference:g}" for name, (arm, reference) in differences.items())

@@ -35,7 +35,15 @@ class Diagnosis:
 
 
 def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
-    """Name the causes of an arm that is `different`. `counters`: those that differ from the full batch's."""
+    """Name the causes of an arm that is `different`.
+
+    Args:
+        signature: How its windows differ, and from which hypotheses.
+        counters: Those that differ from the full batch's.
+
+    Returns:
+        The causes with a sentence each, and whether they explain everything.
+    """
     found: Found = {}
     exact = True
     found |= _samples(signature)
@@ -200,7 +208,14 @@ def _counters(signature: Signature, counters: Differences, found: Found) -> Foun
 
 
 def describe(window: WrongWindow) -> str:
-    """The evidence of one window in a sentence."""
+    """Put the evidence of one window into a sentence.
+
+    Args:
+        window: A window whose gradient is wrong.
+
+    Returns:
+        The distance, scale, cosine and weights of the micro-batches, as far as they say something.
+    """
     whole = window.whole
     if math.isinf(whole.distance):
         return f"in window {window.step} the accumulated gradient is not finite; the full batch's, at the same weights, is"

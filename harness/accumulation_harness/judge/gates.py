@@ -23,7 +23,14 @@ RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
 
 
 def clear_gate(floor: float) -> float:
-    """Above what a float64 error is a difference where the shuffled full batch differs by `floor`; infinite where nothing is."""
+    """Find the float64 error above which an arm differs for certain: max(CLEAR_LEAST, CLEAR_FACTOR * floor).
+
+    Args:
+        floor: By how much the shuffled full batch differs.
+
+    Returns:
+        The gate; infinite where it would be above CLEAR_MOST, so that nothing is certain.
+    """
     gate = max(CLEAR_LEAST, CLEAR_FACTOR * floor)
     return gate if gate <= CLEAR_MOST else float("inf")
 

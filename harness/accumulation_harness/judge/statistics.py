@@ -131,7 +131,14 @@ def detectable(differences: Sequence[float], level: float = 0.05) -> float:
 
 
 def t_test(differences: Sequence[float]) -> float:
-    """Two-sided p value of a mean difference of 0; 1 where all differences are 0, 0 where all are another one; NaN below two."""
+    """Test a mean difference of 0 by Student's t.
+
+    Args:
+        differences: [n] paired differences.
+
+    Returns:
+        The two-sided p value; 1 where all differences are 0, 0 where all are another one; NaN below two.
+    """
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return float("nan")

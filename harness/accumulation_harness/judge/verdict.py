@@ -238,7 +238,15 @@ def judged_in_float32(evidence: Evidence) -> Verdict:
 
 
 def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
-    """What fails of L0 in float32, in words."""
+    """List what fails of L0 in float32.
+
+    Args:
+        signature: The errors of the windows.
+        gate: The largest relative error that counts as none.
+
+    Returns:
+        A phrase each.
+    """
     measures = (
         ("gradients", signature.gradient_error),
         ("updates, given their gradients,", worst(signature.update.magnitude, signature.moved.magnitude)),
@@ -308,12 +316,26 @@ def _judged_above(evidence: Evidence) -> Verdict:
 
 
 def unread(algebra: Algebra) -> tuple[str, ...]:
-    """What else the model carries otherwise than the full batch's, or the oracle's whose trajectory the arm's is."""
+    """List what else the model carries otherwise than the full batch's, or the oracle's whose trajectory the arm's is.
+
+    Args:
+        algebra: The errors in float64.
+
+    Returns:
+        The first three, a phrase each.
+    """
     return tuple(f"{one}, and the training did not depend on it" for one in algebra.carried[:3])
 
 
 def remarks(evidence: Evidence) -> tuple[str, ...]:
-    """What a reader of an arm with the right algebra has to know although it decides nothing."""
+    """List what a reader of an arm with the right algebra has to know although it decides nothing.
+
+    Args:
+        evidence: What was measured of the arm.
+
+    Returns:
+        A sentence each.
+    """
     algebra, told = evidence.algebra, [*unread(evidence.algebra)]
     path = evidence.trajectory
     if path.ratio > COMPARABLE and evidence.precision not in ROUNDED_ONCE:
@@ -337,7 +359,14 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
 
 
 def unjudgeable(evidence: Evidence) -> str:
-    """Why nothing can be said of this arm; empty when something can."""
+    """Say why an arm cannot be judged.
+
+    Args:
+        evidence: What was measured of the arm.
+
+    Returns:
+        A sentence; empty where it can be.
+    """
     # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
     own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
     lost = evidence.signature.is_lost
@@ -347,7 +376,16 @@ def unjudgeable(evidence: Evidence) -> str:
 
 
 def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
-    """Why an arm in which nothing is wrong so far cannot be called right; empty when it can."""
+    """Say why an arm in which nothing is wrong so far cannot be called right.
+
+    Args:
+        precision: The precision under test.
+        algebra: The errors in float64.
+        own: The rounding in that precision.
+
+    Returns:
+        A sentence; empty where it can be.
+    """
     if math.isnan(algebra.trajectory_error):  # the arm has run away in float64, the full batch has not
         return Doubt.diverged
     failed = [what for what, error, _ in algebra_measures(algebra) if math.isnan(error)]
@@ -365,7 +403,14 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
 
 
 def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
-    """What L0 decides on: its name, its error, its gate."""
+    """List what L0 decides on.
+
+    Args:
+        algebra: The errors in float64.
+
+    Returns:
+        Name, relative error and gate of each.
+    """
     return (
         ("gradients", algebra.gradient_error, ALGEBRA_GATE),
         ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
@@ -419,7 +464,14 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
 
 
 def later_failures(evidence: Evidence) -> tuple[str, ...]:
-    """What fails of gradients after the first windows, in words; in one window a ReLU may have flipped."""
+    """List what fails of gradients after the first windows; in a single window a ReLU may have flipped.
+
+    Args:
+        evidence: What was measured of the arm.
+
+    Returns:
+        A sentence, or nothing.
+    """
     rough = evidence.trajectory.rough
     if evidence.precision == Precision.float64 or len(rough) < CONFIRMED:
         return ()
@@ -428,7 +480,14 @@ def later_failures(evidence: Evidence) -> tuple[str, ...]:
 
 
 def weighted_otherwise(own: Rounding) -> Found:
-    """The cause of an error that lies in the span of the micro-batch gradients, which rounding leaves in every direction."""
+    """Name the cause of an error in the span of the micro-batches' gradients, which rounding leaves in every direction.
+
+    Args:
+        own: The rounding in the precision under test.
+
+    Returns:
+        The cause and a sentence; nothing where the error leaves the span.
+    """
     num, outside = len(own.weights), own.residual * own.scale
     error = math.sqrt(max(0.0, 1 - 2 * own.factor + own.scale**2))  # in the natural order, of which the weights are
     if not (2 * num <= own.dimensions and outside <= min(error, own.arm_error) / IN_SPAN):
@@ -442,6 +501,13 @@ def weighted_otherwise(own: Rounding) -> Found:
 
 
 def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
-    """The factors whose removal closes at least half of the gap, in words."""
+    """Word the factors whose removal closes at least half of the gap.
+
+    Args:
+        ablation: Factor -> share of the gap that its removal closes.
+
+    Returns:
+        A phrase each, the largest share first.
+    """
     closing = sorted(((share, factor) for factor, share in ablation.items() if share >= CLOSES), reverse=True)
     return tuple(f"without {factor} {share:.0%} of the gap closes" for share, factor in closing)

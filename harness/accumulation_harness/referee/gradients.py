@@ -178,7 +178,15 @@ def moments_of(a: Elements, g: Elements) -> Tensor:
 
 
 def moments(a: Tensor, g: Tensor) -> Tensor:
-    """[4] float64 on the device: ||a - g||^2, ||a||^2, ||g||^2, <a, g>; no synchronisation with the host."""
+    """Compute the squares and products that distances are made of, without waiting for the device.
+
+    Args:
+        a: [P].
+        g: [P].
+
+    Returns:
+        [4] float64 on the device: ||a - g||^2, ||a||^2, ||g||^2, <a, g>.
+    """
     difference = a - g
     return torch.stack([difference @ difference, a @ a, g @ g, a @ g])
 

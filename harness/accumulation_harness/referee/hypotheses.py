@@ -58,7 +58,14 @@ def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
-    """Hypotheses of the accumulated gradient before a correct clip. g_k: mean gradients, n_k: loss terms, W their sum."""
+    """Predict the accumulated gradient before a correct clip, under each known fault.
+
+    Args:
+        facts: The window: g_k mean gradients, n_k loss terms of its micro-batches, W their sum, N.
+
+    Yields:
+        A cause and [P] float64.
+    """
     g, n, num = facts.parts.parts, facts.parts.terms, facts.configured_steps
     total = sum(n)
     shares = facts.parts.shares
@@ -183,7 +190,15 @@ def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
-    """Hypotheses of clipping at the wrong place or on the wrong scale."""
+    """Predict the gradient when it is clipped at the wrong place or on the wrong scale.
+
+    Args:
+        facts: The window.
+        max_norm: The L2 norm to clip to.
+
+    Yields:
+        A cause and [P] float64.
+    """
     shares = facts.parts.shares
     right, num = summed(shares), facts.configured_steps
     for scale in (1.0, facts.loss_scale):
@@ -209,7 +224,14 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
 
 
 def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
-    """The loss scale doubled (or halved) once inside the window, after micro-batch k; the sum is divided by the last scale."""
+    """Predict the gradient when the loss scale doubles (or halves) inside the window, after micro-batch k.
+
+    Args:
+        shares: [P] rightful contribution of each micro-batch.
+
+    Yields:
+        The cause and [P] float64: the sum divided by the last scale.
+    """
     for k in range(1, len(shares)):
         early, late = summed(shares[:k]), summed(shares[k:])
         yield Cause.scaler_updated_in_window, early / 2 + late
@@ -219,7 +241,16 @@ def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
 
 
 def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
-    """The running sum is kept in a narrow format, rounded after every addition; or each gradient is, before that; or both."""
+    """Predict the gradient when the running sum is kept in a narrow format.
+
+    It is rounded after every addition; or each gradient is, before that; or both.
+
+    Args:
+        shares: [P] rightful contribution of each micro-batch.
+
+    Yields:
+        The cause and [P] float64.
+    """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         running = torch.zeros_like(shares[0])
         for share in shares:

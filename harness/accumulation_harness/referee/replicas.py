@@ -84,13 +84,29 @@ class RankParts:
 
 
 def by_rank(parts: Parts, lengths: Sequence[int]) -> list[RankParts]:
-    """`lengths`: micro-batches of each rank."""
+    """Deal micro-batches to ranks.
+
+    Args:
+        parts: The micro-batches of the window, rank after rank.
+        lengths: Micro-batches of each rank.
+
+    Returns:
+        Contributions and loss terms of each rank.
+    """
     shares, terms = iter(parts.shares), iter(parts.terms)
     return [RankParts(tuple(next(shares) for _ in range(num)), sum(next(terms) for _ in range(num))) for num in lengths]
 
 
 def explanations(ranks: Sequence[RankParts], consumed: Sequence[Tensor]) -> dict[Variant, float]:
-    """Variant -> the largest relative error over the ranks, of the best of its hypotheses."""
+    """Compare what ranks consumed with every known fault.
+
+    Args:
+        ranks: Contributions and loss terms of each rank.
+        consumed: [P] gradient of each rank.
+
+    Returns:
+        Variant of a fault -> the largest relative error over the ranks, of the best of its hypotheses.
+    """
     errors: dict[Variant, float] = {}
     for variant, gradients in hypotheses(ranks):
         error = max(relative_distance(a, h) for a, h in zip(consumed, gradients, strict=True))
@@ -99,7 +115,14 @@ def explanations(ranks: Sequence[RankParts], consumed: Sequence[Tensor]) -> dict
 
 
 def hypotheses(ranks: Sequence[RankParts]) -> Iterator[Hypothesis]:
-    """Every known fault. S_r: rightful contributions; n_r: loss terms, n their sum."""
+    """Predict what ranks consume under each known fault, from S_r, rightful contributions, n_r, loss terms, and n, their sum.
+
+    Args:
+        ranks: Contributions and loss terms of each rank.
+
+    Yields:
+        A variant of a fault and [P] of each rank.
+    """
     world, num, total = len(ranks), len(ranks[0].shares), sum(rank.terms for rank in ranks)
     right = summed(rank.share for rank in ranks)
     of_means = summed(rank.share * (total / rank.terms) for rank in ranks)
