@@ -501,6 +501,7 @@ def _runs():
     yield case("the run's loss", handed_over, loss=lambda m, batch: functional.cross_entropy(m(batch[0]), batch[1]))
     yield case("a buffer of its own", keeping(1, 1, 1, 1))
     yield case("the second and third are lost", keeping(1, 0, 0, 1))
+    yield case("the last is lost", keeping(1, 1, 1, 0))
     yield case("the last counts twice", keeping(1, 1, 1, 2))
     yield case("one is subtracted", keeping(1, -1, 1, 1))
     yield case("means weighted by rows", summed_aside(lambda k, size: size / 90, (30, 24, 20, 16), divided=False))

@@ -199,7 +199,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
         there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
         if kept[-1] == len(parts) - 1 and not there:
             cause = Cause.gradients_cleared_in_window
-        elif kept[-1] == len(parts) - 1 or kept[0] == 0:
+        elif kept[-1] == len(parts) - 1 or not kept[-1]:
             cause = Cause.accumulator_overwritten
     if cause is not None:
         return _finding(cause, window, f"micro-batches count {_listed(shares)} of the most", found.error)
