@@ -21,7 +21,14 @@ HEAD = ("workload", "norm", "optimizer", "precision", "N", "verdict", "cause", "
 
 
 def lines(cells: Sequence[Cell]) -> Iterator[str]:
-    """The ending of a sweep over `cells`, in lines; only trials that are finished and whole are read."""
+    """Say how a sweep ended; only trials that are finished and whole are read.
+
+    Args:
+        cells: Its trials.
+
+    Yields:
+        The lines: verdicts by cell, caveats, the folder and the next command.
+    """
     if not cells:
         return
     found: dict[str, list[VerdictRow]] = {}

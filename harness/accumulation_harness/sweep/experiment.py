@@ -101,7 +101,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run_one(config: HarnessConfig) -> None:
-    """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
+    """Run a trial into the store and its W&B mirror.
+
+    Args:
+        config: The settings of the trial.
+
+    Raises:
+        TrialTaken: Another process has it, or it is finished.
+    """
     from accumulation_harness.measure import studies
 
     opened.follow()
@@ -193,13 +200,25 @@ def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
 
 
 def announce_elsewhere(configs: Sequence[HarnessConfig]) -> None:
-    """Before a sweep whose trials other processes run: how to see, while it lasts, where they stand."""
+    """Say, before a sweep whose trials other processes run, how to see where they stand.
+
+    Args:
+        configs: The trials, at least one.
+    """
     root = configs[0].results
     print(f"{_trials(len(configs))} handed to the launcher; meanwhile: accumulation-harness status --results {root}", flush=True)
 
 
 def conclude(configs: Sequence[HarnessConfig], failures: Sequence[Failure]) -> Outcome:
-    """The end of a sweep whose trials ran in other processes than ours, on this machine or another."""
+    """End a sweep whose trials ran in other processes than ours, on this machine or another.
+
+    Args:
+        configs: The trials.
+        failures: Those that failed.
+
+    Returns:
+        How many were done and failed.
+    """
     cells = _distinct(configs)
     outcome = Outcome(done=len(cells) - len(failures), skipped=0, failures=tuple(failures))
     print(f"{_trials(outcome.done)} done, {len(failures)} failed.")
@@ -208,7 +227,12 @@ def conclude(configs: Sequence[HarnessConfig], failures: Sequence[Failure]) -> O
 
 
 def print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
-    """The answer: verdicts by cell, caveats, the folder and the next command; last, the failures once more."""
+    """Print verdicts by cell, caveats, the folder and the next command; last, the failures once more.
+
+    Args:
+        cells: The trials.
+        failures: Those that failed.
+    """
     for line in ending.lines(cells):
         print(line)
     if len(cells) > 1:
@@ -278,7 +302,15 @@ def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
-    """Experiment by experiment, each with what is guessed to be its longest trials first: at its end no core waits for one."""
+    """Order trials experiment by experiment, each with its longest first, as far as can be guessed: at its end no core waits for
+    one.
+
+    Args:
+        cells: The trials.
+
+    Returns:
+        The same trials.
+    """
     place = {experiment: i for i, experiment in enumerate(dict.fromkeys(cell.config.experiment for cell in cells))}
     return sorted(cells, key=lambda cell: (place[cell.config.experiment], -_size(cell.config)))
 

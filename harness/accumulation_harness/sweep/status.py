@@ -45,7 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> list[Standing]:
-    """By experiment, in the order of their names. A trial that several sweeps asked for counts once, with the latest."""
+    """Count trials by state. A trial that several sweeps asked for counts once, with the latest.
+
+    Args:
+        found: Name -> status of each trial in the store.
+        asked: The sweeps that were started.
+        now: Seconds since the epoch.
+
+    Returns:
+        One for each experiment, in the order of their names.
+    """
     started = {trial: sweep.started for sweep in asked for trial in sweep.trials}
     states = {name: str(one.state) for name, one in found.items()}
     states |= {trial: WAITING for trial in started if trial not in states}
@@ -65,7 +74,16 @@ def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: floa
 
 
 def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> Iterator[str]:
-    """What is printed: one line per experiment, the running trials with their age, the failures with their error."""
+    """Lay out where trials stand.
+
+    Args:
+        found: Name -> status of each trial in the store.
+        asked: The sweeps that were started.
+        now: Seconds since the epoch.
+
+    Yields:
+        One line per experiment, the running trials with their age, the failures with their error.
+    """
     columns = (*State, WAITING)
     rows = [("experiment", *map(str, columns), "time left")]
     for standing in standings(found, asked, now):

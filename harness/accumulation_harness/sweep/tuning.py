@@ -46,7 +46,14 @@ class Group(NamedTuple):
 
 
 def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Group]]:
-    """The cells to run first, and the groups whose judging cells wait for a rate to be chosen."""
+    """Split a sweep into what can run now and what waits for a learning rate to be chosen.
+
+    Args:
+        cells: The trials.
+
+    Returns:
+        The trials to run first, and the groups whose judging trials wait.
+    """
     groups = [group for group in _groups(cells) if group.waits]
     waiting = {cell.folder for group in groups for cell in group.judging}
     return [cell for cell in cells if cell.folder not in waiting], groups
@@ -64,7 +71,14 @@ def _arm_by_arm(cell: Cell, arms: Sequence[ArmName]) -> list[Cell]:
 
 
 def best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
-    """The rate with the lowest mean loss of each arm of these finished trials; a loss that is no number is the worst."""
+    """Choose the learning rate with the lowest mean loss for each arm; a loss that is no number is the worst.
+
+    Args:
+        tuning: Finished trials of the tuning seeds.
+
+    Returns:
+        Arm -> learning rate.
+    """
     losses: dict[ArmName, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in tuning:
         loss_of = studies()[cell.config.study].loss

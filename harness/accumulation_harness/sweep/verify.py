@@ -44,7 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def of_trial(store: Store, status: Status) -> Iterator[str]:
-    """What is wrong with one trial, in lines."""
+    """List what is wrong with one trial.
+
+    Args:
+        store: The store.
+        status: Where the trial stands.
+
+    Yields:
+        A line each.
+    """
     name = f"{status.experiment}/{status.trial}"
     if status.state in WRONG:
         yield f"{name}: {status.state}: {status.detail}"
@@ -71,7 +79,14 @@ def _of_record(store: Store, trial: StoredTrial) -> Iterator[str]:
 
 
 def beside_trials(root: Path) -> Iterator[str]:
-    """What is wrong with the files that trials share."""
+    """List what is wrong with the files that trials share.
+
+    Args:
+        root: The folder of the store.
+
+    Yields:
+        A line each.
+    """
     for path in sorted((root / measurements.FOLDER).glob("*")):
         if path.suffix != ".lock" and not path.name.endswith(PARTIAL) and not measurements.is_whole(path):
             yield f"{path.relative_to(root)}: its checksum does not match; it is made again where it is needed"

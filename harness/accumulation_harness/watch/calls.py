@@ -17,7 +17,14 @@ STILL = 1e-6  # of the weights: what no rounding of a sketch explains
 
 
 def misplaced(window: Window) -> Iterator[Finding]:
-    """What was called, or moved, between two backwards of one window."""
+    """Find what was called, or moved, between two backwards of one window.
+
+    Args:
+        window: The window.
+
+    Yields:
+        A finding each.
+    """
     inside = [call for m in window.micro_batches[1:] for call in m.calls]
     all_calls = [*inside, *window.micro_batches[0].calls, *window.calls]
     rates = {m.lrs for m in window.micro_batches}
@@ -47,7 +54,14 @@ def misplaced(window: Window) -> Iterator[Finding]:
 
 
 def doubtful(window: Window) -> list[Remark]:
-    """What a window with all its weights and sums right may have, and no right one should; and what is to be said of it."""
+    """List what a window with all its weights and sums right may have, and no right one should; and what is to be said of it.
+
+    Args:
+        window: The window.
+
+    Returns:
+        The remarks that apply.
+    """
     micro_batches = window.micro_batches
     parts = [m.contribution for m in micro_batches if m.contribution.any()]
     found = {
@@ -66,7 +80,14 @@ def doubtful(window: Window) -> list[Remark]:
 
 
 def same_labels(window: Window) -> bool | None:
-    """Whether all micro-batches have the same labels in the same order; None where that is not known, or says nothing."""
+    """Decide whether all micro-batches have the same labels in the same order.
+
+    Args:
+        window: The window.
+
+    Returns:
+        None where that is not known, or says nothing.
+    """
     labels = [m.slopes[0].labels for m in window.micro_batches if m.slopes and m.slopes[0].kind is Loss.cross_entropy]
     rows = {m.slopes[0].rows for m in window.micro_batches if m.slopes}
     if len(labels) < 2 or len(rows) > 1 or any(math.isnan(mark) for mark in labels):
@@ -75,7 +96,14 @@ def same_labels(window: Window) -> bool | None:
 
 
 def laid_out(schedule: object) -> int | None:
-    """The number of steps that a schedule of PyTorch's is laid out for, those before its last part included."""
+    """Count the steps that a schedule of PyTorch's is laid out for, those before its last part included.
+
+    Args:
+        schedule: The schedule.
+
+    Returns:
+        Its length in calls of `step`; None where it has none.
+    """
     parts, begins = getattr(schedule, "_schedulers", None), getattr(schedule, "_milestones", None)
     if parts and begins:
         last = laid_out(parts[-1])
@@ -85,7 +113,14 @@ def laid_out(schedule: object) -> int | None:
 
 
 def is_moved(window: Window) -> bool:
-    """Whether the weights at the step are others than those at the first backward."""
+    """Decide whether the weights at the step are others than those at the first backward.
+
+    Args:
+        window: The window.
+
+    Returns:
+        True if they are; False also where they were not looked at.
+    """
     first, last = window.first, window.parameters
     return first is not None and last is not None and bool(np.linalg.norm(last - first) > STILL * np.linalg.norm(first))
 

@@ -39,7 +39,17 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def shown(path: Path) -> str:
-    """The report of a run, which may still go on."""
+    """Show the report of a run, which may still go on.
+
+    Args:
+        path: What a watch has saved as JSON.
+
+    Returns:
+        The report as text.
+
+    Raises:
+        ValueError: The file is no report, or one of another format.
+    """
     try:
         return f"{Report.of(read(path))}\n"
     except (KeyError, TypeError, AttributeError) as error:
@@ -47,7 +57,15 @@ def shown(path: Path) -> str:
 
 
 def compared(a: Path, b: Path) -> str:
-    """A table of both; what differs is marked."""
+    """Compare two reports.
+
+    Args:
+        a: What a watch has saved as JSON.
+        b: Another.
+
+    Returns:
+        A table of both; what differs is marked.
+    """
     told = [{**found, **found["metrics"], **found["versions"]} for found in (read(a), read(b))]
     parts = [name for part in ("metrics", "versions") for name in sorted({*told[0][part], *told[1][part]})]
     rows = [(name, *(_shown(one.get(name)) for one in told)) for name in (*KEYS, *parts)]

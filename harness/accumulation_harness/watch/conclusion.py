@@ -27,7 +27,14 @@ FACTORS = (Cause.loss_not_divided, Cause.loss_divided_twice)  # where all weight
 
 
 def concluded(judge: Judge) -> Report:
-    """What all windows so far say together."""
+    """Conclude from all windows so far.
+
+    Args:
+        judge: What was seen of them.
+
+    Returns:
+        The report.
+    """
     weights_right, _, of_weights = judge.weighed()
     weighed = judge.covered if weights_right else 0
     found = judge.found()

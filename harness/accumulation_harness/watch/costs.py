@@ -69,7 +69,11 @@ def two_sizes(parts: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
 
 
 def peak() -> int:
-    """Bytes that this process has taken at most: the allocator's of a card, where one is used, else what is resident."""
+    """Measure the most memory that this process has taken.
+
+    Returns:
+        Bytes: the allocator's of a card, where one is used, else what was resident.
+    """
     if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -36,7 +36,15 @@ class Sum:
 
 
 def summed(window: Window, last: Window | None) -> Sum:
-    """The sum of one window; `last` is the window before it."""
+    """Ask whether the gradient at the step is the sum of what the backwards of the window gave.
+
+    Args:
+        window: The window.
+        last: The window before it.
+
+    Returns:
+        The sum, with findings and a remark.
+    """
     parts = [m.contribution for m in window.micro_batches]
     if not window.alone and window.ranks is None:  # what the other ranks gave is looked at in a sample of windows
         between = _inside(window, parts, GATE, float("nan"), alone=False)

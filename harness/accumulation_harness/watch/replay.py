@@ -54,7 +54,15 @@ class Batches:
 
 
 def properties(model: nn.Module, *, draws: bool = False) -> dict[Cause, str]:
-    """Cause -> a sentence with the layers that have it; `draws`: whether a forward has drawn random numbers."""
+    """List layers by which a model itself depends on how a batch is cut.
+
+    Args:
+        model: The model.
+        draws: Whether a forward has drawn random numbers.
+
+    Returns:
+        Cause -> a sentence with the layers.
+    """
     norms = [name for name, layer in model.named_modules() if _normalises(layer) and layer.training]
     drops = [name for name, layer in model.named_modules() if _drops(layer)]
     drops = drops or ["its forward draws random numbers"] * draws
@@ -329,7 +337,15 @@ def _factors(parts: Parts, whole: Sketch, gate: float) -> tuple[float, ...]:
 
 @contextmanager
 def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Gradients, all that modules hold (buffers, modes, counts and lists of their own) and generators are put back."""
+    """Put back gradients, all that modules hold (buffers, modes, counts and lists of their own) and generators.
+
+    Args:
+        model: The model.
+        parameters: Further parameters, of the optimizer.
+
+    Yields:
+        Nothing; inside, no parameter has a gradient.
+    """
     own = list(dict.fromkeys([*parameters, *model.parameters()]))
     grads = [(p, p.grad) for p in own]
     held = [pair for module in model.modules() for pair in _held(vars(module), DEEP)]

@@ -152,5 +152,9 @@ class Report:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Of what is installed."""
+    """Name what a report was made with.
+
+    Returns:
+        Package -> version of what is installed.
+    """
     return {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := version(name))}

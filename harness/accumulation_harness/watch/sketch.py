@@ -125,7 +125,14 @@ class Sketches:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """What of a tensor is held here, dense and real."""
+    """Take what of a tensor is held here.
+
+    Args:
+        tensor: Any tensor, also sharded, sparse or complex.
+
+    Returns:
+        Dense and real; complex numbers have a last dimension of 2.
+    """
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
@@ -135,7 +142,14 @@ def local_part(tensor: Any) -> Tensor:
 
 
 def folded(sketch: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """[T, WIDTH] as at most [FOLDED, WIDTH], sums of tensors with signs: what ranks tell each other of a window stays small."""
+    """Fold a sketch, so that what ranks send each other of a window stays small.
+
+    Args:
+        sketch: [T, WIDTH] of T tensors.
+
+    Returns:
+        [min(T, FOLDED), WIDTH]: sums of tensors with random signs.
+    """
     signs = np.random.default_rng(SEED).choice((-1.0, 1.0), len(sketch))
     padded = np.zeros((-(-len(sketch) // FOLDED) * FOLDED, WIDTH))
     padded[: len(sketch)] = signs[:, None] * sketch

@@ -93,7 +93,14 @@ Forms = Sequence[Slope]  # that one loss may have
 
 
 def number(found: Any) -> float:
-    """Of a vector of one."""
+    """Read a number that was copied to the host.
+
+    Args:
+        found: A vector of one, or None.
+
+    Returns:
+        NaN of None.
+    """
     return math.nan if found is None else float(found[0])
 
 
@@ -117,7 +124,15 @@ class Taken(NamedTuple):
 
 
 def bent(before: Tensor, after: Tensor) -> Bend:
-    """The factor f that is best in after = f before, and what it leaves."""
+    """Find the factor f that is best in after = f before, by least squares.
+
+    Args:
+        before: A gradient.
+        after: The same after a hook.
+
+    Returns:
+        f, and ||after - f before|| / ||after|| over what the format resolves.
+    """
     with torch.no_grad():
         a, b = before.reshape(-1).float(), after.reshape(-1).float()
         factor = torch.dot(a, b) / torch.dot(a, a)
@@ -125,7 +140,15 @@ def bent(before: Tensor, after: Tensor) -> Bend:
 
 
 def measured(z: Tensor, g: Tensor) -> Forms:
-    """The forms that a slope `g` at logits `z` may have, on their device; `chosen` chooses on the host."""
+    """List the losses that a gradient at logits may belong to.
+
+    Args:
+        z: [..., classes] logits.
+        g: The gradient of the loss by them.
+
+    Returns:
+        The forms, on their device; `chosen` chooses on the host.
+    """
     with torch.no_grad():
         classes = z.shape[-1] if z.dim() > 1 else 1  # with two, neither form can be excluded from few rows
         found = _classes(z.reshape(-1, classes), g.reshape(-1, classes)) if classes > 1 else ()
@@ -257,7 +280,15 @@ def received(kind: Loss, u: Tensor, loss: Tensor, reduction: str, own: Tensor | 
 
 
 def constantly(slope: Slope, target: Tensor | None) -> Slope:
-    """The same of targets: the number that all of them are, where they are one."""
+    """Note the number that all targets are, where they are one.
+
+    Args:
+        slope: A loss.
+        target: Its targets; None if unknown.
+
+    Returns:
+        The loss, with `labels`.
+    """
     if target is None or not target.numel():
         return slope
     with torch.no_grad():
@@ -266,7 +297,16 @@ def constantly(slope: Slope, target: Tensor | None) -> Slope:
 
 
 def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
-    """The same of class indices: whether row i has the class i, and a number that stands for all of them in their order."""
+    """Note of class indices whether row i has the class i, and a number that stands for all of them in their order.
+
+    Args:
+        slope: A loss.
+        target: [n] class indices.
+        classes: How many classes there are.
+
+    Returns:
+        The loss, with `diagonal` and `labels`.
+    """
     with torch.no_grad():
         y = target.reshape(-1)
         marks = torch.cos(12.9898 * torch.arange(1, len(y) + 1, device=y.device, dtype=torch.float64))

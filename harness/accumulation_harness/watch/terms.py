@@ -65,7 +65,17 @@ class Said(NamedTuple):
 
 
 def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list[Slope]:
-    """The forms of a loss of the run's own; `received`: the gradient of what is summed, the same for all its elements."""
+    """List what the terms of a loss of the run's own may be.
+
+    Args:
+        received: The gradient of what is summed, the same for all its elements.
+        way: From the root of the backward to what is summed.
+        rows: How many rows the loss has.
+        said: What the run has said of its terms (`seen.terms`).
+
+    Returns:
+        The possible forms.
+    """
     with torch.no_grad():
         u = received.detach().reshape(-1).double()
         size = way.levels[-1].size if way.levels else torch.Size()

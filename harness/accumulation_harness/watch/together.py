@@ -95,7 +95,14 @@ def declared(model: nn.Module, parameters: Sequence[Tensor]) -> Members:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to it."""
+    """Decide whether `fully_shard` (FSDP2) was applied to a module.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        True if it was.
+    """
     return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "unshard")
 
 
@@ -109,7 +116,15 @@ def _of_mesh(p: Any) -> Members:
 
 
 def agreed(members: Members, parameters: Sequence[Tensor]) -> Together | None:
-    """These ranks, if all of them say in time that they watch the same; all come to the same answer."""
+    """Ask the ranks that share a model whether they watch it; all come to the same answer.
+
+    Args:
+        members: The ranks.
+        parameters: What is watched here.
+
+    Returns:
+        A channel between them; None where not all of them say in time that they watch the same.
+    """
     about = f"{members} {[(tuple(p.shape), str(p.dtype)) for p in parameters]}"
     store = distributed.distributed_c10d._get_default_store()
     name = _undecided(store, f"accumulation_watch/{zlib.crc32(about.encode())}")

@@ -369,7 +369,16 @@ def _hooks_of(p: Any) -> Mapping[int, Any]:
 
 
 def heard(together: Together, name: str, window: Window) -> Ranks | None:
-    """What every rank has seen of a window; None where not all are heard."""
+    """Gather what every rank has seen of a window.
+
+    Args:
+        together: The channel between the ranks.
+        name: The window's name, the same on all ranks.
+        window: What was seen here.
+
+    Returns:
+        The ranks' contributions, gradients and terms; None where not all are heard.
+    """
     parts, gradient = window.micro_batches, window.gradient
     contribution = np.sum([part.contribution for part in parts], axis=0)
     before = parts[0].before if parts[0].before is not None else np.zeros_like(gradient)
@@ -400,7 +409,14 @@ def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
 
 
 def on_host(nest: Any) -> Any:
-    """The same nest of lists, tuples and mappings with vectors in place of its tensors, one copy for each device and format."""
+    """Copy a nest to the host, with one copy for each device and format.
+
+    Args:
+        nest: Lists, tuples and mappings of tensors.
+
+    Returns:
+        The same with float64 vectors in place of its tensors.
+    """
     leaves, structure = tree_flatten(nest)
     places: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):

@@ -17,7 +17,15 @@ Key = tuple[Loss, int, int, int]  # a loss of the run: its kind, its classes, it
 
 
 def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark | None]:
-    """The weights of every loss; and why they are not known, or do not cover all that was differentiated."""
+    """Weigh the terms of every loss of a window.
+
+    Args:
+        window: The window.
+        summed: The sum of its gradients.
+
+    Returns:
+        The weights of each loss; and why they are not known, or do not cover all that was differentiated.
+    """
     looked = [m.slopes for m in window.micro_batches]
     if any(slopes is None for slopes in looked) or (not window.alone and window.ranks is None):
         return {}, None  # what the other ranks hold is looked at in a sample of windows
