@@ -97,9 +97,10 @@ def told(weights: tuple[float, ...]) -> str:
 
     >>> told((1.0, 0.0, 0.0, 1.0))
     'micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost'
-    >>> told((1.0, 1.0, -1.0, 2.0)), told((0.5, 1.0))
-    ('micro-batches count 1, 1, -1, 2 times: number 3 subtracted; number 4 counted 2 times', 'micro-batches count 0.5, 1
-    times')
+    >>> told((1.0, 1.0, -1.0, 2.0))
+    'micro-batches count 1, 1, -1, 2 times: number 3 subtracted; number 4 counted 2 times'
+    >>> told((0.5, 1.0))
+    'micro-batches count 0.5, 1 times'
     >>> told((0.5, 0.5, 1.0))
     'micro-batches count 0.5, 0.5, 1 times: number 3 counted 2 times as often as others'
 
