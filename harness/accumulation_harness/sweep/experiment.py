@@ -302,8 +302,9 @@ def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
-    """Order trials experiment by experiment, each with its longest first, as far as can be guessed: at its end no core waits for
-    one.
+    """Order trials experiment by experiment, each with its longest first, as far as can be guessed.
+
+    At the end of an experiment no core then waits for one.
 
     Args:
         cells: The trials.
