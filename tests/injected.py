@@ -325,7 +325,7 @@ WORK = {
     "verify": Work(lambda root: run(verify.main, "--results", root / "results"), two_trials),
     "sync": Work(sync_a_sweep, two_trials, wrong=whole_log),
 }
-SLOW = ("report reads", "sync")  # seconds each
+SLOW = ("refused audit", "watch", "report reads", "sync")  # a second or more each
 
 
 # What is right -----------------------------------------------------------------------------------------------------------------
@@ -433,6 +433,7 @@ def main(arguments=None):
     except Exception as error:
         print(f"cannot start: {error!r}", file=sys.stderr)
         return 3
+    gc.freeze()  # what has been imported is not looked at after every kill
     faults, calls, found = campaign(options.faults, options.seed, options.works)
     print(f"{faults} faults over {calls} calls: {dict(found) or 'nothing lost, altered, repeated, silent or hung'}")
     return int(bool(found))
