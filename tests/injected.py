@@ -330,7 +330,7 @@ SLOW = ("refused audit", "watch", "report reads", "sync")  # a second or more ea
 
 # What is right -----------------------------------------------------------------------------------------------------------------
 
-_TIMES = re.compile(rb'"(time|started|accumulation/loss_terms_per_second)": [^,}\n]*')
+_TIMES = re.compile(rb'"(time|started|[^"\n]*(second|peak_bytes)[^"\n]*)": [^,}\n]*')
 
 
 def snapshot(root):

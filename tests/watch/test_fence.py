@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accumulation_harness import watch as package
 from accumulation_harness.observe import tensors
 from accumulation_harness.watch import Report, averages, replay, report, session, sketch, track, watch
+from accumulation_harness.watch.callbacks.kept import KeptWatch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, Key, failing, key, noting
 from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network
@@ -355,6 +356,9 @@ def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
         shown(path)
     with pytest.raises(ValueError, match="path: expected a name that ends in"):
         watch(loop.model, loop.optimizer, path="run.txt")
+    for kind in (partial(watch, loop.model, loop.optimizer), KeptWatch):
+        with pytest.raises(ValueError, match="path: expected a file in a folder that is there"):
+            kind(path="no_such_folder/watch.json")
 
 
 @pytest.mark.slow

@@ -121,8 +121,7 @@ class Report:
             Refused: The name has another ending.
         """
         path = Path(path)
-        if path.suffix not in SUFFIXES:
-            raise Refused(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}, got {path.suffix or 'none'}")
+        check(path)
         write_atomically(path, (self.issue() if path.suffix == ".md" else self.to_json() + "\n").encode())
         return path
 
@@ -148,6 +147,22 @@ class Report:
             if told:
                 lines += ["", f"## {heading}", "", *(f"- {line}" for line in told)]
         return "\n".join(lines) + "\n"
+
+
+def check(path: str | Path) -> None:
+    """Refuse a path to which no report can be written, before a run has begun.
+
+    Args:
+        path: The file of a report.
+
+    Raises:
+        Refused: Its ending is no format of a report, or its folder is not there.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise Refused(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
+    if not path.parent.is_dir():
+        raise Refused(f"path: expected a file in a folder that is there, got {path}")
 
 
 @cache

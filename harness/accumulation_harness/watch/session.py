@@ -36,7 +36,7 @@ from accumulation_harness.watch.evidence import Call, Finding, Rung
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
-from accumulation_harness.watch.report import SUFFIXES, Report
+from accumulation_harness.watch.report import Report, check
 from accumulation_harness.watch.terms import Said
 from accumulation_harness.watch.together import Together, agreed, declared, is_sharded
 from accumulation_harness.watch.track import Sketched, Track
@@ -102,8 +102,8 @@ class Watch(Loop[Track]):
             raise ValueError(f"every: expected at least 1, got {every}")
         if not isinstance(model, nn.Module):
             raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        if path is not None and Path(path).suffix not in SUFFIXES:
-            raise ValueError(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
+        if path is not None:
+            check(path)
         self.optimizers = _optimizers(optimizer)
         self.fence = Fence(self._ended, "the watch", own_thread=True)
         self.model, self.every, self.loss, self.log, self.path = model, every, loss, log, path

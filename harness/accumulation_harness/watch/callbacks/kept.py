@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.watch.report import Report
+from accumulation_harness.watch.report import Report, check
 from accumulation_harness.watch.session import Watch, watch
 
 
@@ -19,7 +19,12 @@ class KeptWatch:
         Args:
             path: Where the report is kept while the training goes on (.json or .md).
             **options: Those of `watch`.
+
+        Raises:
+            ValueError: No report can be written to the path.
         """
+        if path is not None:
+            check(path)
         self.options = {"path": path, **options}
         self.seen: Watch | None = None
         self._refused = ""  # why nothing is watched
