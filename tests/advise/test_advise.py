@@ -117,15 +117,15 @@ def test_a_race_finds_what_a_search_finds(monkeypatch):
         return 100 * (1 + 40 / entry.batch) * (1 + math.log2(entry.by / 4) ** 2)
 
     def in_time(self, entry, most_seconds):
-        return steps(entry) if steps(entry) * self._step_seconds(entry) <= most_seconds else math.inf
+        return steps(entry) if steps(entry) * self.step_seconds(entry) <= most_seconds else math.inf
 
     base = race.Entry(32)
-    monkeypatch.setattr(race.Race, "_steps", in_time)
+    monkeypatch.setattr(race.Race, "steps_of", in_time)
     monkeypatch.setattr(race.Race, "_losses", lambda self, *rest: iter([(0, 2.0), (steps(base), 1.0)]))
     own = race.Race(Setting(dataclasses.replace(CONFIG, steps=4), torch.device("cpu")), SEEN)
     best = own.run(base)
     every = [race.Entry(batch, 2.0**k) for batch in (8, 16, 32, 64, 128) for k in range(-2, 6)]
-    seconds = {entry: steps(entry) * own._step_seconds(entry) for entry in every}
+    seconds = {entry: steps(entry) * own.step_seconds(entry) for entry in every}
     assert seconds[best] <= min(seconds.values()) / race.CLEARLY and best.by == 4 and len(own.steps) <= race.MOST + 6
 
 
@@ -133,3 +133,22 @@ def test_the_configured_training_in_a_race_has_to_learn():
     config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(lr=1e4), steps=8)
     with pytest.raises(ConfigError, match="the loss falls"):
         race.Race(Setting(config, torch.device("cpu")), SEEN).run(race.Entry(16))
+
+
+@pytest.mark.parametrize(("gap", "names"), [(0.02, True), (0.5, False)])
+def test_what_cannot_be_told_from_the_fastest_is_named(gap, names, monkeypatch):
+    """Over further seeds one of two takes 2 % or 50 % longer, in seeds that differ by 10 %."""
+    base, other = race.Entry(32), race.Entry(32, 2.0)
+    noise = iter(np.random.default_rng(0).normal(scale=0.1, size=100))
+
+    def by_seed(self, entry, most_seconds):
+        return [100 * (1 + gap * (entry == other)) * math.exp(next(noise)) for _ in self.settings]
+
+    monkeypatch.setattr(race.Race, "begin", lambda self: None)
+    monkeypatch.setattr(race.Race, "steps_by_seed", by_seed)
+    setting = Setting(dataclasses.replace(CONFIG, steps=4), torch.device("cpu"))
+    own = race.Race(setting, SEEN)
+    own.steps = {base: 100.0, other: 99.0, race.Entry(64): math.inf}
+    best, alike = race.final(setting, own)
+    assert names == bool(alike) and (best == base or names)
+    assert all(low < 1 < high for low, high in alike.values())

@@ -1,7 +1,8 @@
 """Trainings that race to where the configured one ends: which batch and learning rate come there in the fewest seconds.
 
 What the noise scale predicts is where the search begins. It goes on to twice and half the batch, and twice and half the rate, as
-long as one of them is faster; a training that is behind the best so far is stopped. No more than 24 are trained.
+long as one of them is faster; a training that is behind the best so far is stopped. No more than 24 are trained, and the fastest
+three once more on four further seeds: the race has chosen the luckiest, and those that cannot be told from the best are named.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import torch
 
 from accumulation_harness.advise import rows
@@ -25,6 +27,8 @@ from accumulation_harness.recipes.micro_batch import Even, windows
 from accumulation_harness.recipes.recipe import Recipe, take_step
 
 SEEDS = 2  # of which each training has one from each; their mean counts
+FINALS, FINALISTS = 4, 3  # further seeds, over which the fastest are compared once more, and how many of them
+T_95 = 3.182  # of FINALS - 1 degrees of freedom
 POINTS, SMOOTH = 40, 3  # looks at the loss until the configured training ends; of so many the mean counts
 PROBE = 500  # training samples whose loss it is
 CLEARLY = 0.97  # times the best so far: below it a training is faster
@@ -48,21 +52,30 @@ class Entry:
 class Race:
     """The trainings so far, by batch and rate."""
 
-    def __init__(self, setting: Setting, seen: Measured) -> None:
+    def __init__(self, setting: Setting, seen: Measured, seeds: Sequence[int] = range(SEEDS)) -> None:
         own = setting.config
         self.config = config = dataclasses.replace(own, schedule=ScheduleConfig(warmup_steps=own.schedule.warmup_steps))
         self.seen = seen
-        others = [Setting(dataclasses.replace(config, seed=own.seed + i), setting.device) for i in range(1, SEEDS)]
-        self.settings = [setting.under(config), *others]
+        self.settings = [
+            Setting(dataclasses.replace(config, seed=own.seed + i), setting.device) if i else setting.under(config) for i in seeds
+        ]
         self.base = Entry(config.effective_batch)
         self.steps: dict[Entry, float] = {}  # to the target; infinite where it was stopped
 
     def seconds(self, entry: Entry) -> float:
         """To the target, at what its step takes when nothing else runs."""
-        return self.steps[entry] * self._step_seconds(entry)
+        return self.steps[entry] * self.step_seconds(entry)
 
     def run(self, start: Entry) -> Entry:
         """The fastest that the search comes to from the configured batch and from `start`."""
+        self.begin()
+        best = self._faster([start], self.base)
+        while len(self.steps) < MOST and (found := self._faster([*best.neighbours()], best)) != best:
+            best = found
+        return best
+
+    def begin(self) -> None:
+        """Train as configured, which sets the target."""
         courses = [list(self._losses(setting, self.base, self.config.steps)) for setting in self.settings]
         if not all(course[-1][1] < course[0][1] for course in courses):
             raise ConfigError(
@@ -70,17 +83,13 @@ class Race:
             )
         self.targets = [course[-1][1] for course in courses]
         reached = [next(step for step, loss in course if loss <= course[-1][1]) for course in courses]
-        self.steps[self.base] = sum(reached) / SEEDS
-        best = self._faster([start], self.base)
-        while len(self.steps) < MOST and (found := self._faster([*best.neighbours()], best)) != best:
-            best = found
-        return best
+        self.steps[self.base] = sum(reached) / len(reached)
 
     def _faster(self, entries: Sequence[Entry], best: Entry) -> Entry:
         for entry in entries:
             is_possible = entry.batch <= self.seen.population // 2 and rows.splits(self.seen, entry.batch)
             if is_possible and entry not in self.steps:
-                self.steps[entry] = self._steps(entry, CLEARLY * self.seconds(best))
+                self.steps[entry] = self.steps_of(entry, CLEARLY * self.seconds(best))
                 best = entry if self.seconds(entry) < CLEARLY * self.seconds(best) else best
         return best
 
@@ -89,14 +98,18 @@ class Race:
         ruled = rows.rescaled(self.config.optimizer, self.base.batch, entry.batch, rows.noise(self.seen))
         return dataclasses.replace(ruled, lr=ruled.lr * entry.by)
 
-    def _steps(self, entry: Entry, most_seconds: float) -> float:
-        """Of the mean training; infinite where it does not come to the target in time."""
-        most = math.floor(min(most_seconds / self._step_seconds(entry), 10 * self.config.steps))
-        found = [
-            next((step for step, loss in self._losses(setting, entry, SEEDS * most) if loss <= target), math.inf)
+    def steps_of(self, entry: Entry, most_seconds: float) -> float:
+        """Of the mean training; infinite where one does not come to the target in time."""
+        found = self.steps_by_seed(entry, most_seconds)
+        return sum(found) / len(found)
+
+    def steps_by_seed(self, entry: Entry, most_seconds: float) -> list[float]:
+        """Of each training, of which none takes longer than all may together."""
+        most = math.floor(min(most_seconds / self.step_seconds(entry), 10 * self.config.steps))
+        return [
+            next((step for step, loss in self._losses(setting, entry, len(self.settings) * most) if loss <= target), math.inf)
             for setting, target in zip(self.settings, self.targets, strict=True)
         ]
-        return sum(found) / len(found)
 
     def _losses(self, setting: Setting, entry: Entry, steps: int) -> Iterator[tuple[int, float]]:
         """Steps taken, and the smoothed loss on the same training samples, from the one before the first step on; NaN ends it."""
@@ -118,8 +131,35 @@ class Race:
                 if not math.isfinite(losses[-1]):
                     return
 
-    def _step_seconds(self, entry: Entry) -> float:
+    def step_seconds(self, entry: Entry) -> float:
+        """Of its fastest split."""
         return self.seen.step_seconds(*rows.splits(self.seen, entry.batch)[0])
+
+
+def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float, float]]]:
+    """Compare the fastest trainings of a race over further seeds.
+
+    Args:
+        setting: The setting of the configured training.
+        race: A race that has been run.
+
+    Returns:
+        The fastest, and those that cannot be told from it: their seconds over its, as the 95% interval of paired seeds.
+    """
+    again = Race(setting, race.seen, range(SEEDS, SEEDS + FINALS))
+    again.begin()
+    fastest = sorted((entry for entry in race.steps if math.isfinite(race.steps[entry])), key=race.seconds)[:FINALISTS]
+    limit = 4 * max(map(race.seconds, fastest))
+    steps = {entry: np.array(again.steps_by_seed(entry, limit)) for entry in fastest}
+    seconds = {entry: np.log(own * race.step_seconds(entry)) for entry, own in steps.items() if np.isfinite(own).all()}
+    best = min(seconds, key=lambda entry: float(seconds[entry].mean()), default=fastest[0])
+    alike = {}
+    for entry in seconds.keys() - {best}:
+        apart = seconds[entry] - seconds[best]
+        half = T_95 * float(apart.std(ddof=1)) / math.sqrt(FINALS)
+        if apart.mean() <= half:
+            alike[entry] = math.exp(apart.mean() - half), math.exp(apart.mean() + half)
+    return best, alike
 
 
 def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice], Measured]:
@@ -131,7 +171,8 @@ def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice],
             seen = measure(setting, budget)
             found = rows.advice(config, seen)
             race = Race(setting, seen)
-            best = race.run(Entry(found[0].batch))
+            race.run(Entry(found[0].batch))
+            best, alike = final(setting, race)
     size, num = rows.splits(seen, best.batch)[0]
     fastest = dataclasses.replace(
         found[0],
@@ -142,5 +183,10 @@ def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice],
         times=race.seconds(best) / race.seconds(race.base),
         samples=race.steps[best] * best.batch / (race.steps[race.base] * race.base.batch),
         raced=len(race.steps),
+        alike=tuple(
+            f"b = {rows.splits(seen, one.batch)[0][0].b}, N = {rows.splits(seen, one.batch)[0][1]} at rate "
+            f"{race.optimizer(one).lr:.3g} (seconds x {low:.2f} to {high:.2f})"
+            for one, (low, high) in alike.items()
+        ),
     )
     return [fastest, *found[1:]], seen

@@ -31,6 +31,7 @@ class Advice:
     times: float  # seconds to a target over those of the large batch; NaN where the noise scale is not known
     samples: float  # the same of samples
     raced: int = 0  # trainings that it has won; 0: by the formula
+    alike: tuple[str, ...] = ()  # others that cannot be told from it
 
     @property
     def batch(self) -> int:
@@ -199,6 +200,7 @@ def told(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[s
         lines.append(f"noise scale: {one.estimate:.3g} samples ({one.low:.3g} to {one.high:.3g}); by thirds {thirds}")
     lines += [
         f"the first row was the fastest of {fastest.raced} trainings to where the configured one is after {config.steps} steps",
+        *([f"cannot tell from the first row over further seeds: {'; '.join(fastest.alike)}"] if fastest.alike else []),
         f"accumulate for speed: {'no' if fastest.num == 1 else f'yes, N = {fastest.num}'}",
         "not known: what a longer training wants (mostly a larger batch and a lower rate), and whether it ends as well: "
         "accumulation-harness converge",
