@@ -258,7 +258,7 @@ class Broken(nn.Module):
     [
         ({"log": raising}, False, "the watch ended at window 1: OSError: no space left"),
         ({"tell": Closed()}, True, "the watch ended at window 2: ValueError: I/O operation on closed file."),
-        ({"path": "/nowhere/run.json"}, False, "the watch ended at window 1: FileNotFoundError"),
+        ({"path": "/proc/run.json"}, False, "the watch ended at window 1: FileNotFoundError"),
     ],
 )
 def test_where_it_is_told_or_written_fails(options, wrong, told):
