@@ -173,16 +173,17 @@ def _by_b(cells: DataFrame) -> str:
 def and_with_batch_norm(results: Results) -> Advice | None:
     """Of the experiments on BatchNorm: accuracy lost over b."""
     lost = batch_norm_losses(results)
-    cells = [
-        f"b = {row['b']}: {row['mean']:.1f} points ({row['low']:.1f} to {row['high']:.1f}; {row['model']}, "
-        f"B = {row['effective_batch']})"
-        for row in lost.to_dict("records")
-    ]
     costly = lost[lost["costs"]]["b"]
+    certain = [
+        f"{row['mean']:.1f} points at b = {row['b']} ({row['low']:.1f} to {row['high']:.1f})"
+        for row in lost[lost["costs"]].to_dict("records")
+    ]
+    others = ", ".join(str(b) for b in lost[~lost["costs"]]["b"])
+    cells = [*certain, *([f"none for certain at b = {others}"] if others else [])]
     return Advice(
         "And with BatchNorm, at my b?",
         "It is a different computation, however small the loss of accuracy",
-        "Held-out error above the large batch's, where it is largest (95% intervals): " + "; ".join(cells),
+        "Held-out error above the large batch's, of the model and B that lose most (95% intervals): " + "; ".join(cells),
         f"It costs accuracy up to b = {costly.max()} (t tests, Holm over all models and B): there try norm=as_is,group on your "
         "model. Of a trained one the statistics can be frozen."
         if len(costly)

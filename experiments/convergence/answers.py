@@ -299,16 +299,14 @@ def is_accumulating_wasteful(results: Results) -> Advice:
     found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
     said = wastefulness.verdicts(found)
     action = wastefulness.advice(found, said)
-    told = [
-        f"{one.name} ({one.setting[0]}, {one.setting[1]}): {wastefulness.times(one.small.of('seconds'))}"
-        for one, verdict in zip(found, said, strict=True)
-        if verdict != Wasteful.undecided
-    ]
-    needed(told)
+    logs = [one.small.of("seconds") for one, verdict in zip(found, said, strict=True) if verdict != Wasteful.undecided]
+    needed(logs)
+    ratios = [math.exp(math.fsum(own) / len(own)) for own in logs if len(own)]
     return Advice(
         "Is accumulating wasteful on one device?",
         wastefulness.counted(said).rstrip("."),
-        f"Seconds to the same loss over those of accumulation at the same b, where decided: {'; '.join(told)}",
+        "A small batch's seconds to the same loss over those of accumulation at the same b, means over seeds, where decided: "
+        f"{min(ratios):.2g} to {max(ratios):.2g} ({len(ratios)} comparisons)",
         action[0].upper() + action[1:],
         "convergence",
     )
