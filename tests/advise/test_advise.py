@@ -152,3 +152,5 @@ def test_what_cannot_be_told_from_the_fastest_is_named(gap, names, monkeypatch):
     best, alike = race.final(setting, own)
     assert names == bool(alike) and (best == base or names)
     assert all(low < 1 < high for low, high in alike.values())
+    monkeypatch.setattr(race.Race, "begin", lambda self: (_ for _ in ()).throw(ConfigError("optimizer.lr", 1, "less")))
+    assert race.final(setting, own) == (other, {base: (0.0, math.inf)}), "further seeds in which nothing is learnt"

@@ -147,8 +147,11 @@ def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float,
         The fastest, and those that cannot be told from it: their seconds over its, as the 95% interval of paired seeds.
     """
     again = Race(setting, race.seen, range(SEEDS, SEEDS + FINALS))
-    again.begin()
     fastest = sorted((entry for entry in race.steps if math.isfinite(race.steps[entry])), key=race.seconds)[:FINALISTS]
+    try:
+        again.begin()
+    except ConfigError:  # there it does not learn in so many steps: nothing is known of any
+        return fastest[0], dict.fromkeys(fastest[1:], (0.0, math.inf))
     limit = 4 * max(map(race.seconds, fastest))
     steps = {entry: np.array(again.steps_by_seed(entry, limit)) for entry in fastest}
     seconds = {entry: np.log(own * race.step_seconds(entry)) for entry, own in steps.items() if np.isfinite(own).all()}
