@@ -1,4 +1,4 @@
-"""A finding is at the line of the call that it is about."""
+"""A finding is at the line of the call that it is about; what a run could not have shown has its reason."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Finding, Run, Site
@@ -83,3 +84,19 @@ def test_rows_that_were_cleared_away_are_no_fault_of_the_windows():
 
     report = audit(train, batch_size=8, accumulation_steps=(4,))
     assert {*report.causes} == {Cause.gradients_cleared_in_window}, str(report)
+
+
+@pytest.mark.parametrize(("rows", "dropped"), [(20, True), (24, False)])
+def test_a_loader_that_drops_the_rest_of_an_epoch_is_why_no_window_is_short(rows, dropped):
+    def train(batch_size, accumulation_steps):
+        model = nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for k, batch in enumerate(DataLoader(torch.eye(rows, 6), batch_size, drop_last=True), 1):
+            (model(batch).square().mean() / accumulation_steps).backward()
+            if k % accumulation_steps == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    report = audit(train, batch_size=8, accumulation_steps=(4,))
+    (unseen,) = (one for one in report.hidden if one.what == "short_windows")
+    assert ("the loader drops" in unseen, "take data" in unseen) == (dropped, not dropped), str(report)
