@@ -63,5 +63,5 @@ def place(file: Path, root: Path, **region: int) -> dict[str, Any]:
     """
     found = {"uri": file.as_uri()}
     if file.is_relative_to(root):
-        found = {"uri": quote(file.relative_to(root).as_posix()), "uriBaseId": "%SRCROOT%"}
+        found = {"uri": quote(file.relative_to(root).as_posix(), errors="surrogateescape"), "uriBaseId": "%SRCROOT%"}
     return {"physicalLocation": {"artifactLocation": found, "region": region}}

@@ -37,7 +37,7 @@ def _class(conclusion: Conclusion) -> str:
     if subject is None:
         return SUITE
     file = subject.train.seen_from(subject.folder).removesuffix(".py").strip("/").replace("/", ".")
-    return f"{file}.{subject.train.function}".rstrip(".")
+    return _xml(f"{file}.{subject.train.function}".rstrip("."))
 
 
 def _cases(conclusion: Conclusion) -> Iterator[Element]:
@@ -65,7 +65,7 @@ def _told(conclusion: Conclusion, finding: Finding) -> str:
 
 
 def _case(conclusion: Conclusion, name: str) -> Element:
-    return Element("testcase", {"classname": _xml(_class(conclusion)), "name": _xml(name), "time": "0"})
+    return Element("testcase", {"classname": _class(conclusion), "name": _xml(name), "time": "0"})
 
 
 def _add(case: Element, kind: str, type_: str, message: str, details: str) -> Element:
