@@ -279,8 +279,8 @@ def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
     ):
         return
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
-    taken = facts.taken
-    if len(taken.weights) > 1 and made_of(facts, taken):
+    taken, left = facts.taken, facts.taken.residual * min(1.0, facts.raw.scale)  # what rounding leaves goes by the parts
+    if len(taken.weights) > 1 and made_of(facts, taken._replace(residual=left)):
         message += f": there {told(taken.weights)}"
     yield at(facts, Cause.unexplained, "gradient", message, distance_from_the_sum=facts.own_sum)
 
