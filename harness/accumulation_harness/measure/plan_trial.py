@@ -70,10 +70,9 @@ class TrialPlan:
         share = 1.0 if batch is None else batch / self.config.effective_batch
         return Needed(each * self.setting.num_parameters, share * self.of_window, self.process)
 
-    def seconds(self) -> float:
-        """On this machine; a trial whose memory fits."""
-        overhead = rehearsal.rehearse(self.setting, width=1).seconds
-        return rehearsal.seconds(self.setting, self.counted, overhead)
+    def overhead(self) -> float:
+        """Seconds of the trial with a stand-in of hardly any parameters."""
+        return rehearsal.rehearse(self.setting, width=1).seconds
 
     def alternatives(self, room: float) -> Iterator[str]:
         """Settings with which it fits, the least change first, and what they take."""
@@ -98,7 +97,8 @@ def explain(config: TrialConfig, budget: int) -> list[str]:
         few = dataclasses.replace(config, effective_batch=min(LOOKED_AT, config.effective_batch))
         setting = Setting(few, device).under(config)
         check_splits(setting, candidates(config))
-        with threads(num_threads(setting, torch.get_num_threads())):
+        available = torch.get_num_threads()
+        with threads(1):  # the stand-in is small, and many threads make it slower
             plan = TrialPlan(setting)
             needed, millions = plan.needed(), setting.num_parameters / 1e6
             if needed.total > (1 - FREE) * budget:
@@ -107,7 +107,9 @@ def explain(config: TrialConfig, budget: int) -> list[str]:
                 )
                 told = f"a trial of {millions:.3g} million parameters takes {_bytes(needed.total)}; what fits: {fits}"
                 raise ConfigError("memory", _bytes(budget), f"{_bytes(needed.total / (1 - FREE))} or more: {told}")
-            seconds = plan.seconds()
+            overhead = plan.overhead()
+        with threads(num_threads(setting, available)):
+            seconds = rehearsal.seconds(setting, plan.counted, overhead)
     where = "in files, one at a time in memory" if plan.in_files else "together in memory"
     each = f"{needed.arms / setting.num_parameters:.0f} bytes a parameter"
     return [
