@@ -336,7 +336,7 @@ _TIMES = re.compile(rb'"(time|started|[^"\n]*(second|peak_bytes)[^"\n]*)": [^,}\
 def snapshot(root):
     """Every file that somebody may read, but for times in it; not locks, and nothing of W&B's own."""
     found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
-    skipped = re.compile(rf"{LOCKS}/|\.lock$|/wandb/")
+    skipped = re.compile(rf"{LOCKS}/|\.lock$|/wandb/|\.filelock-probe-")
     return {name: _TIMES.sub(b"", path.read_bytes()) for name, path in found.items() if not skipped.search(name)}
 
 

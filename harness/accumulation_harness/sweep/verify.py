@@ -20,6 +20,7 @@ from accumulation_harness.system import terminal
 from accumulation_harness.system.files import PARTIAL
 from accumulation_harness.system.processes import run_command
 
+PROBE = ".filelock-probe-*"  # with which filelock tries a folder
 WRONG = (State.damaged, State.stale)  # the others are on their way
 
 
@@ -88,13 +89,14 @@ def beside_trials(root: Path) -> Iterator[str]:
         A line each.
     """
     for path in sorted((root / measurements.FOLDER).glob("*")):
-        if path.suffix != ".lock" and not path.name.endswith(PARTIAL) and not measurements.is_whole(path):
+        if path.suffix != ".lock" and not path.match(f"*{PARTIAL}") and not path.match(PROBE) and not measurements.is_whole(path):
             yield f"{path.relative_to(root)}: its checksum does not match; it is made again where it is needed"
     yield from sweeps.announced(root)[1]
     for folder in (measurements.FOLDER, sweeps.FOLDER, LOCKS):
         yield from (
             f"{path.relative_to(root)} is left over from a process that was killed"
-            for path in (root / folder).rglob(f"*{PARTIAL}")
+            for pattern in (f"*{PARTIAL}", PROBE)
+            for path in (root / folder).rglob(pattern)
         )
 
 
