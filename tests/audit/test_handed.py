@@ -367,8 +367,8 @@ CAUSES = {"": set(), "undivided": {"loss_not_divided", "mean_of_means"}, "means"
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_example_is_right_and_its_faults_are_named(name, fault):
     framework = pytest.importorskip(FRAMEWORKS[name])
-    if name == "keras" and framework.backend.backend() == "torch":
-        pytest.xfail("the last micro-batch's gradient, which the loop keeps in a variable, is taken for a state")
+    if fault and name == "keras" and framework.backend.backend() == "torch":
+        pytest.xfail("hooks see the optimizer as well, but not what it takes: faults are found, and get other names")
     example = import_file(Path(__file__).parents[2] / "examples" / "other_frameworks.py", "other_frameworks")
 
     def train(batch_size, accumulation_steps, hand):

@@ -199,7 +199,7 @@ class Recorder:
             if observed.is_found(live) and used.isdisjoint(map(id, live.parameters)):
                 continue
             observed.prepared.add(id(live.optimizer))
-            intervene(live, observed.intervention, index, -1)
+            intervene(live, observed.intervention, index, live.num_effective - 1)
 
     def _find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""

@@ -22,6 +22,7 @@ from accumulation_harness.system.state import Snapshot, in_place, snapshot
 
 WHOLE = 2**17  # elements of a tensor that is kept whole where that was asked for
 MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
+OURS = __name__.partition(".")[0] + "."
 NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
@@ -204,7 +205,9 @@ def _variables(frame: FrameType) -> dict[str, object]:
 def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
     """The value; in place of a method its object, of a function what it holds, of a partial call its function and arguments."""
     if isinstance(value, MethodType):
-        yield path, value.__self__
+        yield from _opened(path, value.__self__)
+    elif type(value).__module__.startswith(OURS):  # what a loop hands its arrays to, say: it holds all that was seen
+        return
     elif isinstance(value, partial):
         for place, one in enumerate((value.func, *value.args, *value.keywords.values())):
             yield from _opened(f"{path}.args[{place - 1}]" if place else path, one)
