@@ -89,6 +89,8 @@ BAD_INPUT = {
         "accumulation_steps=2: expected a list, each an integer from 1 to 60000; write accumulation_steps=[2] ("
     ),
     "accumulation_steps=[2,4": "accumulation_steps=[2,4: expected key=value",
+    "data.root=a=b": "data.root=a=b: expected a text with such signs in quotes, \"data.root='a=b'\"",
+    "+experiment=[equivalence,adam]": "+experiment=[equivalence,adam]: expected one experiment",
     "accumulation_steps=[2,3]": "accumulation_steps=3: expected a divisor of effective_batch=64, or split=ragged",
     "accumulation_steps=${steps}": "accumulation_steps=60: expected a list, each an integer",
     "workload=text norm=batch": "norm=batch: expected layer or none with workload.data=text",
@@ -105,7 +107,7 @@ BAD_INPUT = {
     "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
     "+experiment=accounting hydra.sweeper.size=small": "hydra.sweeper.size=small: expected one of full, quick",
     "hydra.callbacks={a:1}": "Could not override 'hydra.callbacks'",
-    "-sc query=bash": "-sc query=bash: ",
+    "-sc query=bash": "-sc query=bash: expected COMP_LINE",
     "-m seed=range(1000000000000000)": "seed=range(1000000000000000): expected at most 20000 values to sweep over",
     "-m seed=range(1000) steps=range(1,1001)": "seed=range(1000) steps=range(1,1001): expected at most 20000 cells, got 1000000",
     "study=loss_scaling": "precision=float32: expected float16: the others have no loss scale, with study=loss_scaling",

@@ -131,8 +131,9 @@ def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store):
     assert sorted(os.listdir(writer.folder)) == ["steps.parquet", "trial.json"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "t.damaged-1", "nul\0", "\udcff"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "t.damaged-1", "nul\0", "\udcff", "é" * 101])
 def test_names_are_plain(store, name):
+    assert store.folder("e", "é" * 100), "200 bytes"
     with pytest.raises(ValueError, match="expected the name of a folder"):
         store.folder("e", name)
 

@@ -26,7 +26,8 @@ class ConfigError(ValueError):
 
     def __str__(self) -> str:
         name, value, expected = self.args
-        return f"{name}={value}: expected {expected}"
+        shown = str(value)
+        return f"{name}={shown if len(shown) <= 300 else f'{shown[:100]}...'}: expected {expected}"
 
 
 class NotReproducible(UserWarning):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pickle
 import sys
 import traceback
@@ -234,6 +235,9 @@ def _explained(error: BaseException) -> str:
             where = " (pip install 'accumulation-harness[slurm]')" if is_absent else ""
             return f"{group}={option}: expected one of {known}{where}"
         case OverrideParseException():
+            name, is_set, value = error.override.partition("=")
+            if is_set and value[:1] not in ("[", "{", "'", '"'):  # a text with a sign that means something to Hydra
+                return f"{error.override}: expected a text with such signs in quotes, \"{name}='{os.path.expanduser(value)}'\""
             return f"{error.override}: expected key=value ({first})"
         case ConfigCompositionException() if first.startswith("Could not override") and "'hydra." not in first:
             key = first.split("'")[1]
@@ -258,6 +262,8 @@ def _explained(error: BaseException) -> str:
             return f"{key}: expected {looks} ({first})" if looks else f"{key}: {first}"
         case HydraException():
             return text
+        case KeyError(args=("COMP_LINE",)):
+            return f"{' '.join(sys.argv[1:])}: expected COMP_LINE in the environment, which a shell sets that completes a command"
         case _:
             return f"{' '.join(sys.argv[1:])}: {text}"
 

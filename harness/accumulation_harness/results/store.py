@@ -59,6 +59,7 @@ Scalar = str | int | float | bool | None
 Row = Mapping[str, Scalar]
 
 LOCKS = ".locks"
+MOST_BYTES = 200  # of a name: file systems take 255, and a sweep's notes and what is kept aside have longer ones
 _ASIDE = (".damaged-", ".stale-")  # in the name of a folder that is kept beside the trial's
 _LOOK_SECONDS = 0.1  # that somebody may hold a lock who only looks whether it is free
 ATTEMPT = ("steps.parquet", "failed.json", "wandb")  # what an attempt that did not finish may leave, beside partial files
@@ -437,9 +438,14 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
 
 
 def _is_name(name: str) -> bool:
-    """Whether an experiment or a trial may have this name: not hidden, not that of a damaged one, and in UTF-8."""
+    """Whether an experiment or a trial may have this name: not hidden, not that of a damaged one, in UTF-8, and not too long."""
     is_text = name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
-    return bool(name) and not name.startswith(".") and is_text and not any(aside in name for aside in _ASIDE)
+    return (
+        is_text
+        and 0 < len(name.encode()) <= MOST_BYTES
+        and not name.startswith(".")
+        and not any(aside in name for aside in _ASIDE)
+    )
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.results.mirror import Mirror
 from accumulation_harness.results.record import in_one_line, told
-from accumulation_harness.results.store import State, Store
+from accumulation_harness.results.store import MOST_BYTES, State, Store
 from accumulation_harness.sweep import ending, tuning
 from accumulation_harness.sweep.child import (
     LINE_LENGTH,
@@ -257,7 +257,9 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
             cell = Cell(found, stores[config.results], identity(found.trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
-            raise ConfigError("name" if config.name else "experiment", config.experiment, "the name of a folder") from error
+            raise ConfigError(
+                "name" if config.name else "experiment", config.experiment, f"the name of a folder, of at most {MOST_BYTES} bytes"
+            ) from error
     return list(cells.values())
 
 

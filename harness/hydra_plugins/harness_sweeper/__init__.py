@@ -137,8 +137,8 @@ def _axes(overrides: Sequence[Override]) -> Grid:
     axes: Grid = {}
     for override in overrides:
         key = override.get_key_element()
-        if key.lstrip("+") == "experiment" and override.is_sweep_override():
-            raise ConfigCompositionException(f"{override.input_line}: expected one experiment")
+        if key.lstrip("+") == "experiment" and (override.is_sweep_override() or isinstance(override.value(), list)):
+            raise ConfigCompositionException(f"{override.input_line}: expected one experiment; several take a command each")
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigCompositionException(f"{override.input_line}: expected a list of values or a range to sweep over")
         if not num_values(override) <= MOST_CELLS:
