@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -177,6 +178,13 @@ def test_the_lint_reaches_only_the_standard_library():
 def test_only_tracking_knows_wandb():
     users = {name for name, others in graph().items() if inside(others, "wandb")}
     assert users == {"accumulation_harness.results.tracking"}
+
+
+def test_files_of_the_user_have_one_writer():
+    """Others write what a run has for itself, or go on with the summary that GitHub gives."""
+    writes = re.compile(r"\.write_(text|bytes)\(|open\([^)\n]*[\"'][wax]b?[\"']")
+    writers = {path.name for path in modules().values() if writes.search(path.read_text())}
+    assert writers == {"files.py", "scratch.py", "reproduction.py", "github.py"}
 
 
 def test_the_walls_would_hold(monkeypatch):

@@ -261,6 +261,15 @@ def test_file_is_whole_before_it_is_seen(tmp_path, monkeypatch):
     assert path.read_bytes() == b"ours" and [entry.name for entry in tmp_path.iterdir()] == ["trial.json"]
 
 
+def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(tmp_path):
+    left, written, others = (tmp_path / f"{name}{files.PARTIAL}" for name in ("[a].json.12", "[a].json.34", "b.json.56"))
+    for path, age in ((left, files.LEFT_SECONDS + 60), (written, 0), (others, files.LEFT_SECONDS + 60)):
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    files.write_atomically(tmp_path / "[a].json", b"new")
+    assert {*tmp_path.iterdir()} == {tmp_path / "[a].json", written, others}
+
+
 def test_nobody_else_may_write_what_is_stored(store):
     previous = os.umask(0)
     try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import os
 import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
+LEFT_SECONDS = 600.0  # that such a file is not written to any more: its writer was killed
 
 
 def open_file(path: Path) -> io.FileIO:
@@ -48,7 +51,8 @@ def keep_others_out() -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power.
 
-    A file that is replaced keeps its rights, and a link is replaced, not followed.
+    A file that is replaced keeps its rights, and a link is replaced, not followed. What killed writers of the same name have left
+    aside is removed.
 
     Args:
         path: The file that is written or replaced. Its folder must exist.
@@ -68,6 +72,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+    with suppress(OSError):
+        for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*{PARTIAL}"):
+            if time.time() - left.lstat().st_mtime > LEFT_SECONDS:
+                left.unlink()
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
