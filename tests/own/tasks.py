@@ -735,6 +735,22 @@ Temperature = images(Scaling)  # a tensor with 1e-12 of the whole gradient
 HiddenGradient = images(Checkpointed)  # a reentrant checkpoint: no path of the graph but that of the inputs leads to its layers
 
 
+class Hooked(nn.Module):
+    """Keeps no gradients, as where an optimizer steps in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(50, 3)
+
+    def forward(self, x):
+        if not self.layer.weight._post_accumulate_grad_hooks:
+            self.layer.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        return self.layer(x.flatten(1))
+
+
+TakenGradient = images(Hooked)
+
+
 class Scripted(Images):
     def model(self, norm):
         with warnings.catch_warnings():

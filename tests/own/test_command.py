@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.config import ConfigError
+from accumulation_harness.config import ConfigError, targets
 from accumulation_harness.config.targets import data_fingerprint, digest_of
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import status, verify
@@ -175,6 +175,19 @@ def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path):
     expected = f"^workload.target={file}:None: expected a class or function of that name; both.py has Told, Untold$"
     with pytest.raises(ConfigError, match=expected):
         data_fingerprint("workload.target", f"{file}:None", "{}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["subprocess.Popen(['sleep', '40'])", "os._exit(0)"])
+def test_a_fingerprint_that_leaves_a_process_is_one_and_an_exit_is_none(tmp_path, monkeypatch, does):
+    file = tmp_path / "told.py"
+    file.write_text(f"import os, subprocess\n\n\nclass Told:\n    def fingerprint(self):\n        {does}\n        return 1\n")
+    monkeypatch.setattr(targets, "MOST_SECONDS", 30)
+    if "exit" not in does:
+        assert data_fingerprint("workload.target", f"{file}:Told", "{}") == digest_of(1)
+    else:
+        with pytest.raises(ConfigError, match=r"fingerprint\(\) that gives a text; it said nothing"):
+            data_fingerprint("workload.target", f"{file}:Told", "{}")
 
 
 def test_a_package_and_yaml_of_ones_own(folder):

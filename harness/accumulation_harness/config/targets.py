@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -61,16 +62,21 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
     """
     if b"def fingerprint(" not in _file(field, target).read_bytes():
         return ""
-    code = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
+    program = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-P", "-c", code, field, target, arguments]
-    try:
-        asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(field, target, f"fingerprint() that answers within {MOST_SECONDS} s") from error
-    if asked.returncode == 0:
-        return asked.stdout.rpartition(SAYS)[2].strip()
-    last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    command = [sys.executable, "-P", "-c", program, field, target, arguments]
+    # Files, not pipes: what the task's code leaves running would keep a pipe open.
+    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        try:
+            code = subprocess.run(command, env=environment, stdout=out, stderr=err, check=False, timeout=MOST_SECONDS).returncode
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(field, target, f"fingerprint() that answers within {MOST_SECONDS} s") from error
+        for file in (out, err):
+            file.seek(0)
+        _, has_told, told = out.read().rpartition(SAYS)
+        last = (err.read().strip().splitlines() or ["it said nothing"])[-1]
+    if code == 0 and has_told:
+        return told.strip()
     own = last.partition(": expected ")[2] if last.startswith(f"{ConfigError.__module__}.ConfigError: ") else ""
     raise ConfigError(field, target, own or f"fingerprint() that gives a text; {last}")
 

@@ -263,9 +263,11 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
         raise workload.refused("a finite gradient at the initial weights, got NaN or infinity")
     named = {p: name for name, p in model.named_parameters()}
     for p, one in zip(trained, each, strict=True):
-        if p.grad is not None and not _near(p.grad.new_zeros(p.shape) if one is None else one, p.grad):
+        if not _near(*(torch.zeros_like(p) if gradient is None else gradient for gradient in (one, p.grad))):
             expected = "a model to which torch.autograd.grad and backward() give the same gradients"
-            raise workload.refused(f"{expected}; those of {named[p]} differ (as under a reentrant checkpoint)")
+            raise workload.refused(
+                f"{expected}; those of {named[p]} differ (as under a reentrant checkpoint, or a hook that takes them)"
+            )
 
 
 def _tried(
