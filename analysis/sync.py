@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.record import in_one_line
-from accumulation_harness.results.store import State, Store
+from accumulation_harness.results.store import State, Store, StoreWarning
 from accumulation_harness.system import terminal
 from accumulation_harness.system.processes import run_command
 
@@ -36,7 +37,7 @@ DONE = "done"  # written after the whole run of a sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Upload, and say what was: exit code 0, 1 where a run was not taken, 2 where there is nothing or nobody to send it to."""
+    """Upload, and say what was: exit code 0, 1 where a run or a trial is not whole, 2 where there is nothing or nobody for it."""
     parser = terminal.parser("sync", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     parser.add_argument("--project", help="W&B project (default: that of each run; of the sweep's, accumulation-harness)")
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for made in sweep_runs(results, TrackingConfig(project=options.project or TrackingConfig().project, entity=options.entity)):
         print(made, flush=True)
-    running = {status.folder for status in Store(results).status() if status.state == State.running}
+    stored = [*Store(results).status()]
+    running = {status.folder for status in stored if status.state == State.running}
     logs = [log for log in sorted(results.rglob(LOGS)) if log.parents[2] not in running]
     todo = [log for log in logs if not is_uploaded(log)]
     code = tracking.upload(todo, options.project, options.entity) if todo else 0
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(todo) - len(missing)} runs uploaded, {len(logs) - len(todo)} were there already{left}.")
     for log in missing:
         print(in_one_line(f"not uploaded: {log.parent}"), file=sys.stderr)
-    return 1 if missing or code else 0
+    return 1 if missing or code or any(status.state == State.damaged for status in stored) else 0
 
 
 def is_uploaded(log: Path) -> bool:
@@ -75,7 +77,12 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
     """An offline run for each experiment, unless there is one of the very same verdicts; what each has, in a line."""
     every = load.read(results)
     for experiment in every.experiments:
-        arms = every.of(experiment).arms
+        own = every.of(experiment)
+        if damaged := [f"{experiment}/{one.trial}: {one.detail}" for one in own.missing if one.state == State.damaged]:
+            left_out = f"No run of the sweep {experiment}, as verdicts are missing: {damaged[0]}"
+            warnings.warn(f"{left_out}; the command that made it runs it again", StoreWarning, stacklevel=2)
+            continue
+        arms = own.arms
         verdicts = table(arms)
         folder = results / sweeps.FOLDER / f"{experiment}-{hashlib.sha256(tables.to_csv(verdicts)).hexdigest()[:10]}"
         if arms.empty or (folder / DONE).exists():
@@ -92,7 +99,7 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
         ):
             cells = verdicts.astype(object).where(verdicts.notna(), None).to_numpy().tolist()
             run.show("verdicts", [str(name) for name in verdicts], cells)
-            drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, every.of(experiment))}
+            drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, own)}
             run.show_images(drawn)
             run.finish({**counts, "num_trials": arms["trial"].nunique()}, {})
         if not run.is_whole:

@@ -29,7 +29,7 @@ def installed():
 
 @pytest.mark.parametrize(
     ("work", "every"),
-    [*((work, 5) for work in QUICK), *(slow(work, 3 if work in injected.SLOW else 1) for work in WORK)],
+    [*((work, 5) for work in QUICK), *(slow(work, 2 if work in injected.SLOW else 1) for work in WORK)],
 )
 def test_a_fault_at_any_call_loses_repeats_and_hides_nothing(work, every):
     wrong, calls = injected.struck(work, {})

@@ -128,9 +128,9 @@ def test_runs_are_uploaded_once(mirrored, tmp_path):
     with stand_in() as server:
         environment = {**clean, "HOME": str(tmp_path), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": API_KEY}
 
-        def run():
+        def run(code=0):
             done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+            assert done.returncode == code and ("No run of the sweep single" in done.stderr) == bool(code), done.stderr
             return [line.partition(" and ")[0] for line in done.stdout.splitlines() if "uploaded" in line or "sweep" in line]
 
         table = "“single”: a run of the sweep, with a table of 8 verdicts"
@@ -140,6 +140,9 @@ def test_runs_are_uploaded_once(mirrored, tmp_path):
         [shown] = [row["verdicts"] for row in server.history if "verdicts" in row]
         assert (shown["nrows"], shown["ncols"]) == (8, len(VERDICT_COLUMNS))
         assert run() == ["0 runs uploaded, 2 were there already."]
-        shutil.rmtree(results / "single" / other)  # other verdicts: another run of the sweep
+        record = results / "single" / other / "trial.json"
+        record.write_bytes(record.read_bytes()[:-9])
+        assert run(code=1) == ["0 runs uploaded, 2 were there already."], "no run of what is left"
+        shutil.rmtree(record.parent)  # other verdicts: another run of the sweep
         assert run() == [table.replace("8", "5"), "1 runs uploaded, 2 were there already."]
         assert sync.SWEEP in [variables.get("jobType") for name, variables in server.operations if name == "UpsertBucket"]
