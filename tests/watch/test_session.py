@@ -253,6 +253,16 @@ def test_where_a_model_draws_the_replay_says_no_more():
     assert (report.verdict, report.causes) == ("equivalent", ()) and any("dropout" in reason for reason in report.reasons)
 
 
+def test_a_loss_that_changes_weights_is_told():
+    def changing(model, batch):
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-3)
+        return objective(model, batch)
+
+    told = [any("changes weights" in why for why in Loop().watched(loss=loss).reasons) for loss in (changing, objective)]
+    assert told == [True, False]
+
+
 def test_a_replay_in_halves_needs_the_sum_and_the_terms():
     def parts(model, batch):
         return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])

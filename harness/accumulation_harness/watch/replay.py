@@ -345,16 +345,21 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
 
     Yields:
         Nothing; inside, no parameter has a gradient.
+
+    Raises:
+        Refusal: Weights were changed in place.
     """
     own = list(dict.fromkeys([*parameters, *model.parameters()]))
     grads = [(p, p.grad) for p in own]
     held = [pair for module in model.modules() for pair in _held(vars(module), DEEP)]
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, versions = random.getstate(), np.random.get_state(), [p._version for p in own]
     try:
         with _generators_kept(own):
             for p in own:
                 p.grad = None
             yield
+        if [p._version for p in own] != versions:  # a copy of all weights would be needed to put them back
+            raise Refusal("the loss handed over changes weights in place, and they stay changed in the run")
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
