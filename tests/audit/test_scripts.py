@@ -134,6 +134,13 @@ CASES = {
         new="if True:",
         cause="step_every_micro_batch",
     ),
+    "two models, of which one sees rows twice": Case(
+        target="by_adversaries.py",
+        words=[],
+        old="(softplus(-judge(draw(noise[ids]))).mean() / len(parts)).backward()",
+        new="softplus(-judge(draw(noise[ids]))).mean().backward()",
+        cause="loss_not_divided",
+    ),
     "a module of a package": Case(
         target="package.train",
         words=["--set", "--micro-batch {batch_size} --accumulate {accumulation_steps}"],

@@ -278,16 +278,16 @@ def read_script(given: argparse.Namespace) -> None:
 
 
 def _is_as_read(line: Line, *, by_name: bool) -> bool:
-    """Whether windows of the reference hold as many rows as were asked for, and most others N micro-batches.
+    """Whether windows of the reference hold as many rows as were asked for, or a multiple, and most others N micro-batches.
 
+    A model may be called several times with the rows of a micro-batch (a discriminator, two views), and by several ranks.
     An option that the loop does not follow is a fault of the loop; a number in the source of such a name may be another one.
 
     Returns:
         True if the options were read as the script means them.
     """
     n, seen = line.arm.accumulation_steps, line.facts.run
-    size, ranks = seen.reference.run.batch_size, seen.reference.run.ranks
-    has_rows = all(step.num_rows in (0, size, size * ranks) for step in seen.reference.effective[:1])
+    has_rows = all(step.num_rows % seen.reference.run.batch_size == 0 for step in seen.reference.effective[:1])
     whole = sum(count > 0 and count % n == 0 for count in seen.mine.backwards)
     return has_rows and (not by_name or 2 * whole >= seen.mine.steps)
 

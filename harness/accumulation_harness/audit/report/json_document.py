@@ -93,11 +93,10 @@ def _agreeing(conclusion: Conclusion) -> str:
     worst = max(conclusion.steps, key=lambda row: row["distance"] / row["gate"] if row["gate"] else 0.0)
     besides = ", ".join(sorted({f.cause for f in conclusion.allowed}))
     numbers = f"largest distance {short(worst['distance'])}; rounding explains {short(worst['gate'])}"
+    agree = f"all gradients and updates agree up to rounding ({numbers})"
     unseen = ", ".join(dict.fromkeys(one.what.replace("_", " ") for one in conclusion.hidden))
-    return (
-        (f", besides what was allowed ({besides})" if besides else "")
-        + f": all gradients and updates agree up to rounding ({numbers})."
-        + (f" This run could not show: {unseen}." if unseen else "")
+    return (f", besides what was allowed ({besides}): no other difference was found." if besides else f": {agree}.") + (
+        f" This run could not show: {unseen}." if unseen else ""
     )
 
 
