@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from accumulation_harness.system import accelerator, driver, source
 from accumulation_harness.system.packages import version
 
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
+
+CHOICES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # environment variables
 
 
 def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": processor(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),  # the last digits depend on them
+        "vectors": vectors(),
         "device": name_of(device),
         **(card(device) if device.type == "cuda" else {}),
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
@@ -38,6 +41,13 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "packages": {name: version(name) or "absent" for name in PACKAGES},
         **source.commit(),
     }
+
+
+def vectors() -> str:
+    """Name the instructions of PyTorch, and the settings by which libraries choose theirs: the last digits depend on them."""
+    return " ".join(
+        [torch.backends.cpu.get_cpu_capability(), *(f"{name}={os.environ[name]}" for name in CHOICES if name in os.environ)]
+    )
 
 
 def processor() -> str:

@@ -25,7 +25,7 @@ from typing_extensions import Self, Unpack
 from accumulation_harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
 from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
-from accumulation_harness.measure.environment import name_of
+from accumulation_harness.measure.environment import name_of, vectors
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
 from accumulation_harness.measure.optimizer_state import learning_rates, optimizer_state, state_steps, state_tensors
 from accumulation_harness.measure.shelf import Shelf, choose_shelf
@@ -164,7 +164,7 @@ class Setting:
         """What a measurement on `windows` depends on: these settings, the machine, the very weights and samples, and `more`."""
         plain, samples = to_dict(self.config), nest.tensors([self.exact.batch(ids).inputs for ids in windows])
         values = [self._initial_digest, digest_of([*samples, *windows])]
-        machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), name_of(self.device)]
+        machine = [torch.__version__, vectors(), torch.get_num_threads(), name_of(self.device)]
         return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": values, **more}
 
     @cached_property
