@@ -67,6 +67,7 @@ class Memory:
 
 
 MEMORY = Memory()
+CAPACITY = 1 << 34
 
 
 class Backend(_DummyBackendModule):
@@ -92,6 +93,9 @@ class Backend(_DummyBackendModule):
 
     def max_memory_allocated(self, device=None):
         return MEMORY.peak
+
+    def mem_get_info(self, device=None):
+        return CAPACITY - MEMORY.now, CAPACITY
 
     def reset_peak_memory_stats(self, device=None):
         MEMORY.peak = MEMORY.now

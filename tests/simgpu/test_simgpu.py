@@ -13,8 +13,10 @@ from accumulation_harness.config.questions import studies
 from tests.simgpu.cases import CASES, QUICK, STUDIES
 
 ROOT = Path(__file__).parents[2]
-# For what a recipe's steps may wait: float16's scaler; a count that torch's moving average copies; rows, terms and notes by hand.
+# For what a recipe's steps may wait: float16's scaler; a count that torch's moving average copies; rows, terms and notes by hand;
+# and where the weights of each forward are looked at, whether they have moved.
 WAITS = {
+    "equal in lock_step._see_outputs",
     *("_local_scalar_dense in recipe.step", "copy of [] in recipe.update_ema", "_to_copy in hand_written.<genexpr>"),
     *("_local_scalar_dense in custom.num_terms", "_local_scalar_dense in custom.forward"),
     *("_local_scalar_dense in batch_sizes.note", "_local_scalar_dense in training.evaluations"),

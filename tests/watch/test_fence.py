@@ -31,7 +31,7 @@ from tests.watch.test_session import mean
 FOLDER = Path(package.__file__).parent
 SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the audit; the others catch what fails
 ASIDE = {"compare.py", "__main__.py"}  # no part of a watched run
-BEFORE = {"_optimizers", "Watch.__init__"}  # arguments are refused before there is a watch
+BEFORE = {"_optimizers", "check", "Watch.__init__"}  # arguments are refused before there is a watch
 WINDOWS, N, ROWS = 4, 2, 4
 
 

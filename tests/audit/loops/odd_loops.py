@@ -83,7 +83,7 @@ def pulled_back_after_the_step(at):
     return {"before_step": keep, "after_step": pull}
 
 
-@loop("normaliser_depends_on_split")
+@loop("non_separable_loss")
 def root_of_the_own_mean(at):
     """The root of a mean of squares, by micro-batch: right weights add up to almost 1, and are no numbers of terms."""
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accumulation_harness.audit import audit, observe
 from accumulation_harness.audit.evidence import Intervention
-from accumulation_harness.audit.observe import sample, states
+from accumulation_harness.audit.observe import frames, sample, states
 from accumulation_harness.audit.observe.recorder import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
@@ -31,7 +31,7 @@ SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the watch;
 OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step", "_count_step"}
 OUTSIDE |= {"_is_stepping", "_noting_owner", "_any_reached", "calls", "clear", "reset", "returned", "seen", "stop", "wraps"}
 OF_GRAPHS = {"graph.py", "loss_graph.py"}  # a graph that cannot be walked shows nothing, and is no failure
-OF_PROBES = {"by_position", "looked_at"}  # likewise: called for them first
+OF_PROBES = {"by_position", "looked_at", "is_plain", "_adds_nothing"}  # likewise: called for them first
 PROBED = Intervention(leads=True, probe=1, terms=1)
 
 KEPT: list[list[Tensor]] = []
@@ -94,7 +94,7 @@ def reached(what):
 
 def fails(target, event):
     fired: list[Key] = []
-    for kept in (states._is_ours, states._places, sample._of_sizes, tensors._adds_nothing):  # is not called again
+    for kept in (states._is_ours, states._places, frames._owner, sample._of_sizes, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))
     assert fired or event == "return", target

@@ -66,6 +66,7 @@ class Recorder:
         `EnoughSteps` is raised where a step begins after `most` of them.
         """
         self._steps, self._most, self._optimizers, self._began = 0, most, 1, 0.0
+        self._is_over = False
         self._rows: set[str] = set()  # of the windows so far, where it is asked whether they come again
         self._looked, self._again = 0, 0.0  # at so many windows, of which so many had rows of earlier ones
         self._fence = Fence(self._ended, OBSERVER)
@@ -252,14 +253,18 @@ class Recorder:
 
     def _count_step(self) -> None:
         """End the run where a step goes beyond the most of each optimizer that was there at the first one."""
+        self._fence.hook(self._see_whether_over)()
+        if self._is_over:
+            raise EnoughSteps
+        self._steps += 1
+
+    def _see_whether_over(self) -> None:
         if not self._steps:
             self._optimizers, self._began = max(1, len(self.observed.live)), time.monotonic()
         if not self._steps % self._optimizers:
             if self._most.few is not None:
                 self._look_for_rows_again()
-            if self._most.is_over(self._steps // self._optimizers, time.monotonic() - self._began, self._again):
-                raise EnoughSteps
-        self._steps += 1
+            self._is_over = self._most.is_over(self._steps // self._optimizers, time.monotonic() - self._began, self._again)
 
     def _look_for_rows_again(self) -> None:
         """In the windows since the last look; where rows are not seen, they may come at any time."""
