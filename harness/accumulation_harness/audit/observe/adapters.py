@@ -36,7 +36,7 @@ class KerasAdapter:
         self.patch({(base, "_backend_update_step"): self._step, (sys.modules[KERAS_BASE].BaseOptimizer, "build"): self._build})
         for item in alive():
             if issubclass(type(item), base) and getattr(item, "built", False):
-                self._foreign(item, item._trainable_variables)
+                self.observed.found.add(id(self._foreign(item, item._trainable_variables)))
 
     def _foreign(self, optimizer: Any, variables: Sequence[Any]) -> Foreign:
         found = self.known.get(id(optimizer))

@@ -85,6 +85,7 @@ class Recorder:
         fence = self._fence
         try:
             fence.open()
+            self._keras.look()  # those of earlier runs are found before this one makes its own
             self._steps_seen.removing(register_optimizer_step_pre_hook(self._before_step))
             self._steps_seen.removing(register_optimizer_step_post_hook(self._after_step))
             fence.hooked(register_module_forward_pre_hook, self._enter)
@@ -260,7 +261,9 @@ class Recorder:
 
     def _see_whether_over(self) -> None:
         if not self._steps:
-            self._optimizers, self._began = max(1, len(self.observed.live)), time.monotonic()
+            every = [*self.observed.live.values()]
+            made = [live for live in every if not self.observed.is_found(live)]  # others may be an earlier run's
+            self._optimizers, self._began = max(1, len(made or every)), time.monotonic()
         if not self._steps % self._optimizers:
             if self._most.few is not None:
                 self._look_for_rows_again()
