@@ -19,6 +19,7 @@ import torch
 from accumulation_harness.advise import rows
 from accumulation_harness.advise.measured import Measured, measure
 from accumulation_harness.config import ConfigError, OptimizerConfig, ScheduleConfig, TrialConfig
+from accumulation_harness.judge.statistics import mean_interval
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import evaluations
 from accumulation_harness.measure.trial import num_threads
@@ -28,7 +29,6 @@ from accumulation_harness.recipes.recipe import Recipe, take_step
 
 SEEDS = 2  # of which each training has one from each; their mean counts
 FINALS, FINALISTS = 4, 3  # further seeds, over which the fastest are compared once more, and how many of them
-T_95 = 3.182  # of FINALS - 1 degrees of freedom
 POINTS, SMOOTH = 40, 3  # looks at the loss until the configured training ends; of so many the mean counts
 PROBE = 500  # training samples whose loss it is
 CLEARLY = 0.97  # times the best so far: below it a training is faster
@@ -158,10 +158,9 @@ def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float,
     best = min(seconds, key=lambda entry: float(seconds[entry].mean()), default=fastest[0])
     alike = {}
     for entry in seconds.keys() - {best}:
-        apart = seconds[entry] - seconds[best]
-        half = T_95 * float(apart.std(ddof=1)) / math.sqrt(FINALS)
-        if apart.mean() <= half:
-            alike[entry] = math.exp(apart.mean() - half), math.exp(apart.mean() + half)
+        apart = mean_interval((seconds[entry] - seconds[best]).tolist())
+        if apart.low <= 0:
+            alike[entry] = math.exp(apart.low), math.exp(apart.high)
     return best, alike
 
 

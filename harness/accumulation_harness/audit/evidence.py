@@ -455,6 +455,11 @@ class Finding:
         return "" if self.optimizer_step is None else f", from optimizer step {self.optimizer_step}"
 
     @property
+    def site(self) -> Site | None:
+        """The line of the user's call; None where it is not known, as in a notebook."""
+        return self.location.site if self.location is not None and self.location.site.line else None
+
+    @property
     def nameless(self) -> bool:
         """Whether a gradient differs, and no cause says how."""
         return self.cause is Cause.unexplained and self.kind == "gradient"

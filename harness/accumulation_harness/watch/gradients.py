@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.compare.linear import WeightedSum, proportion, weighted_sum
+from accumulation_harness.compare.linear import proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Ranks, Remark, Rung, Sketch, Window
 
@@ -71,8 +71,10 @@ def summed(window: Window, last: Window | None) -> Sum:
     if window.moved:
         found.remark = Remark.moved_inside
     elif (why := _why(window, last, parts, gate, size, found)) is not None:
-        if why.cause in OF_WEIGHTS and (made := _fitted(window, parts, gate)) is not None:
-            found.weights, found.weighed = made.weights, why
+        if why.cause in OF_WEIGHTS:
+            found.weights = found.weights or _weights(window, parts, gate)
+        if why.cause in OF_WEIGHTS and found.weights:
+            found.weighed = why
         else:
             found.findings.append(why)
     else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
@@ -182,19 +184,19 @@ def _is_of_weights(window: Window, added: Sketch) -> bool:
     return window.parameters is not None and proportion(added, window.parameters)[1] <= 1e-2
 
 
-def _fitted(window: Window, parts: list[Sketch], gate: float) -> WeightedSum | None:
-    """The weight of each part in the gradient at the step, by least squares; None where it is no such sum."""
+def _weights(window: Window, parts: list[Sketch], gate: float) -> tuple[float, ...]:
+    """The weight of each part in the gradient at the step, by least squares; none where it is no such sum."""
     seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
     made = weighted_sum(window.gradient[seen], [part[seen] for part in parts])
-    return made if len(parts) > 1 and made.told_apart and made.residual <= gate else None
+    return made.weights if len(parts) > 1 and made.told_apart and made.residual <= gate else ()
 
 
 def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) -> Finding | None:
     """What the weight of each part in the gradient at the step means."""
-    made = _fitted(window, parts, gate)
-    if made is None:
+    found.weights = _weights(window, parts, gate)
+    if not found.weights:
         return None
-    found.weights, weights = made.weights, np.array(made.weights)
+    weights = np.array(found.weights)
     shares = weights / np.abs(weights).max()
     kept, cause = np.flatnonzero(np.abs(shares) >= 1e-2), None
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):

@@ -85,8 +85,7 @@ class Heads:
         apart = [self._are_apart(way) for way in own]
         known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
         self._others = not known
-        of_losses = [leads_to(way.leaf, MARK) for way in own] if self._others else []
-        self._beside = bool(self._constants) or (any(of_losses) and not all(of_losses))
+        self._beside = bool(self._constants) or (self._others and _is_beside(own))
         for way in own if known else ():
             self._listen(way, self._rows_of_one, self.said)
 
@@ -298,6 +297,12 @@ class Heads:
                 self._outputs.append([form._replace(**of) for form in measured(logits, g.detach())])
 
         z.register_hook(self.fence.hook(look))
+
+
+def _is_beside(ways: Sequence[Way]) -> bool:
+    """Whether some of the addends are made of results of loss functions, and others are not."""
+    of_losses = [leads_to(way.leaf, MARK) for way in ways] if len(ways) > 1 else []
+    return any(of_losses) and not all(of_losses)
 
 
 def _is_followed(tensor: Any) -> bool:

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.step import StepFacts
-from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.evidence import Finding, Site
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import Subject, seen_from
 from accumulation_harness.judge.cause import Cause
@@ -189,14 +189,17 @@ class Conclusion:
         results = tuple(replace(one, findings=tuple(_seen_as(f, there) for f in one.findings)) for one in self.results)
         return replace(self, problems=problems, results=results)
 
+    def seen_file(self, site: Site) -> str:
+        """Its file, as seen from the folder of the call."""
+        return seen_from(Path(site.file), Path.cwd() if self.subject is None else self.subject.folder)
+
     def where(self, finding: Finding) -> str:
         """`finetune.py:18: schedule.step()`, as seen from the folder of the call; empty where the line is not known."""
         if finding.location is None:
             return ""
         site, call, text = finding.location
-        file = seen_from(Path(site.file), Path.cwd() if self.subject is None else self.subject.folder)
         through = f" ({call}, by {site.through})" if site.through else ""
-        return f"{file}{f':{site.line}' * (site.line > 0)}: {text or call}{through}"
+        return f"{self.seen_file(site)}{f':{site.line}' * (site.line > 0)}: {text or call}{through}"
 
     @property
     def causes(self) -> dict[Cause, list[Finding]]:

@@ -51,7 +51,7 @@ def commands(conclusion: Conclusion) -> str:
 
 def _place(finding: Finding, subject: Subject | None) -> dict[str, Any]:
     """Of a line in the sources; empty where it is not known."""
-    site = None if finding.location is None else finding.location.site
-    if site is None or subject is None or not site.line or not Path(site.file).is_relative_to(subject.root):
+    site = finding.site
+    if site is None or subject is None or not Path(site.file).is_relative_to(subject.root):
         return {}
     return {"file": seen_from(Path(site.file), subject.root), "line": site.line}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from accumulation_harness.audit.evidence import Finding
@@ -13,7 +12,6 @@ from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import known
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.remedies import Status, plain, remedy, short
-from accumulation_harness.audit.report.subject import seen_from
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.judge.remedy import patch
 
@@ -104,8 +102,8 @@ def _location(conclusion: Conclusion, finding: Finding) -> dict[str, Any] | None
     if finding.location is None:
         return None
     site, call, text = finding.location
-    file = seen_from(Path(site.file), Path.cwd() if conclusion.subject is None else conclusion.subject.folder)
-    return {"file": file, "line": site.line or None, "text": text, "call": call, "through": site.through or None}
+    file, line = conclusion.seen_file(site), site.line or None
+    return {"file": file, "line": line, "text": text, "call": call, "through": site.through or None}
 
 
 def _next_experiment(conclusion: Conclusion) -> str:

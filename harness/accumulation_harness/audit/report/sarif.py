@@ -41,10 +41,10 @@ def text(conclusion: Conclusion) -> str:
 
 
 def _own_location(finding: Finding, subject: Subject | None) -> list[dict[str, Any]]:
-    site = None if finding.location is None else finding.location.site
-    if site is None or not site.line:
+    if finding.site is None:
         return []
-    return [sarif.place(Path(site.file), Path.cwd() if subject is None else subject.root, startLine=site.line)]
+    root = Path.cwd() if subject is None else subject.root
+    return [sarif.place(Path(finding.site.file), root, startLine=finding.site.line)]
 
 
 def _location(subject: Subject) -> dict[str, Any]:
