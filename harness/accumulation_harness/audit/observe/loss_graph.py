@@ -201,7 +201,7 @@ def _coefficient(root: Any, term: Any) -> float:
         for way in below(Way(node, None, ())):
             some = way.constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
             product = factor * math.prod(_times(float(c.factor), divides=c.divides) for c in some)
-            waiting.append((way.leaf, product, divided or any(c.divides for c in some)))
+            waiting.append((way.leaf, product, divided or any(c.divides and c.factor != 1 for c in some)))
     return math.nan
 
 
