@@ -23,14 +23,19 @@ class Followed:
 
     def look_again(self) -> bool:
         """Whether the parameters are others than at the last look: frameworks replace them when they shard or move a model."""
-        found = [p for group in self.optimizer.param_groups for p in group["params"]]
+        found = self.now()
         is_new = list(map(id, found)) != list(map(id, self.parameters))
         self.parameters = found
         return is_new
 
+    def now(self) -> list[Tensor]:
+        """The parameters that are followed, as they are now."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def holds(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether one of them is a parameter of the optimizer."""
-        return not set(map(id, tensors)).isdisjoint(map(id, self.parameters))
+        """Whether one of them is a parameter that is followed, or one of the optimizer."""
+        own = {*map(id, self.parameters), *(id(p) for group in self.optimizer.param_groups for p in group["params"])}
+        return not own.isdisjoint(map(id, tensors))
 
     def before_clip(self) -> Any:
         """Its gradients are about to be clipped; what is returned is handed on when they have been."""

@@ -120,7 +120,10 @@ def _reasons(
         A sentence each.
     """
     if not judge.windows and not judge.closures:
-        yield "no optimizer step was seen"
+        yield (
+            "no optimizer step was seen after a backward that reached its parameters; where an engine keeps sums of gradients "
+            "elsewhere, pass `gradient`"
+        )
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
         yield "no window had more than one micro-batch: nothing was accumulated"
     if judge.closures:

@@ -138,7 +138,8 @@ def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -
         if last is not None and (changed := _change(window, last, before * m.scale, m, k, gate)) is not None:
             return changed
         size = max(float(np.linalg.norm(before)), float(np.linalg.norm(part)))
-        if alone and np.linalg.norm(after - before - part) > gate * size:
+        lost = np.linalg.norm(after - before) <= gate * size  # as its weight will tell
+        if alone and np.linalg.norm(after - before - part) > gate * size and not lost:
             what = "loses what was there" if np.linalg.norm(after - part) <= gate * size else "does not add up"
             return Cause.accumulator_overwritten, f"`.grad` {what} in the backward of micro-batch {k + 1}"
         last = after * m.scale

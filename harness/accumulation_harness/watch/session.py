@@ -39,7 +39,7 @@ from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import Report, check
 from accumulation_harness.watch.terms import Said
 from accumulation_harness.watch.together import Together, agreed, declared, is_sharded
-from accumulation_harness.watch.track import Sketched, Track
+from accumulation_harness.watch.track import Gradient, Sketched, Track
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -75,6 +75,7 @@ class Watch(Loop[Track]):
         every: int = 500,
         loss: Loss | None = None,
         accumulation_steps: int | None = None,
+        gradient: Gradient | None = None,
         log: Log | None = None,
         tell: TextIO | EllipsisType | None = ...,
         path: str | Path | None = None,
@@ -88,6 +89,8 @@ class Watch(Loop[Track]):
             loss: `loss(model, batch)` returns the loss of one batch, not divided by the number of micro-batches; or its sum and
                 its number of terms, with which a window is replayed in halves of its micro-batches.
             accumulation_steps: The number of micro-batches that the run is set to; by default the most frequent one.
+            gradient: Where the optimizer holds other tensors than the model (master weights, flat partitions): `gradient(p)`
+                returns the sum of the gradients of a parameter p of the model so far, as `lambda p: p.main_grad` does.
             log: Called after each window with `accumulation/*` metrics. A function that takes `commit`, as `wandb.log` does,
                 gets `commit=False`, so that the metrics go with the loop's own next row. A TensorBoard writer will do as well:
                 its `add_scalar` is called with each metric and the number of the window.
@@ -105,14 +108,17 @@ class Watch(Loop[Track]):
         if path is not None:
             check(path)
         self.optimizers = _optimizers(optimizer)
+        if gradient is not None and len(self.optimizers) > 1:
+            raise ValueError(f"gradient: expected one optimizer, got {len(self.optimizers)}")
         self.fence = Fence(self._ended, "the watch", own_thread=True)
         self.model, self.every, self.loss, self.log, self.path = model, every, loss, log, path
         self._tell = sys.stderr if isinstance(tell, EllipsisType) else tell
-        self._begin(accumulation_steps)
+        self._begin(accumulation_steps, gradient)
 
     @entry(lambda *_: None)
-    def _begin(self, accumulation_steps: int | None) -> None:
-        self.tracks = [Track(i, optimizer, self.fence) for i, optimizer in enumerate(self.optimizers)]
+    def _begin(self, accumulation_steps: int | None, gradient: Gradient | None) -> None:
+        own = None if gradient is None else self.model
+        self.tracks = [Track(i, optimizer, self.fence, own, gradient) for i, optimizer in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell)
         self.heads, self.batches = Heads(self.fence), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None

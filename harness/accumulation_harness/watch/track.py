@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from accumulation_harness.watch.slopes import Bend, Taken, number
 from accumulation_harness.watch.together import Together
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
+Gradient = Callable[[Tensor], Tensor | None]  # of a parameter: where the sum over the micro-batches is kept
 State = tuple[list[int], int, list[float]]  # of an optimizer: its tensors, how often they were written to, its numbers
 NARROW = (torch.bfloat16, torch.float16)
 LOOKED_AT = 512  # entries of each gradient whose format is looked at
@@ -67,9 +69,13 @@ class Open(Window):
 class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
-    def __init__(self, index: int, optimizer: Optimizer, fence: Fence) -> None:
+    def __init__(
+        self, index: int, optimizer: Optimizer, fence: Fence, model: nn.Module | None = None, gradient: Gradient | None = None
+    ) -> None:
+        """`model`: the one whose parameters are differentiated, where the optimizer has others, and `gradient` of each."""
         super().__init__(optimizer)
-        self.index, self.fence = index, fence
+        self.index, self.fence, self.model = index, fence, model
+        self.gradient: Gradient = gradient or attrgetter("grad")
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
         self.dims = 0  # of the mesh of sharded parameters that are of ranks with rows of their own
@@ -86,6 +92,10 @@ class Track(Followed):
         self.stepped = math.nan  # when it did so last, in seconds
         self.stepped_inside = False  # the backward under way
         self._marks: list[Mark] = []
+
+    def now(self) -> list[Tensor]:
+        """Those of the model, where the optimizer has others."""
+        return super().now() if self.model is None else [p for p in self.model.parameters() if p.requires_grad]
 
     def _opened(self) -> Open:
         return Open(index=self.num_windows, track=self.index)
@@ -176,8 +186,8 @@ class Track(Followed):
 
     @property
     def grads(self) -> list[Tensor | None]:
-        """`.grad` of each that can be looked at."""
-        grads = [p.grad if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+        """The gradient so far of each that can be looked at."""
+        grads = [self.gradient(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
             if type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
