@@ -88,7 +88,7 @@ def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
 def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
     if math.isnan(experiment.margin):
         experiment = replace(experiment, margin=tables.half_spread(own.arms))
-    steps, damaged = drawn_steps(results, experiment.name, own.arms)
+    steps, damaged = _drawn_steps(results, experiment.name, own.arms)
     material = Material(
         experiment=experiment,
         results=own,
@@ -118,7 +118,7 @@ def _step_rows(results: Path, experiment: str, trials: Iterable[str]) -> DataFra
     return rows
 
 
-def drawn_steps(results: Path, experiment: str, arms: DataFrame) -> tuple[DataFrame, tuple[load.Missing, ...]]:
+def _drawn_steps(results: Path, experiment: str, arms: DataFrame) -> tuple[DataFrame, tuple[load.Missing, ...]]:
     """The step rows of the trials that are drawn, with the names of their arms; and the trials whose rows cannot be read."""
     chosen = tables.drawn(arms)
     rows, damaged = load.steps(results, experiment, chosen["trial"])
@@ -128,7 +128,7 @@ def drawn_steps(results: Path, experiment: str, arms: DataFrame) -> tuple[DataFr
 
 def _made(make: Callable[[Material], Section | None], material: Material) -> tuple[Section | None, dict[str, Figure]]:
     """A section with its pictures drawn, or one that says why there is none."""
-    name = make.__name__.replace("_", " ")
+    name = make.__name__.replace("_", " ").strip()
 
     def made() -> tuple[Section | None, dict[str, Figure]]:
         section = None

@@ -54,7 +54,7 @@ class Table:
 
 def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: bool = False) -> Table:
     """A table from values; `head`: the names of its columns, between bars."""
-    return Table(tuple(head.split(" | ")), tuple(tuple(map(cell, row)) for row in rows), caption, folded)
+    return Table(tuple(head.split(" | ")), tuple(tuple(map(_cell, row)) for row in rows), caption, folded)
 
 
 def table_by(
@@ -88,7 +88,7 @@ def _told(own: DataFrame, column: Any) -> object:
     return own[name].iloc[0] if not how else REDUCTIONS[how](own[name]) if how in REDUCTIONS else getattr(own[name], how)()
 
 
-def cell(value: Any) -> str:
+def _cell(value: Any) -> str:
     """A value as text: a count in full, another number as `number` writes it, an estimate with its interval."""
     if hasattr(value, "estimate"):
         return estimated(value)
@@ -213,7 +213,7 @@ def ends(row: DataFrame) -> str:
     return f"{number(row['low'].iloc[0])} to {number(row['high'].iloc[0])}"
 
 
-def median_span(values: Series[float]) -> str:
+def _median_span(values: Series[float]) -> str:
     """The median, and of several values the smallest to the largest."""
     return number(values.median()) + (f" ({span(values)})" if len(values) > 1 else "")
 
@@ -239,6 +239,6 @@ def names(values: Series[Any]) -> str:
 
 
 REDUCTIONS: dict[str, Callable[..., object]] = {
-    "n": len, "names": names, "span": span, "counted": counted, "interval": interval, "median_span": median_span,
+    "n": len, "names": names, "span": span, "counted": counted, "interval": interval, "median_span": _median_span,
     "detectable": statistics.detectable, "ended": lambda inside: "yes" if inside.all() else "no: an end",
 }  # fmt: skip

@@ -140,7 +140,7 @@ def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | L
     return float(starts[0]) if len(starts) else math.inf
 
 
-def visibility(steps: DataFrame) -> DataFrame:
+def _visibility(steps: DataFrame) -> DataFrame:
     """`visible_at` of every accumulated arm, by trial, arm and N: `first_visible` beside the correct arm of the same N."""
     rows = []
     chosen = steps.query("replicate == 0").sort_values("step", kind="stable")
@@ -177,7 +177,7 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
             torn[experiment, trial] = unread[0]
             continue
         try:
-            frames.append(visibility(rows).assign(experiment=experiment))
+            frames.append(_visibility(rows).assign(experiment=experiment))
         except (KeyError, TypeError, ValueError, AssertionError) as error:  # not written by this engine
             detail = in_one_line(f"steps.parquet: {type(error).__name__}: {error}")
             torn[experiment, trial] = load.Missing(experiment, trial, str(State.damaged), detail)
@@ -231,12 +231,12 @@ def by_check(arms: DataFrame) -> DataFrame:
             "reported": arms["loss_error"] > ALGEBRA_GATE,
             "trajectory": arms["trajectory_error"] > TRAJECTORY_GATE,
             "counted": arms["counters"] != "",
-            "rounding": rounding_fails(arms),
+            "rounding": _rounding_fails(arms),
         }
     )
 
 
-def rounding_fails(arms: DataFrame) -> Series[bool]:
+def _rounding_fails(arms: DataFrame) -> Series[bool]:
     """Whether L1 rejects each of these arms."""
     columns = ("precision", "rounding_ratio", "rounding_high", "full_error", "rank_p")
     rows = zip(*(arms[name] for name in columns), arms["scale"] * arms["cosine"], strict=True)

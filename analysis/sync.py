@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = [*Store(results).status()]
     running = {status.folder for status in stored if status.state == State.running}
     logs = [log for log in sorted(results.rglob(LOGS)) if log.parents[2] not in running]
-    todo = [log for log in logs if not is_uploaded(log)]
+    todo = [log for log in logs if not _is_uploaded(log)]
     code = tracking.upload(todo, options.project, options.entity) if todo else 0
-    missing = [log for log in todo if not is_uploaded(log)]
+    missing = [log for log in todo if not _is_uploaded(log)]
     left = f", {len(running)} trials left because they are running" if running else ""
     print(f"{len(todo) - len(missing)} runs uploaded, {len(logs) - len(todo)} were there already{left}.")
     for log in missing:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if missing or code or any(status.state == State.damaged for status in stored) else 0
 
 
-def is_uploaded(log: Path) -> bool:
+def _is_uploaded(log: Path) -> bool:
     """Whether `wandb sync` has marked the log as sent."""
     return Path(f"{log}.synced").exists()
 

@@ -166,49 +166,49 @@ def arithmetic(value: float, claimed: float, explanation: str) -> ClaimResult:
     )
 
 
-def calculated(id: str, expects: Ruling, rule: str, value: float, claimed: float, explanation: str) -> Claim:
+def _calculated(id: str, expects: Ruling, rule: str, value: float, claimed: float, explanation: str) -> Claim:
     """A calculation of a text, repeated."""
     return Claim(id, expects, rule, lambda results: arithmetic(value, claimed, explanation))
 
 
-def not_measured(id: str, verdict: Ruling, rule: str, explanation: str) -> Claim:
+def _not_measured(id: str, verdict: Ruling, rule: str, explanation: str) -> Claim:
     """A claim that no run can decide, or about a work whose own text says otherwise."""
     finding = ClaimResult(verdict=verdict, measured=float("nan"), threshold="", n=0, explanation=explanation)
     return Claim(id, verdict, rule, lambda results: finding)
 
 
 READ = (
-    calculated(
+    _calculated(
         "D8", Ruling.right_by_arithmetic, "Right by arithmetic when 524288 / 8192 is 64; nothing is measured.",
         524288 / 8192, 64, "524288 tokens are 64 micro-batches of 8192, exactly.",
     ),
-    not_measured(
+    _not_measured(
         "G6", Ruling.contradicted, 
         "Contradicted by its source when the paper that it appeals to reports other hardware; read, not run.",
         "BERT's paper (Devlin et al., 2019, arXiv 1810.04805, appendix A.2) reports Cloud TPUs in pod configuration: 16 "
         "chips for the base model, 64 for the large one. That stands in print, and was not measured here.",
     ),
-    calculated(
+    _calculated(
         "G8", Ruling.wrong_by_arithmetic,
         "Wrong by arithmetic when one GPU holds more words than the whole batch has tokens; nothing is measured.",
         16e6, 4e6, "16M words on one GPU are already more than the 4M tokens of the whole batch, if a word is at least a token.",
     ),
-    calculated(
+    _calculated(
         "G9", Ruling.right_by_arithmetic, "Right by arithmetic when 70e9 parameters x 2 bytes are 140 GB; nothing is measured.",
         70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone.",
     ),
-    not_measured(
+    _not_measured(
         "G5", Ruling.not_testable, "No run can decide it.",
         "What a company runs in production leaves no trace that could be measured.",
     ),
-    not_measured(
+    _not_measured(
         "G7", Ruling.not_testable, "No run can decide it.",
         "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",
     ),
 )  # fmt: skip
 
 
-def byte_table(material: Material) -> Section:
+def _byte_table(material: Material) -> Section:
     """Bytes per parameter that stay from one micro-batch to the next."""
     rows = material.study("model_bytes")
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
@@ -230,5 +230,5 @@ EXPERIMENT = Experiment(
     rule="Bytes are counted on the live tensors of one window at N = 1, 2, 8, 32. Calculations have to agree within 2%, and "
     "count as calculated, not as measured. Claims about how somebody trained, or what a service does, are not testable here.",
     claims=(key_value_cache, gradient_buffer_grows, bytes_per_parameter, READ[0], adam_copies, *READ[1:]),
-    sections=(byte_table,),
+    sections=(_byte_table,),
 )

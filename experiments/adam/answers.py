@@ -61,7 +61,7 @@ def hides_missing_division(results: Results) -> ClaimResult:
     usual, large = adam.query("eps <= @SMALL_EPS"), adam.query("eps > @SMALL_EPS")
     sgd = free.query("optimizer == 'sgd' and weight_decay == 0")
     takes("It takes Adam at small and large eps, and SGD.", usual, large, sgd, n=len(rows))
-    right, formula = rows["right_error"].max(), closed_form_error(rows)
+    right, formula = rows["right_error"].max(), _closed_form_error(rows)
     if right > ALGEBRA_GATE or formula > CLOSED_FORM or sgd["fault_error_first"].min() < SHOWN:
         return undecided("The right recipe, the closed form or SGD did not do what they must: the comparison is void.", len(rows))
     exact, hidden = free["as_if_error"].max(), usual["fault_error_first"].max()
@@ -78,16 +78,16 @@ def hides_missing_division(results: Results) -> ClaimResult:
         explanation=f"Without 1/N, Adam and AdamW go where the right gradient goes under eps/N, to {number(exact)} (bit for bit "
         f"in {bits} of {len(free)} arms): the first step is off by at most {number(hidden)} at eps of {SMALL_EPS:.0e} and "
         f"below (the loss in the end by {number(loss)}), by up to {number(large['fault_error_first'].max())} at larger ones, "
-        f"SGD's by {number(sgd['fault_error_first'].median())}.{revealed(rows)}",
+        f"SGD's by {number(sgd['fault_error_first'].median())}.{_revealed(rows)}",
     )
 
 
-def closed_form_error(rows: DataFrame) -> float:
+def _closed_form_error(rows: DataFrame) -> float:
     """The largest relative error of the formula for the first step."""
     return float((rows["fault_error_first"] / rows["predicted_first"] - 1).abs().max())
 
 
-def revealed(rows: DataFrame) -> str:
+def _revealed(rows: DataFrame) -> str:
     """What reveals the fault, or hides it from SGD, in words; empty where nothing of it was run."""
     clipped = rows.query("clip_norm.notna()")
     decayed = rows.query("optimizer == 'adam' and weight_decay > 0")
@@ -116,7 +116,7 @@ MISSING = {
 }
 
 
-def missing_division(material: Material) -> Section:
+def _missing_division(material: Material) -> Section:
     """What the missing 1/N does to Adam's steps, by eps, weight decay and clipping."""
     rows = material.study("adam_scale", ["clip_norm"])
     text = (
@@ -125,7 +125,7 @@ def missing_division(material: Material) -> Section:
         "training at eps/N, and it shows where eps is not small compared with the gradients. Weight decay that Adam adds to the "
         "gradient is in effect divided by N, which shows; AdamW's is not. Clipping that is always active removes the factor "
         "under every optimizer, SGD included; clipping that is active at times becomes N times as strict, which reveals the "
-        f"fault under Adam too. The first step agrees with its closed form to {number(closed_form_error(rows))} in {len(rows)} "
+        f"fault under Adam too. The first step agrees with its closed form to {number(_closed_form_error(rows))} in {len(rows)} "
         "arms."
     )
     chosen = rows.query("optimizer == 'adam' and clip_norm.isna() and weight_decay == 0")
@@ -174,5 +174,5 @@ EXPERIMENT = Experiment(
     f"step within {HIDDEN:g} and a loss within {VISIBLE:g} of the right ones. Before any verdict the right recipe, the closed "
     "form of the first step and SGD's factor of N have to be reproduced.",
     claims=(OWN_STATES, hides_missing_division),
-    sections=(states, missing_division),
+    sections=(states, _missing_division),
 )

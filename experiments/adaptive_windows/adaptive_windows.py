@@ -51,7 +51,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     largest = max(config.accumulation_steps)
     smallest_batch = config.effective_batch // largest
 
-    varying = cut_windows(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
+    varying = _cut_windows(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
     whole = [config.effective_batch // num for num in nums]
     reference, _ = _train(setting, steady, None, window_total)
     arms = {
@@ -74,7 +74,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     ]
 
 
-def cut_windows(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _cut_windows(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """The same samples in windows of these sizes; the last takes what is left."""
     cut, start = [], 0
     for size in sizes:

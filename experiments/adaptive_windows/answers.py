@@ -89,7 +89,7 @@ def balance(rows: DataFrame) -> DataFrame:
     return table.reset_index()
 
 
-def between_towers(rows: DataFrame) -> Series[float]:
+def _between_towers(rows: DataFrame) -> Series[float]:
     """How much more unequal the two towers' gradient norms are under accumulation: mean change of |log ratio|, by trial."""
     towers = rows.assign(tower=rows["tensor"].str.partition(".")[0])
     names = ["full_norm", "accumulated_norm"]
@@ -119,7 +119,7 @@ def imbalance(results: Results) -> ClaimResult:
     if not (bound["off"] > ANOTHER).all():
         return undecided("BatchNorm's tensors have to differ, or the comparison could not have failed.", len(table))
     same = free["off"] <= ALGEBRA_GATE
-    towers = between_towers(pairs).tolist()
+    towers = _between_towers(pairs).tolist()
     change = mean_interval(towers)
     worse = change.low > 0
     kept = change.high <= 0 or equivalence_p(towers, EQUAL) < 0.05
@@ -140,7 +140,7 @@ def imbalance(results: Results) -> ClaimResult:
     )
 
 
-def ways_to_adapt(material: Material) -> Section:
+def _ways_to_adapt(material: Material) -> Section:
     """Gradient errors and final distances of each way to change N."""
     rows = material.study("adaptive_windows")
     head = "windows | optimizer | n | worst gradient error | distance of the weights at the end"
@@ -162,5 +162,5 @@ EXPERIMENT = Experiment(
     rule=f"In float64, gradients have to agree within {ALGEBRA_GATE:.0e}, and the weights at the end within "
     f"{TRAJECTORY_GATE:.0e} of how far they moved. What has to differ has to differ by more than {ANOTHER:g}.",
     claims=(imbalance, adapted),
-    sections=(ways_to_adapt,),
+    sections=(_ways_to_adapt,),
 )

@@ -60,13 +60,13 @@ def judged(results: Results) -> DataFrame:
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 
 
-def orders_apart(rows: DataFrame) -> list[Contrast]:
+def _orders_apart(rows: DataFrame) -> list[Contrast]:
     """Large-then-small less small-then-large in every setting that has both; below zero where the claim is right."""
     first, second = (rows[rows["arm"] == arm] for arm in ("large_then_small", "small_then_large"))
     return contrasts(first, second, SETTING, ["test_loss"])
 
 
-def decisive(found: list[Contrast]) -> list[Contrast]:
+def _decisive(found: list[Contrast]) -> list[Contrast]:
     """Those that may decide; none where they are of one setting, which says nothing of another."""
     usable = [one for one in found if one.is_usable]
     return usable if len(usable) >= FEWEST_SETTINGS else []
@@ -83,7 +83,7 @@ def decisive(found: list[Contrast]) -> list[Contrast]:
 )
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
-    usable = decisive(orders_apart(judged(results)))
+    usable = _decisive(_orders_apart(judged(results)))
     if not usable:
         return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.")
     corrected = statistics.holm([statistics.t_test(one.of()) for one in usable])
@@ -101,11 +101,11 @@ def early_large_late_small(results: Results) -> ClaimResult:
     )
 
 
-def orders(material: Material) -> Section:
+def _orders(material: Material) -> Section:
     """Where the four trainings end, beside the small batch throughout, and the advice."""
     rows = judged(material.results)
     needed(rows)
-    found = orders_apart(rows)
+    found = _orders_apart(rows)
     head = (
         "setting | order | n | rate | inside the grid | test loss | less small throughout | detectable | validation loss at half"
     )
@@ -141,7 +141,7 @@ def orders(material: Material) -> Section:
 
 def _advice(found: list[Contrast]) -> str:
     """From settings that decide, and only where they agree."""
-    ends = [statistics.mean_interval(one.of()) for one in decisive(found)]
+    ends = [statistics.mean_interval(one.of()) for one in _decisive(found)]
     if ends and all(one.low > 0 for one in ends):
         return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
     if ends and all(one.high < 0 for one in ends):
@@ -167,5 +167,5 @@ EXPERIMENT = Experiment(
     prediction="Small first is better: noise matters little while the gradient is large, and its average pays late.",
     rule=f"Paired by seed at equal samples, each order at its own tuned rate; a benefit is {MARGIN:g} nats of test loss or more.",
     claims=(early_large_late_small,),
-    sections=(orders,),
+    sections=(_orders,),
 )

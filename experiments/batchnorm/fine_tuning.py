@@ -39,12 +39,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     chosen = [Candidate(FULL, full), Candidate(FROZEN_FULL, frozen(full))]
     for right in (accumulated(config, num) for num in config.accumulation_steps):
         chosen += [Candidate(ACCUMULATED, right), Candidate(FROZEN, frozen(right))]
-    start = going_on(trained.arm.model.state_dict())
+    start = _going_on(trained.arm.model.state_dict())
     ends = train(setting, trainings(setting, [Candidate(one.arm, start(one.recipe)) for one in chosen]), on_step)
     return [row(setting, end) for end in (trained, *ends)]
 
 
-def going_on(state: dict[str, Tensor]) -> Callable[[Recipe], Recipe]:
+def _going_on(state: dict[str, Tensor]) -> Callable[[Recipe], Recipe]:
     """A recipe that starts from these weights and statistics."""
 
     def load(arm: Arm) -> None:

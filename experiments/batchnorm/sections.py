@@ -73,7 +73,7 @@ CURVES = {
 }
 
 
-def figure_gradient_over_b(rows: DataFrame) -> Figure:
+def _figure_gradient_over_b(rows: DataFrame) -> Figure:
     """Relative gradient error over b, a panel for each model and moment; medians and ranges over trials."""
     two_pass = rows["gradient_error"].where(rows["arm"] == "two_pass_statistics")
     accumulated = rows[["gradient_error", "oracle_error"]].where(rows["arm"] == "accumulated")
@@ -85,7 +85,7 @@ def figure_gradient_over_b(rows: DataFrame) -> Figure:
     return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=(ALGEBRA_GATE, "gate"))
 
 
-def figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:
+def _figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:
     """Effective momentum of the running statistics over N: measured points on the formula's curves; corrected beside it."""
     panels = {
         title: [
@@ -98,7 +98,7 @@ def figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:
     return curves(panels, "accumulation steps N", "forgotten in one window", axes=("steps", "linear"))
 
 
-def figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
+def _figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
     """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; panels: cells by title."""
     drawn = {title: lines(cells, "norm", "b", of=mean_curve, names="{} norm".format) for title, cells in panels.items()}
     return curves(drawn, "micro-batch b", "held-out error, %", axes=("steps", "linear"), sharey=False, ylim=(0, None))
@@ -116,7 +116,7 @@ def gradient_over_b(material: Material) -> Section:
     )
     picture = Picture(
         "gradient-over-b",
-        figure_gradient_over_b(rows),
+        _figure_gradient_over_b(rows),
         "Relative gradient error over the micro-batch size at fixed effective batch, with the error against Ghost "
         "BatchNorm and that of two-pass statistics.",
         f"Same weights, same window of B = {int(rows['effective_batch'].max())}, float64; medians and ranges over trials. "
@@ -156,7 +156,7 @@ def running_statistics(material: Material) -> Section:
     )
     picture = Picture(
         "effective-momentum",
-        figure_effective_momentum(plain, corrected),
+        _figure_effective_momentum(plain, corrected),
         "Effective momentum of the running statistics over N for three momenta, measured points on the curves of the formula.",
         "Points: measured on the buffers of the loop under test, in float64. Lines: 1 - (1 - m)^N on the left, m on the right.",
     )
@@ -198,7 +198,7 @@ def accuracy_over_b(material: Material) -> Section:
     }
     picture = Picture(
         "accuracy-over-b",
-        figure_accuracy(panels),
+        _figure_accuracy(panels),
         "Held-out error of BatchNorm over the micro-batch at fixed effective batch, per model and batch, with intervals.",
         "Held-out error at the end over b; the largest b of each panel is the full batch. Means over seeds and 95% t "
         "intervals, which are wider than those of the paired differences below. Same weights, windows and learning-rate "
@@ -254,14 +254,14 @@ def _over_values(costs: DataFrame) -> Picture | None:
     )  # fmt: skip
 
 
-def to_hundredths(value: float) -> str:
+def _to_hundredths(value: float) -> str:
     """A number of points to a hundredth: no 4e-15."""
     return number(round(value, 2) + 0.0)
 
 
 def in_points(one: Interval) -> str:
     """An estimate with its interval, in points."""
-    mean, low, high = map(to_hundredths, (one.estimate, one.low, one.high))
+    mean, low, high = map(_to_hundredths, (one.estimate, one.low, one.high))
     return f"{mean} ({low} to {high})"
 
 
@@ -278,7 +278,7 @@ def wu_and_he(material: Material) -> Section:
     panels = {f"{named(model)} (n = {int(own['n'].max())})": own for model, own in cells.groupby("model", sort=False)}
     picture = Picture(
         "fixed-batch",
-        figure_accuracy(panels),
+        _figure_accuracy(panels),
         "Held-out error of BatchNorm and GroupNorm over the micro-batch, with intervals.",
         "Held-out error over b, means over seeds and 95% t intervals. One B; its largest b is the full batch.",
     )

@@ -37,7 +37,7 @@ FEWEST_SEEDS = 5
 UNBALANCED = math.log(1.5)  # |log| of the ratio of gradient norms from which on towers are called out of balance
 
 
-def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results], ClaimResult]:
+def _of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results], ClaimResult]:
     """The rule, which decides nothing over rows of several corpora: other versions of the libraries have other pairs."""
 
     def decided_on_one(results: Results) -> ClaimResult:
@@ -57,7 +57,7 @@ def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results
     f"{ALGEBRA_GATE:.0e} of the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the "
     "full batch's.",
 )
-@of_one_corpus
+@_of_one_corpus
 def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
     rows = results.study(EXACT, ["oracle_error"]).query("dropout == 0")
@@ -87,7 +87,7 @@ def any_loss(results: Results) -> ClaimResult:
     f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
     "at every N; conditional when each N is one of both; else, or with a rate at an end of the grid, undecided.",
 )
-@of_one_corpus
+@_of_one_corpus
 def banks_beat_accumulation(results: Results) -> ClaimResult:
     """F2c: compares ContAccum with accumulation at the same b, where its bytes are nearly those of accumulation."""
     every = results.study(TRAINED)
@@ -130,7 +130,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     REFUTED,
     "Refuted when no tensor in any bank requires or has a gradient.",
 )
-@of_one_corpus
+@_of_one_corpus
 def banks_hold_gradients(results: Results) -> ClaimResult:
     """F3c: looks at what the banks hold."""
     rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"]).query("bank_entries > 0")
@@ -152,7 +152,7 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
     "Confirmed when the bytes of a step are below the full batch's in every trial and a window takes longer than "
     "accumulation in most; refuted when no bytes are saved.",
 )
-@of_one_corpus
+@_of_one_corpus
 def memory_for_time(results: Results) -> ClaimResult:
     """F4c: compares bytes and seconds of ContAccum with those of the full batch, accumulation and GradCache."""
     rows = results.study(TRAINED)
@@ -187,7 +187,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none; else conditional on the "
     "learning rates at which one bank's is that far off in the median.",
 )
-@of_one_corpus
+@_of_one_corpus
 def banks_balance(results: Results) -> ClaimResult:
     """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
     rows = results.study(TRAINED)
@@ -218,7 +218,7 @@ def banks_balance(results: Results) -> ClaimResult:
     )
 
 
-def and_with_in_batch_negatives(results: Results) -> Advice:
+def _and_with_in_batch_negatives(results: Results) -> Advice:
     """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
     rows = results.of("contrastive").study("negatives")
     rows = rows.query("dropout == 0")
@@ -246,6 +246,6 @@ EXPERIMENT = Experiment(
     "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "
     "counted.",
     claims=(any_loss, banks_beat_accumulation, banks_hold_gradients, memory_for_time, banks_balance),
-    advice=and_with_in_batch_negatives,
+    advice=_and_with_in_batch_negatives,
     sections=(shown.retrieval_section, shown.memory_section, shown.gradients_section),
 )

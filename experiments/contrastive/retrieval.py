@@ -87,7 +87,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
     def look(t: int, method: Method) -> Row:
         if t + 1 in looks:
-            method.looks.append(ranked(method.arm))
+            method.looks.append(_ranked(method.arm))
         return {"cosine": method.probe()}
 
     train(setting, methods, on_step, look=look)
@@ -128,7 +128,7 @@ def watched(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, at_boundary=(note, *recipe.at_boundary))
 
 
-def ranked(arm: Arm) -> Row:
+def _ranked(arm: Arm) -> Row:
     """Recall at 1, 5 and 20 and the mean reciprocal rank of the held-out queries among all held-out passages."""
     with evaluated(arm), torch.no_grad():
         parts = [arm.workload.forward(arm.model, batch) for batch in arm.workload.held_out_batches(HELD_OUT_BATCH)]

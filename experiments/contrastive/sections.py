@@ -89,7 +89,7 @@ def difference(rows: DataFrame, first: Method, second: Method) -> tuple[Interval
     return statistics.mean_interval(known), known
 
 
-def figure_gradients(rows: DataFrame) -> Figure:
+def _figure_gradients(rows: DataFrame) -> Figure:
     """Distance of the gradient to the full batch's over N, and the reported loss; a line per method."""
     off, loss = (lines(rows, "arm", "accumulation_steps", name, words) for name in ("gradient_error", "loss"))
     full = median_curve(rows, "accumulation_steps", "full_loss", color=INK, linestyle=DASHED, label="the full batch's")
@@ -99,7 +99,7 @@ def figure_gradients(rows: DataFrame) -> Figure:
     return figure
 
 
-def figure_bytes(rows: DataFrame) -> Figure:
+def _figure_bytes(rows: DataFrame) -> Figure:
     """Mean reciprocal rank with its interval against bytes of a step and against the time of a window; a row per N."""
 
     def cell(own: DataFrame) -> dict[str, float]:
@@ -126,7 +126,7 @@ def gradients_section(material: Material) -> Section:
     plain = rows.query("dropout == 0")
     picture = Picture(
         "contrastive-gradients",
-        figure_gradients(plain.query("contrast == 'symmetric'")),
+        _figure_gradients(plain.query("contrast == 'symmetric'")),
         "Relative error of the gradient, and the reported loss, over N for each method",
         "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
         "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within "
@@ -156,7 +156,7 @@ def retrieval_section(material: Material) -> Section:
     told = _advice(rows)
     picture = Picture(
         "contrastive-bytes",
-        figure_bytes(rows),
+        _figure_bytes(rows),
         "Mean reciprocal rank against the bytes of a step, and against the time of a window, a point for each method and b",
         "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
         "against the memory of a step (counted), right against the time of a window of B pairs over the full batch's.",
@@ -199,7 +199,7 @@ def _advice(rows: DataFrame) -> str:
     )
 
 
-def largest_windows(rows: DataFrame, budget: float) -> dict[str, int]:
+def _largest_windows(rows: DataFrame, budget: float) -> dict[str, int]:
     """Of each method the largest window B measured whose step stays within `budget` bytes; 0 where none does."""
     fits = rows["window"].where(rows["peak_bytes"] <= budget, 0)
     return {str(arm): int(size) for arm, size in fits.groupby(rows["arm"]).max().items()}
@@ -212,7 +212,7 @@ def memory_section(material: Material) -> Section:
     full = rows.query("arm == 'full'").groupby("window")["peak_bytes"].median()
     sizes = sorted(full.index)
     middle = sizes[len(sizes) // 2]
-    fits = largest_windows(rows, full[middle])
+    fits = _largest_windows(rows, full[middle])
 
     def reach(size: int) -> str:
         if not size:

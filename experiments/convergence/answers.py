@@ -51,7 +51,7 @@ from accumulation_harness.judge.paired import Comparison
 TITLES = {"samples": "samples", "optimizer_steps": "optimizer steps", "seconds": "seconds inside the steps"}
 
 
-def figure_curves(rows: DataFrame) -> Figure:
+def _figure_curves(rows: DataFrame) -> Figure:
     """Probe loss of one setting over samples, optimizer steps and seconds: a line per arm (geometric mean), and its band."""
     curve = [*(f"curve_{cost}" for cost in TITLES), "curve_probe_loss"]
     points = rows[[*ARM, "seed", *curve]].explode(curve).astype(dict.fromkeys(curve, float))
@@ -68,13 +68,13 @@ def figure_curves(rows: DataFrame) -> Figure:
     return curves(shown, "", "loss on the probe set, nats", axes=("linear", "log"))
 
 
-def setting_name(key: tuple[object, ...]) -> str:
+def _setting_name(key: tuple[object, ...]) -> str:
     """A setting as the page calls it."""
     workload, norm, optimizer, batch = key
     return f"{workload} ({norm}), {optimizer}, B = {batch}"
 
 
-def over_costs(material: Material) -> Section:
+def _over_costs(material: Material) -> Section:
     """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
     rows = convergence.trainings(material.results)
     judged, levels = convergence.judged(rows), convergence.targets(rows)
@@ -83,10 +83,10 @@ def over_costs(material: Material) -> Section:
     for key, own in judged.groupby(list(SETTING)):
         seeds, tuning = own["seed"].nunique(), rows.query(f"seed >= {TUNING_SEEDS}")["seed"].nunique()
         rates_of = f"the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}" if tuning else "the configured rate"
-        name = setting_name(key)
+        name = _setting_name(key)
         blocks.append(Picture(
             f"curves-{plain(name)}",
-            figure_curves(own),
+            _figure_curves(own),
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
             f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
             f"each arm at {rates_of}. "
@@ -118,7 +118,7 @@ def _told(middle: float, last: float) -> str:
     return f"{middle:,.0f}" if middle >= 100 else number(middle)
 
 
-def endings(material: Material) -> Section:
+def _endings(material: Material) -> Section:
     """Test loss, gap and plateau of every arm, and its test loss beside the full batch's."""
     rows = convergence.trainings(material.results)
     judged = convergence.judged(rows)
@@ -130,7 +130,7 @@ def endings(material: Material) -> Section:
         "plateau: probe loss | validation loss"
     )
     columns = (
-        lambda own: setting_name(tuple(own[[*SETTING]].iloc[0])), lambda own: arm_name(*own[[*ARM]].iloc[0]), "seed n", "rate",
+        lambda own: _setting_name(tuple(own[[*SETTING]].iloc[0])), lambda own: arm_name(*own[[*ARM]].iloc[0]), "seed n", "rate",
         "interior ended", "test_loss mean",
         *(lambda own, place=place: _beside(beside.get(tuple(own[[*SETTING, *ARM]].iloc[0])))[place] for place in range(5)),
         "recalibrated_test_loss mean", "gap mean", "flat_probe counted", "flat_validation counted",
@@ -163,7 +163,7 @@ def _beside(one: convergence.Beside | None) -> tuple[str, ...]:
     return interval(pairs.differences), detectable, margin, str(pairs.verdict if one.is_usable else Comparison.undecided), spread
 
 
-def waste(material: Material) -> Section:
+def _waste(material: Material) -> Section:
     """Small batches of b in place of N accumulated micro-batches of b, and the advice."""
     rows = convergence.trainings(material.results)
     found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
@@ -175,7 +175,7 @@ def waste(material: Material) -> Section:
         "accumulating is wasteful"
     )
     cells = tuple(
-        (setting_name(one.setting), one.name, len(one.small.of()), interval(one.small.of()),
+        (_setting_name(one.setting), one.name, len(one.small.of()), interval(one.small.of()),
          statistics.detectable(one.small.of()),
          *(wastefulness.times(one.small.of(cost)) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
          verdict)
@@ -277,11 +277,11 @@ def _too_few() -> ClaimResult:
 
 
 def _beside_small(pair: Contrast) -> str:
-    return f"{setting_name(pair.key)} against {pair.rows['step_samples_of'].iloc[0]:g}"
+    return f"{_setting_name(pair.key)} against {pair.rows['step_samples_of'].iloc[0]:g}"
 
 
 def _under(pairs: Sequence[Contrast], chosen: Sequence[bool]) -> str:
-    return "under " + ", ".join(setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
+    return "under " + ", ".join(_setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
 
 
 def _num(pairs: Sequence[Contrast]) -> int:
@@ -293,7 +293,7 @@ def _seen(pairs: Sequence[Contrast]) -> str:
     return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
 
 
-def is_accumulating_wasteful(results: Results) -> Advice:
+def _is_accumulating_wasteful(results: Results) -> Advice:
     """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
     rows = convergence.trainings(results.of("convergence"))
     found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
@@ -325,6 +325,6 @@ EXPERIMENT = Experiment(
     "Accumulating is wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by "
     f"{MARGIN:g} nats.",
     claims=(smoother_and_better, generalisation),
-    advice=is_accumulating_wasteful,
-    sections=(over_costs, endings, waste),
+    advice=_is_accumulating_wasteful,
+    sections=(_over_costs, _endings, _waste),
 )

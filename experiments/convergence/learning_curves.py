@@ -141,16 +141,16 @@ def _courses(setting: Setting) -> Iterator[Course]:
             yield Course(candidate.name, setting.arm(candidate.recipe), optimizer=config.optimizer)
     for arm in (arm for arm in changes if arm in trained):
         num = arm.accumulation_steps
-        optimizer = with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
-        yield Course(arm, small_arm(setting, num, optimizer), optimizer=optimizer, small=True)
+        optimizer = _with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
+        yield Course(arm, _small_arm(setting, num, optimizer), optimizer=optimizer, small=True)
 
 
-def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
+def _small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
     """An arm that steps after B / N samples. Its schedule moves once per window, as everyone's: equal samples, equal rate."""
     return setting.arm(small_batch(accumulated(setting.config, num)), optimizer=optimizer)
 
 
-def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:
+def _with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:
     """At lr / sqrt(N) under Adam, else as it is (lr / N): where one grid of rates holds the best of a batch of B / N as well."""
     return dataclasses.replace(optimizer, lr=lr / num**0.5) if state_of(optimizer.name) == State.moments else optimizer
 
@@ -161,7 +161,7 @@ def evaluation(arm: Arm, whole: Batch) -> float:
     return evaluations(arm, chunks)["loss"]
 
 
-def at_the_end(arm: Arm) -> dict[str, float]:
+def _at_the_end(arm: Arm) -> dict[str, float]:
     """Loss and accuracy on the held-out samples, and what the task measures of a trained model."""
     found = evaluations(arm, arm.workload.held_out_batches(HELD_OUT_BATCH))
     with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
@@ -173,12 +173,12 @@ def arm_at(setting: Setting, num: int) -> Arm:
     config = setting.config
     if num == 1:
         return setting.arm(full_batch(config))
-    return small_arm(setting, num, with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num))
+    return _small_arm(setting, num, _with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num))
 
 
 def _row(setting: Setting, course: Course, chosen: Samples) -> Row:
     config, arm = setting.config, course.arm
-    ended = at_the_end(arm)
+    ended = _at_the_end(arm)
     row = {
         **course.name.columns,
         "step_samples": max(arm.recipe.split(config.effective_batch)) if course.small else config.effective_batch,
@@ -190,5 +190,5 @@ def _row(setting: Setting, course: Course, chosen: Samples) -> Row:
     }
     if has_batch_norm(arm.model):
         calibrate(arm, chosen.training[-CALIBRATION:])
-        row["recalibrated_test_loss"] = at_the_end(arm)["loss"]
+        row["recalibrated_test_loss"] = _at_the_end(arm)["loss"]
     return row

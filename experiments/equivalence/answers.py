@@ -177,7 +177,7 @@ def eight_and_two(results: Results) -> ClaimResult:
     )
 
 
-def may_i_accumulate(results: Results) -> Advice:
+def _may_i_accumulate(results: Results) -> Advice:
     """Of the experiment on equivalence: arms without batch statistics, and that those with them are another matter."""
     arms = results.of("equivalence").arms
     free = arms.query("arm == 'accumulated' and norm != 'batch'")
@@ -207,7 +207,7 @@ EXPERIMENT = Experiment(
     "Convergence over seeds is reported beside it and certifies nothing alone.",
     claims=(same_update, only_approximates, no_relation, eight_and_two),
     answer=answer,
-    advice=may_i_accumulate,
+    advice=_may_i_accumulate,
     sections=(
         sections.verdict_matrix,
         sections.algebra,

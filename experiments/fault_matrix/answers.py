@@ -39,7 +39,7 @@ MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
 
 
-def active(arms: DataFrame) -> DataFrame:
+def _active(arms: DataFrame) -> DataFrame:
     """The arms whose fault changes the computation of their trial: there missing it is a miss."""
     rows = faults.catalogue(arms)
     return rows[rows["changes"]].reset_index(drop=True)
@@ -47,7 +47,7 @@ def active(arms: DataFrame) -> DataFrame:
 
 def answer(arms: DataFrame) -> Answer:
     """Decided by the measured shares of arms; the intervals are over trials, since arms of one trial are no separate draws."""
-    rows = active(arms)
+    rows = _active(arms)
     if rows.empty:
         return Answer(("No arm of these trials has a fault that changes its computation.",), None)
     found = rows[rows["detected"]]
@@ -90,7 +90,7 @@ def _at_rest(arms: DataFrame) -> list[str]:
 
 def matrix(material: Material) -> Section:
     """Who sees which fault: verdict, checks and loss curve."""
-    rows = active(material.arms)
+    rows = _active(material.arms)
     needed(rows)
     known = rows.query("visible_at.notna()")
     seen = faults.shown(known).groupby(known["arm"]).mean()
@@ -100,7 +100,7 @@ def matrix(material: Material) -> Section:
     shares = rows.groupby("arm")[["detected", "named"]].mean().join(checks).reindex(order)
     picture = Picture(
         "matrix",
-        figure_shares(shares),
+        _figure_shares(shares),
         "Faults in rows; the share detected and named, and the share rejected by each check, in columns.",
         "Share of the trials that the fault changes, in percent; the checks in the "
         f"{free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm).",
@@ -112,12 +112,12 @@ def matrix(material: Material) -> Section:
             f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does, and in which share of the trials; never: in "
             f"no trial, within {rows['steps'].max()} steps. Trials without readable step rows are left out."
         )
-        cells = until_visible(known).reindex(order).fillna("-")
+        cells = _until_visible(known).reindex(order).fillna("-")
         blocks.append(table(" | ".join(["fault", *cells]), cells.reset_index().to_numpy().tolist(), curve))
     return section("Who sees which fault", *blocks)
 
 
-def figure_shares(shares: DataFrame) -> Figure:
+def _figure_shares(shares: DataFrame) -> Figure:
     """Shares as shades, in percent; empty: not run."""
     with style():
         figure = new_figure(6.2, 1.4 + 0.25 * len(shares))
@@ -133,7 +133,7 @@ def figure_shares(shares: DataFrame) -> Figure:
     return figure
 
 
-def until_visible(rows: DataFrame) -> DataFrame:
+def _until_visible(rows: DataFrame) -> DataFrame:
     """Fault x optimizer and clipping: the median step at which the loss curve shows it, and in which share of the trials."""
     rows = rows.assign(
         optimizer=pd.Categorical(rows["optimizer"], tables.optimizers_of(rows), ordered=True),
@@ -150,9 +150,9 @@ def _visible(own: DataFrame) -> str:
     return f"{shown['visible_at'].median():g} ({percent(own['shown'].mean())})" if len(shown) else "never"
 
 
-def misses(material: Material) -> Section:
+def _misses(material: Material) -> Section:
     """Every arm that was missed, not named, or called by a wrong name."""
-    rows = active(material.arms)
+    rows = _active(material.arms)
     needed(rows)
     odd = rows.query("not detected or not named or confidently_wrong")
     title = "What was missed or called by a wrong name"
@@ -167,7 +167,7 @@ def misses(material: Material) -> Section:
 
 def settings(material: Material) -> Section:
     """Detection by setting."""
-    rows = active(material.arms)
+    rows = _active(material.arms)
     needed(rows)
     head = f"{' | '.join(SETTING)} | trials | detected | of trials, at least (95%) | named | wrong name | shown by the loss"
     caption = (
@@ -188,7 +188,7 @@ def _together(flags: Series[bool]) -> str:
     return counted(flags).replace(" ", "\u00a0")
 
 
-def is_my_trainer_right(results: Results) -> Advice:
+def _is_my_trainer_right(results: Results) -> Advice:
     """Of all faults planted anywhere."""
     wrong = faults.catalogue(results.arms)
     wrong = wrong[wrong["changes"]] if len(wrong) else wrong
@@ -216,6 +216,6 @@ EXPERIMENT = Experiment(
     f"{ENOUGH} trials leave it open: without any failure, the exact 95% interval of the share of trials that have one then "
     f"reaches beyond {percent(IN_TRIALS)}. Intervals are over trials, whose arms share data and weights.",
     answer=answer,
-    advice=is_my_trainer_right,
-    sections=(matrix, misses, settings, random_settings),
+    advice=_is_my_trainer_right,
+    sections=(matrix, _misses, settings, random_settings),
 )

@@ -38,16 +38,16 @@ AT = ["trial", "step", "replacement"]
 KINDS = {True: "with replacement", False: "without"}
 
 
-def scales(rows: DataFrame) -> DataFrame:
+def _scales(rows: DataFrame) -> DataFrame:
     """The rows with exact noise scales."""
     return rows.query("quantity == 'noise_scale'").astype({"windows": int})
 
 
-def variances(rows: DataFrame) -> DataFrame:
+def _variances(rows: DataFrame) -> DataFrame:
     """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
     own = rows.query("quantity == 'variance'").astype({"batch": int, "draws": int, "step": int})
     factor = (
-        own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
+        own["expected"] * own["batch"] / own.merge(_scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
     )
     return own.assign(independent=own["variance"] / factor)
 
@@ -60,11 +60,11 @@ def variances(rows: DataFrame) -> DataFrame:
 )
 def falls_as_one_over_b(results: Results) -> ClaimResult:
     """C6: compares the slope of log variance over log B with -1, also without replacement after division by (D - B)/(D - 1)."""
-    rows = variances(results.study("gradient_noise"))
+    rows = _variances(results.study("gradient_noise"))
     if rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws of three sizes or more, in two trials or more.", len(rows))
-    corrected = slopes(rows, "independent", AT)
-    plain = slopes(rows[~rows["replacement"].astype(bool)], "variance", AT)
+    corrected = _slopes(rows, "independent", AT)
+    plain = _slopes(rows[~rows["replacement"].astype(bool)], "variance", AT)
     kinds = {kind: _over_trials(own) for kind, own in corrected.groupby("replacement")}
     uncorrected = _over_trials(plain)
     inside = all(one.low >= -1 - SLOPE_MARGIN and one.high <= -1 + SLOPE_MARGIN for one in kinds.values())
@@ -80,7 +80,7 @@ def falls_as_one_over_b(results: Results) -> ClaimResult:
     )
 
 
-def slopes(rows: DataFrame, value: str, by: list[str]) -> DataFrame:
+def _slopes(rows: DataFrame, value: str, by: list[str]) -> DataFrame:
     """Least-squares slope of log `value` over log `batch` in each group of `by`, in a column `slope`."""
     logs = rows[["batch", value]].astype(float).apply(np.log).join(rows[by])
     return tables.cells(logs, by, lambda own: {"slope": np.polyfit(own["batch"], own[value], 1)[0]})
@@ -95,7 +95,7 @@ def _written(one: Interval) -> str:
     return f"{one.estimate:.3f}, {one.low:.3f} to {one.high:.3f}"
 
 
-def figure_variance(rows: DataFrame, moments: Sequence[int]) -> Figure:
+def _figure_variance(rows: DataFrame, moments: Sequence[int]) -> Figure:
     """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
     panels = {
         f"step {step}": [
@@ -107,15 +107,15 @@ def figure_variance(rows: DataFrame, moments: Sequence[int]) -> Figure:
     return curves(panels, "batch B", "variance of the gradient")
 
 
-def variance_section(material: Material) -> Section:
+def _variance_section(material: Material) -> Section:
     """The variance of the batch gradient over B, beside both formulas."""
-    rows = variances(material.study("gradient_noise"))
+    rows = _variances(material.study("gradient_noise"))
     own = rows[rows["trial"] == min(rows["trial"])]
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
     picture = Picture(
         "variance",
-        figure_variance(own, chosen),
+        _figure_variance(own, chosen),
         "Variance of the batch gradient over the batch size at three moments of a training, with the lines of both formulas.",
         f"Variance of the gradient (trace of its covariance) over B at three moments of one training ({own['trial'].iloc[0]}), "
         f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
@@ -137,5 +137,5 @@ EXPERIMENT = Experiment(
     rule="Per-sample gradients in float64 are the truth. The mean slope of log variance over log B has to be within "
     f"{SLOPE_MARGIN:g} of -1 with its 95% interval.",
     claims=(falls_as_one_over_b,),
-    sections=(variance_section,),
+    sections=(_variance_section,),
 )

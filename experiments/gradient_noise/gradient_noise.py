@@ -42,14 +42,14 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     rows = []
     for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
-            rows += probe(setting, num, snapshot(arm.model), t)
+            rows += _probe(setting, num, snapshot(arm.model), t)
         with setting.randomness(t):
             loss = float(take_step(arm, arm.workload.batch(ids)))
         on_step(t, [{**ArmName(ACCUMULATED, num).columns, "step": t, "loss": loss}])
-    return rows + probe(setting, num, snapshot(arm.model), config.steps)
+    return rows + _probe(setting, num, snapshot(arm.model), config.steps)
 
 
-def probe(setting: Setting, num: int, state: State, step: int) -> list[Row]:
+def _probe(setting: Setting, num: int, state: State, step: int) -> list[Row]:
     """The rows of one probe: the gradients of all training samples at the weights `state`, and how batches of them scatter."""
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))

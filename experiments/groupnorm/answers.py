@@ -94,7 +94,7 @@ def predicted(results: Results) -> bool | None:
     return all(verdicts)
 
 
-def is_group_norm_better(results: Results) -> Advice:
+def _is_group_norm_better(results: Results) -> Advice:
     """Of the experiment on GroupNorm."""
     gains = between_norms(fixed_batch(trained(results.of("groupnorm"))))
     needed(gains)
@@ -122,6 +122,6 @@ EXPERIMENT = Experiment(
     f"cells; the margin of equality is {MARGIN:g} percentage point.",
     claims=(better_choice,),
     predicted=predicted,
-    advice=is_group_norm_better,
+    advice=_is_group_norm_better,
     sections=(shown.wu_and_he,),
 )

@@ -179,7 +179,7 @@ def best_batches(results: Results) -> ClaimResult:
 # Page --------------------------------------------------------------------------------------------------------------------------
 
 
-def over_rates(material: Material) -> Section:
+def _over_rates(material: Material) -> Section:
     """Losses over the learning rate by batch size."""
     text = (
         "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "
@@ -213,5 +213,5 @@ EXPERIMENT = Experiment(
     f"{STABLE:g} nats of the best rate's training loss. Held-out losses are compared from {LEAST_SEEDS} seeds on. All of it "
     "holds for this model and length.",
     claims=(rate_has_to_be_raised, linear_scaling_is_stable, best_batches),
-    sections=(over_rates,),
+    sections=(_over_rates,),
 )

@@ -51,7 +51,7 @@ def scaled(results: Results) -> DataFrame:
     return DataFrame(found)
 
 
-def others_choose(rows: DataFrame, measure: str) -> DataFrame:
+def _others_choose(rows: DataFrame, measure: str) -> DataFrame:
     """Choose for each seed the training at the rate whose mean over the other seeds is lowest.
 
     A seed that chose its own rate would flatter the batch sizes whose results vary most.
@@ -118,7 +118,7 @@ def better_outside(rows: DataFrame, low: int, high: int) -> dict[str, tuple[int,
         By optimizer: the best batch outside, and by each batch inside the loss there less that outside, by seed.
     """
     found = {}
-    for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):
+    for name, own in _others_choose(rows, "tuning_loss").groupby("optimizer"):
         wide = own.pivot_table(index="seed", columns="batch", values="judged_loss")
         sizes = sorted(own["batch"].unique())
         inside = [batch for batch in sizes if low <= batch <= high]

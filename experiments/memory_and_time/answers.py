@@ -39,7 +39,7 @@ KB, MB = 1e3, 1e6
 TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
 
 
-def against_full(rows: DataFrame, column: str, num: int) -> Series:
+def _against_full(rows: DataFrame, column: str, num: int) -> Series:
     """The value of a column at the full batch over that at N = `num`, per trial that has both."""
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=column)
     return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else Series(dtype=float)
@@ -54,7 +54,7 @@ def against_full(rows: DataFrame, column: str, num: int) -> Series:
 def falls_four_times(results: Results) -> ClaimResult:
     """D1: tests whether memory at N = 4 is a fourth of the full batch's, and whether the activations alone are."""
     rows = results.study("memory_and_time")
-    factors, activations = (against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
+    factors, activations = (_against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
     takes("It takes trials with N = 4.", factors, n=0)
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
     verdict = CONFIRMED if whole.all() else CONDITIONAL if part.all() or whole.any() else REFUTED
@@ -75,7 +75,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     )
 
 
-def largest_models(rows: DataFrame) -> DataFrame:
+def _largest_models(rows: DataFrame) -> DataFrame:
     """Find for each family (workload, model, optimizer, B) and N the largest model that fits where the smallest fits at N = 1.
 
     Args:
@@ -108,7 +108,7 @@ def largest_models(rows: DataFrame) -> DataFrame:
 def models_become_larger(results: Results) -> ClaimResult:
     """D4: tests how much larger a model may be in the memory of the full batch, when its batch is accumulated."""
     rows = results.study("memory_and_time")
-    found = largest_models(rows)
+    found = _largest_models(rows)
     if found["family"].nunique() < 2:
         return undecided("It takes two kinds of model, each in several sizes.", len(found))
     best = found.groupby("family")["larger"].max()
@@ -167,7 +167,7 @@ def activations_fall(results: Results) -> ClaimResult:
     """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
     rows = results.study("memory_and_time")
     nums = {*rows["accumulation_steps"]} - {1}
-    worst = max((against_full(rows, "activation_bytes", num) / num - 1).abs().max() for num in nums)
+    worst = max((_against_full(rows, "activation_bytes", num) / num - 1).abs().max() for num in nums)
     return ClaimResult(
         verdict=CONFIRMED if worst <= CLOSE else REFUTED,
         measured=worst,
@@ -191,7 +191,7 @@ def cost_in_time(results: Results) -> ClaimResult:
     """D6: compares the seconds of a window at N with the full batch's, and with what each of the three articles says of them."""
     rows = results.study("memory_and_time")
     nums = sorted(set(rows["accumulation_steps"]) - {1})
-    cost = {num: 1 / against_full(rows, "seconds", num) for num in nums}
+    cost = {num: 1 / _against_full(rows, "seconds", num) for num in nums}
     every = pd.concat([one.rename(num).to_frame("cost").assign(num=num) for num, one in cost.items()])
     size = int((rows["micro_batch"] * rows["accumulation_steps"]).median())
     says = {text: every.query("cost > @low and cost <= @high") for text, (low, high) in TEXTS.items()}
@@ -222,27 +222,27 @@ def _at(cells: DataFrame, size: int) -> str:
     return f"b = {', '.join(map(str, found))}" if found else "no b"
 
 
-def fitted(rows: DataFrame) -> tuple[float, float]:
+def _fitted(rows: DataFrame) -> tuple[float, float]:
     """M_s and a of M = M_s + a b, in bytes, by least squares over b."""
     slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
     return static, slope
 
 
-def time_against_memory(rows: DataFrame) -> DataFrame:
+def _time_against_memory(rows: DataFrame) -> DataFrame:
     """`total_bytes` and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
     full = rows.query("accumulation_steps == 1").groupby("trial")["seconds"].first()
     taken = rows.assign(slowdown=rows["seconds"] / rows["trial"].map(full))
     return taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True)
 
 
-def figure_cost_of_memory(rows: DataFrame) -> Figure:
+def _figure_cost_of_memory(rows: DataFrame) -> Figure:
     """Draw the time of a window over the full batch's against its memory.
 
     A budget is a place on the x axis: the first point to its left is the largest b measured that fits, and its height is what
     that costs.
 
     Args:
-        rows: What `time_against_memory` gives.
+        rows: What `_time_against_memory` gives.
 
     Returns:
         A point per b, a line per optimizer, a panel per model.
@@ -258,12 +258,12 @@ def figure_cost_of_memory(rows: DataFrame) -> Figure:
     return figure
 
 
-def budget_figure(material: Material) -> Section:
+def _budget_figure(material: Material) -> Section:
     """The largest b for a budget of memory, and what it costs in time."""
     rows = material.study("memory_and_time")
     picture = Picture(
         "memory_and_time",
-        figure_cost_of_memory(time_against_memory(rows)),
+        _figure_cost_of_memory(_time_against_memory(rows)),
         "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
         "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
         "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
@@ -272,7 +272,7 @@ def budget_figure(material: Material) -> Section:
     return section("What a budget of memory costs in time", picture)
 
 
-def memory_table(material: Material) -> Section:
+def _memory_table(material: Material) -> Section:
     """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
     rows = material.study("memory_and_time")
     head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
@@ -283,7 +283,7 @@ def memory_table(material: Material) -> Section:
     )  # fmt: skip
     fits = (
         lambda own: " ".join(map(str, own[["workload", "model", "optimizer"]].iloc[0])),
-        *(lambda own, place=place: fitted(own)[place] / KB for place in (0, 1)),
+        *(lambda own, place=place: _fitted(own)[place] / KB for place in (0, 1)),
     )
     parts = "kB of each part (exact on a CPU), and samples per second; medians over trials."
     static = "model | static part, kB | kB per sample"
@@ -294,7 +294,7 @@ def memory_table(material: Material) -> Section:
     )
 
 
-def what_does_it_cost(results: Results) -> Advice:
+def _what_does_it_cost(results: Results) -> Advice:
     """Of the experiment on memory and time: over N at fixed B."""
     rows = results.of("memory_and_time").study("memory_and_time")
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=["total_bytes", "seconds"])
@@ -321,6 +321,6 @@ EXPERIMENT = Experiment(
     rule="The bytes of parameters, gradients, state and of what is saved for backward are counted (on CUDA: the allocator's "
     "peak). Seconds are medians over windows, with the N taken in turn.",
     claims=(falls_four_times, activations_fall, models_become_larger, cost_in_time, automatic_micro_batches),
-    advice=what_does_it_cost,
-    sections=(budget_figure, memory_table),
+    advice=_what_does_it_cost,
+    sections=(_budget_figure, _memory_table),
 )

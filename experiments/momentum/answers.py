@@ -198,7 +198,7 @@ def states(material: Material) -> Section:
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
-def order(material: Material) -> Section:
+def _order(material: Material) -> Section:
     """What another order of the micro-batches changes."""
     rows = optimizers.states(material.results).query("after_steps == @ORDERED and arm in ['reordered', 'small_steps_reordered']")
     needed(rows)
@@ -271,7 +271,7 @@ def small_steps(material: Material) -> Section | None:
     return section("N small steps against one window", text, picture)
 
 
-def do_i_change_rate_or_momentum(results: Results) -> Advice:
+def _do_i_change_rate_or_momentum(results: Results) -> Advice:
     """Of the experiments on momentum and Adam: state of the accumulated arms, and half-lives in samples."""
     parts = [part for name in ("momentum", "adam") if (part := results.of(name)).has("optimizer_states")]
     needed(parts)
@@ -300,6 +300,6 @@ EXPERIMENT = Experiment(
     f"(state advanced per micro-batch) differ by {APART:.0e} or more in the same trials. Comparisons of losses are paired by "
     "seed, and hold for this model and length.",
     claims=(older_micro_batches, coupled_in_time, states_evolve_otherwise, memory_in_samples),
-    advice=do_i_change_rate_or_momentum,
-    sections=(states, order, memory, small_steps),
+    advice=_do_i_change_rate_or_momentum,
+    sections=(states, _order, memory, small_steps),
 )

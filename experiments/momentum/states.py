@@ -164,17 +164,17 @@ def states_section(material: Material, rows: DataFrame) -> Section:
     steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
     picture = Picture(
         "states",
-        figure_states(steps),
+        _figure_states(steps),
         "Relative difference to the reference over optimizer steps, one panel per optimizer: correct accumulation and another "
         "order stay near 1e-15, state per micro-batch and small steps near 1.",
         "Relative difference of the optimizer state (of the weights under SGD, which keeps none) over optimizer steps in "
         "float64, one trial per optimizer. Another order is compared with the usual order of the same micro-batches, all other "
         "arms with the full batch.",
     )
-    return section(f"State and weights over {rows['after_steps'].max():.0f} steps", picture, state_table(rows))
+    return section(f"State and weights over {rows['after_steps'].max():.0f} steps", picture, _state_table(rows))
 
 
-def state_table(rows: DataFrame) -> Table:
+def _state_table(rows: DataFrame) -> Table:
     """Errors by model and optimizer: the largest of arms that have to agree, the smallest of those that have to differ."""
     head = (
         "model | optimizer | N | trials | accumulated: state | weights | another order: state | "
@@ -204,7 +204,7 @@ def state_table(rows: DataFrame) -> Table:
     return table_by(rows, "model optimizer", head, columns, caption, sort=False)
 
 
-def figure_states(steps: DataFrame) -> Figure:
+def _figure_states(steps: DataFrame) -> Figure:
     """Difference of the state (of the weights where there is none) over optimizer steps, a panel per optimizer."""
     rows = steps[steps["arm"].isin(STATES)].assign(off=steps["state_error"].fillna(steps["parameter_error"]))
     shown = {name: lines(own, "arm", "step", "off", LABELS.get, marker="") for name, own in by_optimizer(rows).items()}

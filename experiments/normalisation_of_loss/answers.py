@@ -207,7 +207,7 @@ def update_over_n(results: Results) -> ClaimResult:
     )
 
 
-def when_n_is_right(material: Material) -> Section:
+def _when_n_is_right(material: Material) -> Section:
     """The verdicts of each way to divide, by loss and kind of window."""
     arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
     needed(arms)
@@ -231,7 +231,7 @@ def _words(workload: str) -> str:
     return kinds.get(workload.partition("_")[0], "equal weights")
 
 
-def end_of_an_epoch(material: Material) -> Section:
+def _end_of_an_epoch(material: Material) -> Section:
     """What each loop does with the last micro-batches of an epoch."""
     rows = material.study("epoch_tail")
     names = {
@@ -255,7 +255,7 @@ def end_of_an_epoch(material: Material) -> Section:
     return section("What becomes of the remainder", table_by(rows, by, head, columns, caption))
 
 
-def figure_update_size(rows: DataFrame) -> Figure:
+def _figure_update_size(rows: DataFrame) -> Figure:
     """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial, beside N itself; a panel per optimizer."""
     start = rows.query("accumulation_steps == 1 and arm == 'accumulated'").set_index("trial")["first_update"]
     rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start))
@@ -271,7 +271,7 @@ def update_size(material: Material) -> Section:
     rows = material.study("update_size")
     picture = Picture(
         "update-size",
-        figure_update_size(rows),
+        _figure_update_size(rows),
         "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
         f"Micro-batches of {rows['micro_batch'].iloc[0]:.0f} samples, so that B = N·b grows with N; from the same weights, "
         f"{rows['trial'].nunique()} trials. A divided update of SGD shrinks, as the noise of its gradient averages out. An "
@@ -284,7 +284,7 @@ def update_size(material: Material) -> Section:
     return section("The size of an update", text, picture)
 
 
-def what_is_the_loss_divided_by(results: Results) -> Advice | None:
+def _what_is_the_loss_divided_by(results: Results) -> Advice | None:
     """Planted means of means, beside correct arms, wherever they were run."""
     arms = results.arms
     wrong = arms[(arms["arm"] == Cause.mean_of_means) & (arms["verdict"] == "different")]
@@ -315,6 +315,6 @@ EXPERIMENT = Experiment(
     rule=f"Judged arms decide: the correct arm has to be equivalent (gradients within {ALGEBRA_GATE:.0e} in float64) and the "
     "faulty one different. Samples and steps of the loop are counted; its gradients are compared with a float64 referee's.",
     claims=(sum_of_gradients, undivided_loop, divided_by_n, loop_over_the_loader, update_over_n),
-    advice=what_is_the_loss_divided_by,
-    sections=(when_n_is_right, end_of_an_epoch, update_size),
+    advice=_what_is_the_loss_divided_by,
+    sections=(_when_n_is_right, _end_of_an_epoch, update_size),
 )

@@ -52,13 +52,13 @@ LOOPS: Mapping[str, Loop] = {
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per loop and N, in float64."""
     return [
-        {"arm": name, "accumulation_steps": num, **train_epochs(setting, loop, num)}
+        {"arm": name, "accumulation_steps": num, **_train_epochs(setting, loop, num)}
         for num in setting.config.accumulation_steps
         for name, loop in LOOPS.items()
     ]
 
 
-def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
+def _train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
     """Train `EPOCHS` epochs over micro-batches of b = B / num samples.
 
     Args:

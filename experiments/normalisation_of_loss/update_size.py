@@ -31,12 +31,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     for num in (1, *config.accumulation_steps):
         right = Recipe(accumulation_steps=num, split=Even(size))
         for arm, recipe in (("accumulated", right), (UNDIVIDED, faults.loss_not_divided(right))):
-            first, later = updates(setting, recipe, num * size)
+            first, later = _updates(setting, recipe, num * size)
             rows.append({"arm": arm, "accumulation_steps": num, "micro_batch": size, "first_update": first, "mean_update": later})
     return rows
 
 
-def updates(setting: Setting, recipe: Recipe, window_size: int) -> tuple[float, float]:
+def _updates(setting: Setting, recipe: Recipe, window_size: int) -> tuple[float, float]:
     """||theta_1 - theta_0||, and the mean of ||theta_t - theta_{t-1}|| over the configured steps."""
     arm = setting.arm(recipe, precision=Precision.float64)
     norms, before = [], flatten(arm.model.parameters())

@@ -50,7 +50,7 @@ ADJUSTED = 1e-2  # relative difference: a threshold that matters changes the cli
 SMALL_PRINT = 1e-3
 
 
-def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
+def _once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
     """Confirmed when the correct arm is equivalent and every arm with one of these faults is different."""
     arms = results.arms
     wrong = arms.query("arm in @names and changes")
@@ -81,7 +81,7 @@ def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) ->
 )
 def schedule(results: Results) -> ClaimResult:
     """A12: tests what a schedule has to count if training is to follow the full batch, which counts its own steps."""
-    found = once_per_window((Cause.schedule_per_micro_batch,), "The schedule counts optimizer steps", results)
+    found = _once_per_window((Cause.schedule_per_micro_batch,), "The schedule counts optimizer steps", results)
     if found.verdict != CONFIRMED:
         return found
     return dataclasses.replace(
@@ -109,7 +109,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
     clipping = counted(active)
     meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
     names = (Cause.clip_per_micro_batch, Cause.clip_before_unscale)
-    found = once_per_window(names, meaning, results)
+    found = _once_per_window(names, meaning, results)
     if found.verdict != CONFIRMED:
         return found
     wrong = arms[arms["arm"].isin(names) & arms["changes"] & arms["trial"].isin(right.loc[active, "trial"])]
@@ -198,7 +198,7 @@ def checkpoints(results: Results) -> ClaimResult:
 
 def _once(name: str, fault: Cause, meaning: str) -> Claim:
     rule = f"Confirmed when every arm with {WRONG[fault]} is different and the correct arms are equivalent."
-    return Claim(name, CONFIRMED, rule, partial(once_per_window, (fault,), meaning))
+    return Claim(name, CONFIRMED, rule, partial(_once_per_window, (fault,), meaning))
 
 
 CLAIMS = (
@@ -212,7 +212,7 @@ CLAIMS = (
 )
 
 
-def who_differs(material: Material) -> Section:
+def _who_differs(material: Material) -> Section:
     """The verdicts and causes of every wrong order, under every optimizer."""
     arms = material.arms[material.arms["arm"].isin(WRONG)]
     needed(arms)
@@ -226,7 +226,7 @@ def who_differs(material: Material) -> Section:
     return section("What happens when it is done otherwise", table_by(arms, "arm optimizer", head, columns, caption))
 
 
-def resumed(material: Material) -> Section:
+def _resumed(material: Material) -> Section:
     """Trainings resumed from each kind of checkpoint."""
     rows = material.study("resumption")
     names = {
@@ -255,5 +255,5 @@ EXPERIMENT = Experiment(
     f"distance to the full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings by bitwise comparison "
     "with uninterrupted ones.",
     claims=CLAIMS,
-    sections=(who_differs, resumed),
+    sections=(_who_differs, _resumed),
 )

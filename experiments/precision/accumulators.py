@@ -47,7 +47,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     kinds = [ArmName(name, num) for name in FORMATS for num in right]
     recipes = {str(kind): summed_in(right[kind.accumulation_steps], FORMATS[kind.name], config.loss_scale) for kind in kinds}
     found = rounding.measure(setting, {REFERENCE: full_batch(config), **recipes}, ids, early={})  # errors are drawn, not gated
-    sums = {num: partial_sums(setting, ids, recipe) for num, recipe in right.items()}
+    sums = {num: _partial_sums(setting, ids, recipe) for num, recipe in right.items()}
     rows = []
     for kind in kinds:
         name, num, one = kind.name, kind.accumulation_steps, found[str(kind)]
@@ -87,7 +87,7 @@ def summed_in(recipe: Recipe, dtype: torch.dtype, loss_scale: float) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(round_the_sum,))
 
 
-def partial_sums(setting: Setting, ids: Tensor, recipe: Recipe) -> Tensor:
+def _partial_sums(setting: Setting, ids: Tensor, recipe: Recipe) -> Tensor:
     """[N, P] float64: row k is the exact sum of the window's first k + 1 micro-batches."""
     referee = setting.referee(dropout=False)
     parts = referee.parts(snapshot(referee.model), setting.exact.batch(ids), recipe.split(len(ids)))

@@ -59,14 +59,14 @@ def errors(results: Results) -> DataFrame:
     return rows.query("quantity == 'error'")
 
 
-def growth(rows: DataFrame) -> Series[float]:
+def _growth(rows: DataFrame) -> Series[float]:
     """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
     split = rows.query("accumulation_steps > 1").sort_values("accumulation_steps")
     ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
     return ends["last"] / ends["first"]
 
 
-def scaling(results: Results) -> DataFrame:
+def _scaling(results: Results) -> DataFrame:
     """Judge the rows of the study `loss_scaling`.
 
     In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there
@@ -105,12 +105,12 @@ def small_micro_batches(results: Results) -> ClaimResult:
     small = rows.query("micro_batch <= @SMALL")
     if small.empty or rows["accumulation_steps"].nunique() < 2:
         return undecided("It takes micro-batches of 1 or 2 beside larger ones, with the forward in float32.", len(rows))
-    wide, narrow = growth(rows.query("accumulator == 'float32'")), growth(rows.query("accumulator in @SIXTEEN"))
+    wide, narrow = _growth(rows.query("accumulator == 'float32'")), _growth(rows.query("accumulator in @SIXTEEN"))
     ratio = small.query("accumulator == 'float32'")["ratio"]
     clean = bool((wide < GROWTH).all()) and bool((small.query("accumulator == 'float32'")["high"] <= NOTICEABLE).all())
     dirty = bool((narrow >= GROWTH).all())
     worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
-    realistic = growth(every.query("precision == 'bfloat16' and accumulator == 'bfloat16'"))
+    realistic = _growth(every.query("precision == 'bfloat16' and accumulator == 'bfloat16'"))
     added = (
         f" With the forward in bfloat16 too, whose own error is larger, they grow {span(realistic)}-fold."
         if len(realistic)
@@ -140,7 +140,7 @@ def small_micro_batches(results: Results) -> ClaimResult:
 )
 def scaling_works(results: Results) -> ClaimResult:
     """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
-    rows = scaling(results)
+    rows = _scaling(results)
     good, wrong = rows.query("arm in ['full', 'accumulated']"), rows.query("arm not in ['full', 'accumulated']")
     accumulated = good.query("arm == 'accumulated'")
     takes("It takes accumulated arms, and arms in a wrong order beside them.", accumulated, wrong, n=len(rows))
@@ -162,7 +162,7 @@ def scaling_works(results: Results) -> ClaimResult:
 # E3 ----------------------------------------------------------------------------------------------------------------------------
 
 
-def accuracy(results: Results) -> DataFrame:
+def _accuracy(results: Results) -> DataFrame:
     """Compare held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
 
     Args:
@@ -196,7 +196,7 @@ def accuracy(results: Results) -> DataFrame:
 )
 def mixed_precision(results: Results) -> ClaimResult:
     """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4), by task."""
-    rounded, cells = errors(results), accuracy(results)
+    rounded, cells = errors(results), _accuracy(results)
     rounded = rounded.query("precision in @SIXTEEN and accumulator == 'float32'")
     if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
         return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
@@ -223,7 +223,7 @@ def mixed_precision(results: Results) -> ClaimResult:
 # Sections ----------------------------------------------------------------------------------------------------------------------
 
 
-def figure_accumulators(rows: Mapping[str, DataFrame]) -> Figure:
+def _figure_accumulators(rows: Mapping[str, DataFrame]) -> Figure:
     """Relative error of the accumulated gradient over N, a panel per title: points measured, lines from independent roundings."""
     at = "accumulation_steps"
     shown = {
@@ -237,7 +237,7 @@ def figure_accumulators(rows: Mapping[str, DataFrame]) -> Figure:
     return curves(shown, "accumulation steps N", "relative error of the gradient")
 
 
-def accumulator_section(material: Material) -> Section:
+def _accumulator_section(material: Material) -> Section:
     """The error of the sum over N, by the format of the accumulator."""
     rows = errors(material.results).query("precision == 'float32'")
     needed(rows)
@@ -257,7 +257,7 @@ def accumulator_section(material: Material) -> Section:
     )
     picture = Picture(
         "accumulators",
-        figure_accumulators(panels),
+        _figure_accumulators(panels),
         "Relative error of the accumulated gradient over the number of accumulation steps for sums in bfloat16, float16 and "
         "float32, with the lines of independent roundings.",
         "Error of the gradient against float64 over N at fixed B, with the forward in float32; at the right end micro-batches "
@@ -267,9 +267,9 @@ def accumulator_section(material: Material) -> Section:
     return section("The accumulator", text, picture)
 
 
-def scaling_section(material: Material) -> Section:
+def _scaling_section(material: Material) -> Section:
     """What each order of loss scaling does to three windows."""
-    rows = scaling(material.results)
+    rows = _scaling(material.results)
     head = "arm | width | exact | error | error after | steps when hit | scale x | right"
     caption = (
         "Three windows, of which the second has one infinite sample. Clipping is active in each. error: the largest relative "
@@ -281,7 +281,7 @@ def scaling_section(material: Material) -> Section:
     return section("Loss scaling over a window", table_by(rows, "arm width", head, columns, caption, sort=False))
 
 
-def mixed_section(material: Material) -> Section:
+def _mixed_section(material: Material) -> Section:
     """Rounding under autocast, accumulated beside full."""
     wide = errors(material.results).query("accumulator == 'float32'")
     head = "forward in | N | trials | error over the full batch's | upper end of its 95% interval, at most"
@@ -293,9 +293,9 @@ def mixed_section(material: Material) -> Section:
     return section("Mixed precision", table_by(wide, "precision", head, columns, caption))
 
 
-def accuracy_section(material: Material) -> Section:
+def _accuracy_section(material: Material) -> Section:
     """Accuracy under autocast, accumulated beside full."""
-    cells = accuracy(material.results)
+    cells = _accuracy(material.results)
     head = "trained | compared | n | points of held-out accuracy apart | 95% interval | detectable"
     caption = (
         "Differences paired by seed, mean and 95% interval; detectable: what a paired t test would have found (5%, power 80%). "
@@ -307,7 +307,7 @@ def accuracy_section(material: Material) -> Section:
     return section("Accuracy in 16 bits", table_by(points, "", head, columns, caption))
 
 
-def does_half_precision_hold(results: Results) -> Advice:
+def _does_half_precision_hold(results: Results) -> Advice:
     """Of the experiment on equivalence: rounding error over that of the large batch, by precision."""
     arms = results.of("equivalence").arms
     arms = arms.query("arm == 'accumulated' and norm != 'batch' and precision in ['float16', 'bfloat16']")
@@ -340,6 +340,6 @@ EXPERIMENT = Experiment(
     margin=MARGIN,
     margin_reason="one point of accuracy, three of the 297 held-out images",
     claims=(small_micro_batches, scaling_works, mixed_precision),
-    advice=does_half_precision_hold,
-    sections=(accumulator_section, scaling_section, mixed_section, accuracy_section),
+    advice=_does_half_precision_hold,
+    sections=(_accumulator_section, _scaling_section, _mixed_section, _accuracy_section),
 )

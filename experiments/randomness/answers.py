@@ -69,7 +69,7 @@ def single_runs_differ(results: Results) -> ClaimResult:
 WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)", "masks_repeated": "repeated (wrong)"}
 
 
-def masks_section(material: Material) -> Section:
+def _masks_section(material: Material) -> Section:
     """Distances and spreads of gradients, by how the masks were drawn."""
     rows = material.study("randomness")
     head = "dropout layers | masks drawn | N | trials | distance | largest | difference of means | spread / full's"
@@ -99,5 +99,5 @@ EXPERIMENT = Experiment(
     f"the standardised difference of means stays below {SHIFT:g}; masks repeated in every micro-batch must fail that. The "
     f"remedy has to be within {ALGEBRA_GATE:.0e}.",
     claims=(single_runs_differ,),
-    sections=(masks_section,),
+    sections=(_masks_section,),
 )

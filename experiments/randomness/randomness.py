@@ -48,7 +48,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     config = setting.config
     right = [accumulated(config, num) for num in config.accumulation_steps]
     rows = _rows(setting, right)
-    drop_behind_relu(setting.initial, config.workload.dropout)
+    _drop_behind_relu(setting.initial, config.workload.dropout)
     return rows + _rows(setting, right)
 
 
@@ -64,12 +64,12 @@ def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
         own = draws(setting, change(recipe), ids, SAME)
         rows.append({
             "dropout_layers": layers, "accumulation_steps": recipe.accumulation_steps, "masks": name,
-            **draw_distances(own, remedied if name == "masks_of_samples" else usual), **distribution(own, other),
+            **_draw_distances(own, remedied if name == "masks_of_samples" else usual), **distribution(own, other),
         })  # fmt: skip
     return rows
 
 
-def drop_behind_relu(model: nn.Module, p: float) -> None:
+def _drop_behind_relu(model: nn.Module, p: float) -> None:
     """Each ReLU is followed by dropout; parameters keep their values, not their names."""
     replace_layers(model, nn.ReLU, lambda layer: nn.Sequential(layer, nn.Dropout(p)))
 
@@ -81,7 +81,7 @@ def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     return torch.stack(found)
 
 
-def draw_distances(own: Tensor, full: Tensor) -> Row:
+def _draw_distances(own: Tensor, full: Tensor) -> Row:
     """Relative distances ||a_r - g_r|| / ||g_r|| of the arm's and the full batch's r-th draw ([R, P] each)."""
     distances = [relative_distance(a, b) for a, b in zip(own, full, strict=True)]
     return {"draws": len(own), "distance": statistics.median(distances), "largest_distance": max(distances)}

@@ -74,7 +74,7 @@ def synchronised_once(results: Results) -> ClaimResult:
     )
 
 
-def wire_ratios(rows: DataFrame) -> DataFrame:
+def _wire_ratios(rows: DataFrame) -> DataFrame:
     """Compare gradient bytes with those of synchronising once per window.
 
     Args:
@@ -105,7 +105,7 @@ def communication(results: Results) -> ClaimResult:
     rows = results.study("replicas")
     if not ({*PAIRS, *PAIRS.values()} <= set(rows["arm"]) and {1} < set(rows["accumulation_steps"])):
         return undecided("It takes several micro-batches and the true batch (N = 1) on the same ranks.", len(rows))
-    ratios = wire_ratios(rows)
+    ratios = _wire_ratios(rows)
     by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
     nothing = (ratios["true_batch"] == 1).all()
     numbers = names(ratios["accumulation_steps"])
@@ -123,7 +123,7 @@ def communication(results: Results) -> ClaimResult:
     )
 
 
-def ways(material: Material) -> Section:
+def _ways(material: Material) -> Section:
     """Errors and named causes of every way to synchronise."""
     rows = material.study("replicas")
     head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
@@ -145,7 +145,7 @@ def ways(material: Material) -> Section:
     return section("Ways to synchronise two ranks", text, cells)
 
 
-def wire(material: Material) -> Section:
+def _wire(material: Material) -> Section:
     """What each way sends."""
     rows = material.study("replicas")
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
@@ -176,5 +176,5 @@ EXPERIMENT = Experiment(
     f"{ALGEBRA_GATE:.0e}, and trainings have to end within {TRAJECTORY_GATE:.0e} of one process with the full batch. Bytes are "
     "counted, not timed.",
     claims=(communication, synchronised_once),
-    sections=(ways, wire),
+    sections=(_ways, _wire),
 )

@@ -53,7 +53,7 @@ def expected(name: str, unequal: bool) -> Cause | None:
     return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised
 
 
-def windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[RankEvidence]:
+def _windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[RankEvidence]:
     """The evidence of each window up to the first wrong one: after that, the ranks are not where they should be."""
     referee, cuts = setting.referee(), micro_batches(setting.config, len(traces), num)
     state, seen = snapshot(setting.initial), []
@@ -68,7 +68,7 @@ def windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[Ra
 
 
 def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: torch.Tensor) -> Row:
-    seen, start = windows_seen(setting, num, traces), flatten(setting.initial.parameters())
+    seen, start = _windows_seen(setting, num, traces), flatten(setting.initial.parameters())
     last, wire, steps = seen[-1], traces[0].wire, setting.config.steps
     unequal = len(set(last.terms)) > 1
     ends = [torch.from_numpy(trace.parameters[-1]) for trace in traces]

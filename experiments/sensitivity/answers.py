@@ -44,7 +44,7 @@ def rates(arms: DataFrame) -> DataFrame:
     return counted.loc[places.sort_values(["precision", "kind", "size"]).index].reset_index(drop=True)
 
 
-def smallest(own: DataFrame) -> float:
+def _smallest(own: DataFrame) -> float:
     """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
     found = math.nan
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
@@ -61,7 +61,7 @@ def answer(arms: DataFrame) -> Answer:
         return Answer(("No error was planted in these trials.",), None)
     sentences, decided = [], {}
     for precision, own in table.groupby("precision", sort=False):
-        sizes = {str(kind): smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
+        sizes = {str(kind): _smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
         words = _words(sizes, own)
         target = TARGETS.get(str(precision))
         sentences.append(
@@ -93,7 +93,7 @@ def shares(material: Material) -> Section:
     needed(table)
     picture = Picture(
         "rates",
-        figure_sensitivity(table),
+        _figure_sensitivity(table),
         "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
         "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
         "direction, or in the first tensor. Found: judged different or degraded, and otherwise than the correct arm. "
@@ -103,7 +103,7 @@ def shares(material: Material) -> Section:
     return section("What is found", picture)
 
 
-def figure_sensitivity(table: DataFrame) -> Figure:
+def _figure_sensitivity(table: DataFrame) -> Figure:
     """Share of planted errors that are found over their relative size, a panel per precision, with exact 95 % intervals."""
     found = [Rate(*pair) for pair in zip(table["k"], table["n"], strict=True)]
     table = table.assign(mean=[one.share for one in found], low=[one.low for one in found], high=[one.high for one in found])

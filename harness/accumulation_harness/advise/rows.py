@@ -58,7 +58,7 @@ def advice(config: TrialConfig, seen: Measured) -> list[Advice]:
     small = [one for one in every if one[0].bytes <= LEAST * least]
 
     def cost(one: tuple[Size, int]) -> float:
-        return time_to_target(seen, *one)
+        return _time_to_target(seen, *one)
 
     known = not math.isnan(noise(seen))
     chosen = {
@@ -108,7 +108,7 @@ def noise(seen: Measured) -> float:
     return one.estimate if math.isfinite(one.high) and one.low > 0 and not seen.couples else math.nan
 
 
-def time_to_target(seen: Measured, size: Size, num: int) -> float:
+def _time_to_target(seen: Measured, size: Size, num: int) -> float:
     """Predict the time to a target, up to a factor: (1 + B_noise / B) times the seconds of a step.
 
     Args:

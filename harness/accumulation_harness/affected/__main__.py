@@ -50,16 +50,16 @@ def read(path: Path) -> list[Advisory]:
     return held
 
 
-def matches(found: Iterable[Pin], advisories: Iterable[Advisory]) -> Iterator[Match]:
+def _matches(found: Iterable[Pin], advisories: Iterable[Advisory]) -> Iterator[Match]:
     """Yield what concerns the packages, in their order."""
     held = list(advisories)
     for pin in found:
         for advisory in held:
-            if canonicalize_name(advisory["package"]) == pin.package and concerns(advisory, pin):
+            if canonicalize_name(advisory["package"]) == pin.package and _concerns(advisory, pin):
                 yield Match(advisory, pin)
 
 
-def concerns(advisory: Advisory, pin: Pin) -> bool:
+def _concerns(advisory: Advisory, pin: Pin) -> bool:
     """Whether the release is affected, or one that the range admits."""
     affected = SpecifierSet(advisory["affected"], prereleases=True)
     if pin.version is not None:
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return terminal.BAD_INPUT
     known = {canonicalize_name(advisory["package"]) for advisory in held}
     looked_at = [pin for pin in found if pin.package in known]
-    concerned = list(matches(looked_at, [advisory for advisory in held if advisory["id"] not in given.ignore]))
+    concerned = list(_matches(looked_at, [advisory for advisory in held if advisory["id"] not in given.ignore]))
     certain = [match for match in concerned if match.is_certain]
     if given.format == "json":
         rows = [

@@ -182,7 +182,7 @@ class TrackingMode(StrEnum):
     disabled = "disabled"
 
 
-def name_of_target(target: str | None) -> str:
+def _name_of_target(target: str | None) -> str:
     """The NAME of `FILE.py:NAME` or `package.module:NAME`."""
     return (target or "custom").rpartition(":")[2]
 
@@ -227,7 +227,7 @@ class WorkloadConfig:
     def label(self) -> str:
         """The name in tables: the data, and the model where it is not the usual one for that data; a task's own name."""
         if self.data == Data.custom:
-            return name_of_target(self.target)
+            return _name_of_target(self.target)
         return str(self.data) if KINDS[self.data].models[0] == self.model else f"{self.data}_{self.model}"
 
 
@@ -270,7 +270,7 @@ class OptimizerConfig:
     @property
     def label(self) -> str:
         """The name in tables."""
-        return name_of_target(self.target) if self.name == OptimizerName.custom else str(self.name)
+        return _name_of_target(self.target) if self.name == OptimizerName.custom else str(self.name)
 
 
 class State(StrEnum):

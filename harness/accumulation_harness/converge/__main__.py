@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = table.Asked.of({name: values[-1] for name, values in own.items() if values})
         config = compose_trial([text for text in given if text.partition("=")[0] not in own])
         with forkserver_at_work(start=True):
-            experiment.run_many(trials(config, asked.seeds), conclude=partial(conclude, asked)).raise_failures()
+            experiment.run_many(trials(config, asked.seeds), conclude=partial(_conclude, asked)).raise_failures()
     except (Exception, KeyboardInterrupt) as error:
         return run.report(error)
     return 0
@@ -52,7 +52,7 @@ def trials(config: HarnessConfig, seeds: int) -> list[HarnessConfig]:
     return [dataclasses.replace(alike, seed=config.seed + i) for i in range(seeds)]
 
 
-def conclude(asked: table.Asked, cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
+def _conclude(asked: table.Asked, cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
     """Print what the finished ones say."""
     for line in table.lines([cell.folder for cell in cells if cell.is_finished()], asked):
         print(line)

@@ -140,8 +140,8 @@ def _gradients(signature: Signature) -> tuple[Found, bool]:
     worst = signature.worst_window
     fitting = {causes: error for causes, error in signature.explanations.items() if error <= ALGEBRA_GATE}
     if not fitting:
-        return {Cause.unexplained: describe(worst)}, False
-    return {cause: f"{describe(worst)}: {MEANINGS[cause].sentence}" for cause in _simplest(fitting, signature)}, True
+        return {Cause.unexplained: _describe(worst)}, False
+    return {cause: f"{_describe(worst)}: {MEANINGS[cause].sentence}" for cause in _simplest(fitting, signature)}, True
 
 
 def _simplest(fitting: Mapping[Causes, float], signature: Signature) -> Causes:
@@ -207,7 +207,7 @@ def _counters(signature: Signature, counters: Differences, found: Found) -> Foun
     return causes
 
 
-def describe(window: WrongWindow) -> str:
+def _describe(window: WrongWindow) -> str:
     """Put the evidence of one window into a sentence.
 
     Args:
@@ -246,5 +246,5 @@ def _where(window: WrongWindow) -> str:
 
 def _evidence(signature: Signature, counters: Differences) -> str:
     if signature.worst_window is not None:
-        return describe(signature.worst_window)
+        return _describe(signature.worst_window)
     return "; ".join(told(counters)) or "the trajectories diverge although the probed gradients agree"

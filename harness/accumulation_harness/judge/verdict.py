@@ -196,7 +196,7 @@ def judge(evidence: Evidence) -> Verdict:
         The verdict, with its causes and reasons.
     """
     if evidence.algebra.not_float64:
-        return judged_in_float32(evidence)
+        return _judged_in_float32(evidence)
     verdict = _judged(evidence)
     algebra = evidence.algebra
     seen = (
@@ -208,7 +208,7 @@ def judge(evidence: Evidence) -> Verdict:
     return dataclasses.replace(verdict, reasons=(*verdict.reasons, *notes, seen))
 
 
-def judged_in_float32(evidence: Evidence) -> Verdict:
+def _judged_in_float32(evidence: Evidence) -> Verdict:
     """Judge an arm whose task does not compute in float64: what differs clearly is `different`, and nothing is equivalent.
 
     A gradient that no cause reproduces has to differ in every window: in a single one a ReLU may have flipped.
@@ -229,7 +229,7 @@ def judged_in_float32(evidence: Evidence) -> Verdict:
         return Verdict(verdict=Outcome.inconclusive, reasons=(Doubt.diverged, unseen))
     diagnosis = diagnose(signature, evidence.counters)
     flipped = signature.wrong < max(3, signature.probes) and diagnosis.causes == (Cause.unexplained,)
-    wrong = (*coarse_failures(signature, gate), *told(evidence.counters))
+    wrong = (*_coarse_failures(signature, gate), *told(evidence.counters))
     if wrong and not (flipped and not evidence.counters):
         reasons = (*diagnosis.sentences, *wrong, unseen)
         return Verdict(verdict=Outcome.different, causes=diagnosis.causes, reasons=reasons)
@@ -237,7 +237,7 @@ def judged_in_float32(evidence: Evidence) -> Verdict:
     return Verdict(verdict=Outcome.inconclusive, reasons=(unseen, seen))
 
 
-def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
+def _coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
     """List what fails of L0 in float32.
 
     Args:
@@ -257,7 +257,7 @@ def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
 
 
 def _judged(evidence: Evidence) -> Verdict:
-    doubt = unjudgeable(evidence)
+    doubt = _unjudgeable(evidence)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     if evidence.algebra.floor > ALGEBRA_GATE:
@@ -280,20 +280,20 @@ def _judged(evidence: Evidence) -> Verdict:
                 *diagnosis.sentences,
                 *also.values(),
                 *wrong,
-                *(unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()),
+                *(_unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()),
                 *[str(Doubt.diverged)] * (not (evidence.finite or evidence.signature.is_lost)),
             ),
         )
-    doubt = unmeasured(evidence.precision, evidence.algebra, evidence.rounding)
+    doubt = _unmeasured(evidence.precision, evidence.algebra, evidence.rounding)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
-    aside = remarks(evidence)
-    rough = (*rounding_failures(evidence.precision, evidence.rounding), *later_failures(evidence))
-    by_weights = weighted_otherwise(evidence.rounding)
+    aside = _remarks(evidence)
+    rough = (*rounding_failures(evidence.precision, evidence.rounding), *_later_failures(evidence))
+    by_weights = _weighted_otherwise(evidence.rounding)
     if rough and by_weights:
         return Verdict(verdict=Outcome.different, causes=tuple(by_weights), reasons=(*by_weights.values(), *rough, *aside))
     if rough:
-        reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
+        reasons = (*vanished.values(), *rough, *_attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
     return Verdict(verdict=Outcome.equivalent, reasons=aside)
 
@@ -302,7 +302,7 @@ def _judged_above(evidence: Evidence) -> Verdict:
     """Of an arm whose model resolves less in float64 than L0 asks for: what differs clearly is `different`, nothing is right."""
     floor, gate = evidence.algebra.floor, clear_gate(evidence.algebra.floor)
     doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
-    measures = algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
+    measures = _algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
     failures = _above((what, error, gate) for what, error, _ in measures)
     if not evidence.finite or not (failures or evidence.counters):
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
@@ -315,7 +315,7 @@ def _judged_above(evidence: Evidence) -> Verdict:
     )
 
 
-def unread(algebra: Algebra) -> tuple[str, ...]:
+def _unread(algebra: Algebra) -> tuple[str, ...]:
     """List what else the model carries otherwise than the full batch's, or the oracle's whose trajectory the arm's is.
 
     Args:
@@ -327,7 +327,7 @@ def unread(algebra: Algebra) -> tuple[str, ...]:
     return tuple(f"{one}, and the training did not depend on it" for one in algebra.carried[:3])
 
 
-def remarks(evidence: Evidence) -> tuple[str, ...]:
+def _remarks(evidence: Evidence) -> tuple[str, ...]:
     """List what a reader of an arm with the right algebra has to know although it decides nothing.
 
     Args:
@@ -336,7 +336,7 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
     Returns:
         A sentence each.
     """
-    algebra, told = evidence.algebra, [*unread(evidence.algebra)]
+    algebra, told = evidence.algebra, [*_unread(evidence.algebra)]
     path = evidence.trajectory
     if path.ratio > COMPARABLE and evidence.precision not in ROUNDED_ONCE:
         told.append(
@@ -358,7 +358,7 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
     return tuple(told)
 
 
-def unjudgeable(evidence: Evidence) -> str:
+def _unjudgeable(evidence: Evidence) -> str:
     """Say why an arm cannot be judged.
 
     Args:
@@ -375,7 +375,7 @@ def unjudgeable(evidence: Evidence) -> str:
     return Doubt.diverged_at_once if evidence.algebra.steps < 1 else ""
 
 
-def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
+def _unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     """Say why an arm in which nothing is wrong so far cannot be called right.
 
     Args:
@@ -388,7 +388,7 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     """
     if math.isnan(algebra.trajectory_error):  # the arm has run away in float64, the full batch has not
         return Doubt.diverged
-    failed = [what for what, error, _ in algebra_measures(algebra) if math.isnan(error)]
+    failed = [what for what, error, _ in _algebra_measures(algebra) if math.isnan(error)]
     if failed:
         return f"{Doubt.unmeasured}: {', '.join(failed)}"
     if precision == Precision.float64:
@@ -402,7 +402,7 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     return ""
 
 
-def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
+def _algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
     """List what L0 decides on.
 
     Args:
@@ -428,7 +428,7 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
     Returns:
         A sentence for each.
     """
-    return _above(algebra_measures(algebra))
+    return _above(_algebra_measures(algebra))
 
 
 def _above(measures: Iterable[tuple[str, float, float]], of: Precision = Precision.float64) -> tuple[str, ...]:
@@ -463,7 +463,7 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     )
 
 
-def later_failures(evidence: Evidence) -> tuple[str, ...]:
+def _later_failures(evidence: Evidence) -> tuple[str, ...]:
     """List what fails of gradients after the first windows; in a single window a ReLU may have flipped.
 
     Args:
@@ -479,7 +479,7 @@ def later_failures(evidence: Evidence) -> tuple[str, ...]:
     return (f"in {evidence.precision} from window {min(rough)} on {off}",)
 
 
-def weighted_otherwise(own: Rounding) -> Found:
+def _weighted_otherwise(own: Rounding) -> Found:
     """Name the cause of an error in the span of the micro-batches' gradients, which rounding leaves in every direction.
 
     Args:
@@ -500,7 +500,7 @@ def weighted_otherwise(own: Rounding) -> Found:
     return {next(near, Cause.unexplained): f"{sentence}: no rounding does that"}
 
 
-def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
+def _attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
     """Word the factors whose removal closes at least half of the gap.
 
     Args:

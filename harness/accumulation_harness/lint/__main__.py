@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while given.format != "sarif" and told:
             print(line(**told.pop(0), format=given.format))
     if given.format == "sarif":
-        print(sarif.text("accumulation-lint", [result(**one) for one in told]))
+        print(sarif.text("accumulation-lint", [_result(**one) for one in told]))
     return code
 
 
@@ -108,7 +108,7 @@ def line(path: Path, place: str, hit: Hit, format: str) -> str:
     return annotation(level, hit.told(), file=path, line=hit.line, col=hit.column, title=hit.cause)
 
 
-def result(path: Path, place: str, hit: Hit) -> dict[str, Any]:
+def _result(path: Path, place: str, hit: Hit) -> dict[str, Any]:
     """Return a hit as code scanning takes it."""
     region = {"startLine": hit.line, "startColumn": hit.column, "endLine": hit.last_line}
     return {

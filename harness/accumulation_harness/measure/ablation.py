@@ -37,12 +37,12 @@ class Run:
 Removal = Callable[[Setting, Run], Run]
 
 
-def with_changes(**changes: Any) -> Removal:
+def _with_changes(**changes: Any) -> Removal:
     """The removal that makes these changes of a run."""
     return lambda setting, run: dataclasses.replace(run, **changes)
 
 
-def equal_lengths(setting: Setting, run: Run) -> Run:
+def _equal_lengths(setting: Setting, run: Run) -> Run:
     """A full window of samples with equally many loss terms, cut evenly."""
     workload, config, num = setting.exact, setting.config, run.recipe.accumulation_steps
     terms = workload.num_terms(workload.batch(torch.arange(workload.num_samples))).cpu()
@@ -54,14 +54,14 @@ def equal_lengths(setting: Setting, run: Run) -> Run:
 
 
 REMOVALS: dict[str, Removal] = {
-    "batch statistics": with_changes(frozen_statistics=True),  # BatchNorm normalises by its running statistics
-    "dropout": with_changes(dropout=False),
+    "batch statistics": _with_changes(frozen_statistics=True),  # BatchNorm normalises by its running statistics
+    "dropout": _with_changes(dropout=False),
     "clipping": lambda setting, run: dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm)),
-    "low precision": with_changes(precision=Precision.float64),
-    "unequal lengths": equal_lengths,
+    "low precision": _with_changes(precision=Precision.float64),
+    "unequal lengths": _equal_lengths,
 }
 # Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B.
-ON_CUDA: dict[str, Removal] = {"cuDNN": with_changes(cudnn=False)}
+ON_CUDA: dict[str, Removal] = {"cuDNN": _with_changes(cudnn=False)}
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:

@@ -32,10 +32,10 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "processor": processor(),
+        "processor": _processor(),
         "vectors": vectors(),
         "device": name_of(device),
-        **(card(device) if device.type == "cuda" else {}),
+        **(_card(device) if device.type == "cuda" else {}),
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
         "threads": torch.get_num_threads(),
         "packages": {name: version(name) or "absent" for name in PACKAGES},
@@ -50,7 +50,7 @@ def vectors() -> str:
     )
 
 
-def processor() -> str:
+def _processor() -> str:
     """The model of the processor, as the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -64,7 +64,7 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def card(device: torch.device) -> dict[str, Any]:
+def _card(device: torch.device) -> dict[str, Any]:
     """What results on a CUDA device may depend on: its libraries, driver, memory, and whether TF32 is on."""
     properties = torch.cuda.get_device_properties(device)
     return {

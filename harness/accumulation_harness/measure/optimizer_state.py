@@ -36,7 +36,7 @@ def optimizer_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> dict[
     for name in dict.fromkeys(name for _, state in own for name in state if name != STEP):
         has_shape = all(name not in state or getattr(state[name], "shape", None) == p.shape for p, state in own)
         absent = torch.zeros_like if has_shape else lambda p: ()
-        values = [leaf for p, state in own for leaf in leaves(state[name] if name in state else absent(p), p.device)]
+        values = [leaf for p, state in own for leaf in _leaves(state[name] if name in state else absent(p), p.device)]
         if values:
             found[name] = flatten(values)
     return found
@@ -47,7 +47,7 @@ def _entries_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
     return {str(name): value for state in states for name, value in state.items() if value is not None}
 
 
-def leaves(value: object, device: torch.device) -> Iterator[Tensor]:
+def _leaves(value: object, device: torch.device) -> Iterator[Tensor]:
     """The tensors and numbers in a nest of lists and dictionaries, real and on the device; parameters are passed over."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, NUMBERS) and not isinstance(leaf, nn.Parameter):

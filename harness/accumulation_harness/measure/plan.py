@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if asks else 2
 
     def planned(config: TrialConfig) -> Iterable[str]:
-        return by_trying(config) if AUTO in given else answered(explain, config, parse_bytes(budgets[0]))
+        return by_trying(config) if AUTO in given else answered(_explain, config, parse_bytes(budgets[0]))
 
     return print_about([text for text in given if not text.startswith("memory=") and text != AUTO], planned)
 
@@ -271,7 +271,7 @@ def choose(effective_batch: int, budget: float, static: float, per_sample: float
     return fitting[-1]
 
 
-def explain(config: TrialConfig, budget: int) -> list[str]:
+def _explain(config: TrialConfig, budget: int) -> list[str]:
     """What is printed: b and N, the memory they take of the `budget` bytes, measured, and what they save; ConfigError without."""
     effective_batch = config.effective_batch
     plan = choose(effective_batch, budget, *fit_memory(config))

@@ -173,10 +173,10 @@ def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None
     errors = [relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost)]
     survivors = next(without(referee.parts(state, window.in_order(torch.cat(cut)), sizes), lost))
     [others] = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares_of([0])
-    return min(*errors, relative_distance(consumed, replaced(consumed, survivors, others)))
+    return min(*errors, relative_distance(consumed, _replaced(consumed, survivors, others)))
 
 
-def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
+def _replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
     """Predict the window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
 
     Args:
@@ -223,7 +223,7 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
     def losses(arm: Arm, own: Workload, outputs: Any, batch: Batch) -> Tensor:
         mine = torch.isin(batch.ids, sample.ids)
         met.extend([arm] * (not len(sample) or bool(mine.any())))
-        found: Tensor = infinite(own.losses(outputs, batch), mine)
+        found: Tensor = _infinite(own.losses(outputs, batch), mine)
         return found
 
     def by_inputs(arm: Arm, _model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
@@ -231,7 +231,7 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
         if rows.shape[1:] != own.shape[1:]:
             return outputs
         mine = (rows == own.to(rows)).flatten(1).all(1)
-        poisoned = infinite(outputs, mine)
+        poisoned = _infinite(outputs, mine)
         has_rows = any(own is not other for own, other in zip(nest.leaves(outputs), nest.leaves(poisoned), strict=True))
         met.extend([arm] * (has_rows and bool(mine.any())))
         return poisoned
@@ -250,7 +250,7 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
             handle.remove()
 
 
-def infinite(outputs: Any, mine: Tensor) -> Any:
+def _infinite(outputs: Any, mine: Tensor) -> Any:
     """The outputs of a forward with the rows `mine` ([n] bool) of every floating tensor multiplied by infinity."""
 
     def multiplied(leaf: Any) -> Any:

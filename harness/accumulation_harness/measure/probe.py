@@ -103,7 +103,7 @@ class Probe:
         """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
         for label, arm in self.arms.items():
             start, kept = flatten(arm.model.parameters()), self.earlier[label]
-            self.started[label].add(fingerprint(start))
+            self.started[label].add(_fingerprint(start))
             if not self.remembers:
                 continue
             kept.append(self.setting.shelf.put(start))
@@ -163,7 +163,7 @@ class Probe:
             probes=1,
             steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
             steps_before_last_forward=watch.steps_before_last_forward,
-            samples=count_samples(torch.cat(arm.seen), ids, arm.strangers),
+            samples=_count_samples(torch.cat(arm.seen), ids, arm.strangers),
         )
         if watch.last_forward is None or stale is not None:
             return found
@@ -313,7 +313,7 @@ class Probe:
         share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
         alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
         smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
-        keep_smallest(smallest, seen.consumed, hypotheses(facts))
+        _keep_smallest(smallest, seen.consumed, hypotheses(facts))
         return smallest
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
@@ -380,14 +380,14 @@ class Probe:
         for tell in (hypotheses, stale):
             for context, inside in ({(): WHOLE} | contexts).items():
                 found: dict[Causes, float] = {}
-                keep_smallest(found, taken.consumed, tell(self._facts(label, taken, inside)), context)
+                _keep_smallest(found, taken.consumed, tell(self._facts(label, taken, inside)), context)
                 near = resolved.get(context, 0.0)
                 for causes, error in found.items():
                     smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
                 return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
         for read in (counted, partly):
-            keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, WHOLE), taken.consumed))
+            _keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, WHOLE), taken.consumed))
         return smallest, 0.0
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
@@ -414,7 +414,7 @@ class Probe:
     def _stale_forward(self, label: str) -> Tensor | None:
         """The weights of the window's last forward, if they are not those it began with but exactly those an earlier one did."""
         used = self.lock.watches[label].last_forward
-        return None if used is None or fingerprint(used) not in self.started[label] else used
+        return None if used is None or _fingerprint(used) not in self.started[label] else used
 
     def _stale(self, parts: Callable[[State], Parts], state: State, weights: Tensor) -> Parts:
         """`parts` of a forward at other `weights`; the penalty is that of the weights themselves."""
@@ -454,14 +454,14 @@ def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     return causes
 
 
-def keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
+def _keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
     """By cause, beside those of its context, the smallest relative distance of `consumed` to the cause's variants, in place."""
     for cause, gradient in variants:
         causes = (*context, cause)
         smallest[causes] = min(smallest.get(causes, math.inf), relative_distance(consumed, gradient))
 
 
-def fingerprint(weights: Tensor) -> tuple[float, float]:
+def _fingerprint(weights: Tensor) -> tuple[float, float]:
     """Two numbers that weights have in common only when they are the same, or as good as."""
     return float(weights.sum()), float(weights @ weights)
 
@@ -472,7 +472,7 @@ def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
     return 0.0 if error <= arm.loss_resolution else error
 
 
-def count_samples(seen: Tensor, wanted: Tensor, strangers: int = 0) -> Samples:
+def _count_samples(seen: Tensor, wanted: Tensor, strangers: int = 0) -> Samples:
     """How the ids of the samples an arm saw differ from its window's; rows that are none have negative ids, or are counted."""
     used, counts = seen[seen >= 0].unique(return_counts=True)
     return Samples(

@@ -77,12 +77,12 @@ class Wire:
 # What a rank divides its summed losses by, beside `Wire.sum_terms`: that is for gradients that are summed over the ranks --------
 
 
-def scaled_terms(wire: Wire, own: Tensor) -> Tensor:
+def _scaled_terms(wire: Wire, own: Tensor) -> Tensor:
     """n / W of W ranks: for gradients that are averaged over the ranks, as DDP does."""
     return wire.sum_terms(own) / wire.world
 
 
-def own_terms(wire: Wire, own: Tensor) -> Tensor:
+def _own_terms(wire: Wire, own: Tensor) -> Tensor:
     """n_r, the loss terms of the rank's own share: each rank takes the mean over it."""
     return own
 
@@ -95,7 +95,7 @@ def averaged(wire: Wire, flat: Tensor) -> Tensor:
     return wire.sum_gradients(flat) / wire.world
 
 
-def once(position: int, num: int) -> bool:
+def _once(position: int, num: int) -> bool:
     """After the last micro-batch of a window."""
     return position == num - 1
 
@@ -105,17 +105,17 @@ def every(position: int, num: int) -> bool:
     return True
 
 
-def halfway(position: int, num: int) -> bool:
+def _halfway(position: int, num: int) -> bool:
     """Synchronise after micro-batch N/2: the rest of the window stays on its rank."""
     return position == num // 2 - 1
 
 
-def never(position: int, num: int) -> bool:
+def _never(position: int, num: int) -> bool:
     """After none: every rank steps on its own share."""
     return False
 
 
-def manual_sync(wire: Wire, num: int, split: Split, *, divisor: OverRanks, reduction: OverRanks, when: SyncRule) -> Recipe:
+def _manual_sync(wire: Wire, num: int, split: Split, *, divisor: OverRanks, reduction: OverRanks, when: SyncRule) -> Recipe:
     """The recipe whose running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
 
     def synchronise(arm: Arm) -> None:
@@ -133,7 +133,7 @@ def manual_sync(wire: Wire, num: int, split: Split, *, divisor: OverRanks, reduc
     )
 
 
-def with_ddp(wire: Wire, num: int, split: Split, *, divisor: OverRanks, when: SyncRule) -> Recipe:
+def _with_ddp(wire: Wire, num: int, split: Split, *, divisor: OverRanks, when: SyncRule) -> Recipe:
     """The recipe in which `DistributedDataParallel` averages in the backwards that `when` names, and in no others (`no_sync`)."""
 
     def counted(bucket: Any) -> torch.futures.Future[Tensor]:
@@ -159,23 +159,23 @@ def _divided(wire: Wire, divisor: OverRanks, terms: Sequence[Tensor], num: int) 
 
 
 RIGHT: Mapping[str, Way] = {
-    "sum_over_window_terms": partial(manual_sync, divisor=Wire.sum_terms, reduction=Wire.sum_gradients, when=once),
-    "mean_of_scaled": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=once),
-    "mean_every_micro_batch": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=every),
-    "ddp": partial(with_ddp, divisor=scaled_terms, when=once),
-    "ddp_every_backward": partial(with_ddp, divisor=scaled_terms, when=every),
+    "sum_over_window_terms": partial(_manual_sync, divisor=Wire.sum_terms, reduction=Wire.sum_gradients, when=_once),
+    "mean_of_scaled": partial(_manual_sync, divisor=_scaled_terms, reduction=averaged, when=_once),
+    "mean_every_micro_batch": partial(_manual_sync, divisor=_scaled_terms, reduction=averaged, when=every),
+    "ddp": partial(_with_ddp, divisor=_scaled_terms, when=_once),
+    "ddp_every_backward": partial(_with_ddp, divisor=_scaled_terms, when=every),
 }
 # F15, fairseq#494, transformers#34242; the last is right where all ranks have as many loss terms.
 SCALED: Mapping[str, Way] = {
-    "summed_not_averaged": partial(manual_sync, divisor=scaled_terms, reduction=Wire.sum_gradients, when=once),
-    "averaged_twice": partial(manual_sync, divisor=Wire.sum_terms, reduction=averaged, when=once),
-    "mean_of_local_means": partial(manual_sync, divisor=own_terms, reduction=averaged, when=once),
+    "summed_not_averaged": partial(_manual_sync, divisor=_scaled_terms, reduction=Wire.sum_gradients, when=_once),
+    "averaged_twice": partial(_manual_sync, divisor=Wire.sum_terms, reduction=averaged, when=_once),
+    "mean_of_local_means": partial(_manual_sync, divisor=_own_terms, reduction=averaged, when=_once),
 }
 # F16, FunASR#3472, build-nanogpt#30; the last two need more than one micro-batch.
 UNSYNCHRONISED: Mapping[str, Way] = {
-    "never_synchronised": partial(manual_sync, divisor=own_terms, reduction=averaged, when=never),
-    "synchronised_halfway": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=halfway),
-    "ddp_synchronised_halfway": partial(with_ddp, divisor=scaled_terms, when=halfway),
+    "never_synchronised": partial(_manual_sync, divisor=_own_terms, reduction=averaged, when=_never),
+    "synchronised_halfway": partial(_manual_sync, divisor=_scaled_terms, reduction=averaged, when=_halfway),
+    "ddp_synchronised_halfway": partial(_with_ddp, divisor=_scaled_terms, when=_halfway),
 }
 
 
@@ -246,7 +246,7 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
     return trace
 
 
-def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
+def _serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
     """The main function of a rank's process: join the others, answer jobs until there are none, or until one fails."""
     processes.die_with_parent()
     torch.set_num_threads(1)
@@ -293,7 +293,7 @@ class Ranks:
             for rank in range(self.world):
                 mine, theirs = context.Pipe()
                 self.links.append(mine)
-                process = context.Process(target=serve, args=(rank, self.world, self.folder.name, setting, theirs), daemon=True)
+                process = context.Process(target=_serve, args=(rank, self.world, self.folder.name, setting, theirs), daemon=True)
                 with processes.interrupts_blocked():
                     process.start()
                 theirs.close()

@@ -93,7 +93,7 @@ def measure(
         else setting.shelf.put(referee.within(state, window, recipe.split(len(window)), inside)[1])
         for label, recipe in recipes.items()
     }
-    zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
+    zeros = {label: _zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
     apart = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan))
     for label, recipe in recipes.items():
         setting.shelf.release()
@@ -178,7 +178,7 @@ def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:
     return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
 
 
-def zero_share(gradient: Tensor | None, exact: Tensor) -> float:
+def _zero_share(gradient: Tensor | None, exact: Tensor) -> float:
     """Of the entries of `exact` ([P]) that are not zero, the share that is zero in `gradient`; NaN where the step was skipped."""
     if gradient is None or not bool(exact.count_nonzero()):
         return math.nan

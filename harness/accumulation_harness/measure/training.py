@@ -94,7 +94,7 @@ def train(
     """
     config = setting.config
     lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
-    move_one_ulp(lock.arms[ULP].model)
+    _move_one_ulp(lock.arms[ULP].model)
     names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
@@ -103,7 +103,7 @@ def train(
         {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls), {}
     )
     for t, ids in enumerate(stream):
-        exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
+        exact = _exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
         records = lock.step(ids, gradients="compared", exact=exact)
         squares: Mapping[str, Row] = noise_scale.read(noise)
         rows: list[Row] = []
@@ -125,7 +125,7 @@ def train(
     return distances
 
 
-def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:
+def _exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:
     """Make a function for the exact clipped gradient of a window, each arm's at its own parameters.
 
     It is one for all at the first step, where all stand alike.
@@ -158,7 +158,7 @@ def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], s
     return exact
 
 
-def move_one_ulp(model: nn.Module) -> None:
+def _move_one_ulp(model: nn.Module) -> None:
     """Move the first weight by one unit in the last place: the smallest perturbation there is."""
     with torch.no_grad():
         first = next(model.parameters()).reshape(-1)[:1]

@@ -151,7 +151,7 @@ def standard_candidates(config: TrialConfig) -> list[Candidate]:
     return [*right, Candidate(PERMUTED, permuted(config, 0))]
 
 
-def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
+def _null_recipes(config: TrialConfig) -> dict[str, Recipe]:
     """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
     nulls = {str(ArmName(NULL, replicate=i)): permuted(config, 1 + i) for i in range(config.nulls)}
     return nulls | {ULP: full_batch(config)}
@@ -351,7 +351,7 @@ class Levels:
             self.on_step(step, rows)
             self.clock.phase = phase
 
-        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], told)
+        trained = train(self.setting, self.recipes, _null_recipes(config), self.stream[: config.steps], told)
         self.clock.lap("training")
         self.clock.phase = before
         return trained

@@ -221,7 +221,7 @@ def check_update(
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
         zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
-        hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in partial_gradients(parts()))]
+        hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in _partial_gradients(parts()))]
         for first, decays, advances in (*hypotheses, *((zeros, False, kinds) for kinds in BY_HAND)):
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
                 yield own.state_errors(twin(start, first, decays=decays, advances=advances))
@@ -244,7 +244,7 @@ def check_update(
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
         advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
-    average, average_error = average_errors(setting, arm, before, start, reached)
+    average, average_error = _average_errors(setting, arm, before, start, reached)
     return Signature(
         update=error,
         decays_fit=fits,
@@ -254,13 +254,13 @@ def check_update(
     )
 
 
-def average_errors(setting: Setting, arm: Arm, before: Before, start: Tensor, reached: Tensor) -> tuple[dict[str, float], float]:
+def _average_errors(setting: Setting, arm: Arm, before: Before, start: Tensor, reached: Tensor) -> tuple[dict[str, float], float]:
     """The error of the moving average, by its name, where the trial keeps one; and, if wrong, of one moved too often."""
     decay = setting.config.ema_decay
     if arm.ema is None or decay is None:
         return {}, 0.0
     mean = flatten(arm.ema.module.parameters())
-    right, *wrong = (relative_distance(mean, each) for each in averages(before.ema, start, reached, decay, len(arm.seen)))
+    right, *wrong = (relative_distance(mean, each) for each in _averages(before.ema, start, reached, decay, len(arm.seen)))
     return {"ema": right}, 0.0 if right <= ALGEBRA_GATE else min(wrong, default=math.inf)
 
 
@@ -269,14 +269,14 @@ def _worst_entry_of_best_twin(a: Mapping[str, float], b: Mapping[str, float]) ->
     return max((min(a[name], b.get(name, math.inf)) for name in a), default=0.0)
 
 
-def partial_gradients(parts: Parts | None) -> Iterator[Sequence[Tensor]]:
+def _partial_gradients(parts: Parts | None) -> Iterator[Sequence[Tensor]]:
     """What an optimizer's state may have been given before the window's gradient: each micro-batch's, or the running sum."""
     for each in () if parts is None else (parts.shares, list(parts.parts)):
         yield each[:-1]
         yield list(accumulate(each))[:-1]
 
 
-def averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float, num: int) -> Iterator[Tensor]:
+def _averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float, num: int) -> Iterator[Tensor]:
     """Predict the moving average after the window: the right one first, then those that moved for every micro-batch.
 
     Args:

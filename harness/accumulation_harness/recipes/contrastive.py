@@ -181,7 +181,7 @@ class Bank:
         return own
 
 
-def banked(bank: Bank) -> Transform:
+def _banked(bank: Bank) -> Transform:
     """Accumulation whose micro-batches find their negatives in a bank as well; the bank outlives windows."""
 
     def loop(arm: Arm, window: Batch) -> Tensor:
@@ -257,7 +257,7 @@ def named(name: str) -> Transform:
     """
     bank = bank_named(name)
     if bank is not None and 0 < bank.size <= LARGEST_BANK:
-        return banked(bank)
+        return _banked(bank)
     if name in EXACT | WRONG:
         return (EXACT | WRONG)[name]
     known = ", ".join([*EXACT, *WRONG, *(f"{kind}@SIZE" for kind in BANKS)])

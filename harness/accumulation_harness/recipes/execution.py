@@ -47,12 +47,12 @@ def exchange_forward(model: nn.Module, execution: Execution) -> None:
             pass
         case Execution.compile:
             # Sizes are symbols: arms cut windows differently, and past a limit the compiler would fall back to eager in silence.
-            model.forward = torch.compile(model.forward, dynamic=True, options=compiler_options())
+            model.forward = torch.compile(model.forward, dynamic=True, options=_compiler_options())
         case Execution.cuda_graph:
             model.forward = Captured(model)
 
 
-def compiler_options() -> dict[str, Any] | None:
+def _compiler_options() -> dict[str, Any] | None:
     """Reductions that are not tuned by timing, where the compiler has that choice: their order is then the same in each run."""
     from torch._inductor import config
 
@@ -68,7 +68,7 @@ class Captured:
         self._inner = [layer for layer in model.modules() if layer is not model]
         self._graphs: dict[Hashable, Forward] = {}
         for parameter in model.parameters():
-            parameter.register_hook(partial(own_copy, parameter))
+            parameter.register_hook(partial(_own_copy, parameter))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The model's outputs for `inputs`, from the graph of their shape, captured when it is first seen."""
@@ -115,6 +115,6 @@ class Whole(nn.Module):
         return self._run(inputs)
 
 
-def own_copy(parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
+def _own_copy(parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
     """A gradient that may become `.grad` itself, copied: the next replay of the graph writes to the same memory."""
     return gradient.clone() if parameter.grad is None else None

@@ -33,7 +33,7 @@ Transform = Callable[[Recipe], Recipe]
 SHRINK = 2.0**27
 
 
-def in_place_of(part: str) -> Callable[[Callable[..., Any]], Transform]:
+def _in_place_of(part: str) -> Callable[[Callable[..., Any]], Transform]:
     """The fault that has the function decorated as that part of a recipe; of stages, as the only one there."""
 
     def made(wrong: Callable[..., Any]) -> Transform:
@@ -48,12 +48,12 @@ def in_place_of(part: str) -> Callable[[Callable[..., Any]], Transform]:
     return made
 
 
-def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
+def _boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
     """The right stages at the window's boundary but for some."""
     return tuple(stage for stage in BOUNDARY if stage not in dropped)
 
 
-@in_place_of("normalise")
+@_in_place_of("normalise")
 def loss_not_divided(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
     """Plant the fault that adds the micro-batches' mean losses without 1/N (nanoGPT#168, XLM#217).
 
@@ -78,7 +78,7 @@ def loss_divided_twice(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=too_often)
 
 
-@in_place_of("normalise")
+@_in_place_of("normalise")
 def mean_of_means(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
     """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842)."""
     return [n * len(terms) for n in terms]
@@ -96,7 +96,7 @@ def short_window_divided_by_n(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=own_terms_times_n)
 
 
-@in_place_of("arrange")
+@_in_place_of("arrange")
 def window_misplaced(window: Batch, _step: int) -> Batch:
     """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185)."""
     return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
@@ -109,7 +109,7 @@ def gradients_cleared_in_window(recipe: Recipe) -> Recipe:
 
 def gradients_not_cleared(recipe: Recipe) -> Recipe:
     """No `zero_grad` at the boundary: stale gradients stay in the sum (tez#38, pytorch#47175)."""
-    return dataclasses.replace(recipe, at_boundary=boundary_without(clear))
+    return dataclasses.replace(recipe, at_boundary=_boundary_without(clear))
 
 
 def step_every_micro_batch(recipe: Recipe) -> Recipe:
@@ -128,7 +128,7 @@ def step_every_micro_batch(recipe: Recipe) -> Recipe:
 
 def schedule_per_micro_batch(recipe: Recipe) -> Recipe:
     """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632)."""
-    return dataclasses.replace(recipe, after_backward=(step_schedule,), at_boundary=boundary_without(step_schedule))
+    return dataclasses.replace(recipe, after_backward=(step_schedule,), at_boundary=_boundary_without(step_schedule))
 
 
 def clip_per_micro_batch(recipe: Recipe) -> Recipe:
@@ -138,7 +138,7 @@ def clip_per_micro_batch(recipe: Recipe) -> Recipe:
 
 def clip_before_unscale(recipe: Recipe) -> Recipe:
     """Clipping sees the scaled gradients (TorchSSL#59, transformers#40799)."""
-    return dataclasses.replace(recipe, at_boundary=(clip, unscale, *boundary_without(clip, unscale)))
+    return dataclasses.replace(recipe, at_boundary=(clip, unscale, *_boundary_without(clip, unscale)))
 
 
 def scaler_updated_in_window(recipe: Recipe) -> Recipe:
@@ -156,7 +156,7 @@ def scaler_updated_in_window(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(grow_once,), at_boundary=wrong)
 
 
-@in_place_of("after_backward")
+@_in_place_of("after_backward")
 def accumulator_overwritten(arm: Arm) -> None:
     """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498)."""
     kept = arm.memory.setdefault("kept", {})
@@ -167,7 +167,7 @@ def accumulator_overwritten(arm: Arm) -> None:
             p.grad.copy_(kept[p])
 
 
-@in_place_of("after_backward")
+@_in_place_of("after_backward")
 def low_precision_accumulator(arm: Arm) -> None:
     """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703)."""
     for p in arm.model.parameters():
@@ -202,13 +202,13 @@ def underflow_from_division(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, normalise=small, report=report, at_boundary=(multiply_back, *recipe.at_boundary))
 
 
-@in_place_of("report")
+@_in_place_of("report")
 def loss_report_differs(contributions: Sequence[Tensor]) -> Tensor:
     """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706)."""
     return contributions[-1] * len(contributions)
 
 
-@in_place_of("after_backward")
+@_in_place_of("after_backward")
 def weight_decay_per_micro_batch(arm: Arm) -> None:
     """Decoupled weight decay acts after every backward (keras#19990)."""
     group = arm.optimizer.param_groups[0]
@@ -218,7 +218,7 @@ def weight_decay_per_micro_batch(arm: Arm) -> None:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
-@in_place_of("after_backward")
+@_in_place_of("after_backward")
 def optimizer_state_per_micro_batch(arm: Arm) -> None:
     """Plant the fault that advances momentum, second moment and bias correction with every backward (DeepSpeed#8443).
 
@@ -241,13 +241,13 @@ def ema_per_micro_batch(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(update_ema,))
 
 
-@in_place_of("auxiliary_share")
+@_in_place_of("auxiliary_share")
 def auxiliary_loss_scale(own: Tensor, normaliser: Tensor) -> Tensor:
     """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000)."""
     return torch.ones_like(own)
 
 
-@in_place_of("forward")
+@_in_place_of("forward")
 def cached_weights_stale(arm: Arm, micro_batch: Batch) -> Any:
     """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047)."""
     if arm.position == 0 and arm.windows % 2 == 0:
@@ -258,7 +258,7 @@ def cached_weights_stale(arm: Arm, micro_batch: Batch) -> Any:
     return functional_call(Forward(arm.workload, arm.model), values, (micro_batch,))
 
 
-@in_place_of("prepare")
+@_in_place_of("prepare")
 def normaliser_depends_on_split(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
     """Advantages are normalised within each micro-batch (verl#907)."""
     return [workload.prepared(window.rows(chunk)) for chunk in chunks]
@@ -290,20 +290,20 @@ def non_finite_micro_batch(recipe: Recipe) -> Recipe:
     )
 
 
-@in_place_of("before_micro_batch")
+@_in_place_of("before_micro_batch")
 def resume_in_window(arm: Arm) -> None:
     """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
     if arm.windows == 1 and arm.position == 1:
         clear(arm)
 
 
-@in_place_of("after_backward")
+@_in_place_of("after_backward")
 def counter_wrong(arm: Arm) -> None:
     """Samples are counted once more for every micro-batch (nanochat#177)."""
     arm.samples += len(arm.seen[arm.position])
 
 
-@in_place_of("arrange")
+@_in_place_of("arrange")
 def samples_repeated(window: Batch, _step: int) -> Batch:
     """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308)."""
     return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))

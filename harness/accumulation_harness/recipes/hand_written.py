@@ -145,7 +145,7 @@ class Rows:
 
     def seen(self) -> list[Tensor] | None:
         """Sample ids of each micro-batch; None where nobody can tell."""
-        forwards, asked = by_backward(self.forwards), by_backward(self.asked)
+        forwards, asked = _by_backward(self.forwards), _by_backward(self.asked)
         told = [ids for number, own in forwards.items() for ids in _of_one_backward(own, asked.get(number, []))]
         hidden = self.hidden or any(ids is None for ids in told)
         if hidden or (not told and (asked or self.consumed)):
@@ -209,7 +209,7 @@ class Rows:
         return False
 
 
-def by_backward(reached: Mapping[int, tuple[int, Tensor | None]]) -> dict[int, list[Tensor | None]]:
+def _by_backward(reached: Mapping[int, tuple[int, Tensor | None]]) -> dict[int, list[Tensor | None]]:
     """What each backward has reached, in the order of the forwards."""
     found: dict[int, list[Tensor | None]] = {}
     for _, (backward, ids) in sorted(reached.items()):

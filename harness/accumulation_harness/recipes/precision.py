@@ -24,7 +24,7 @@ def parameter_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == Precision.float64 else torch.float32
 
 
-def resolution(precision: Precision) -> float:
+def _resolution(precision: Precision) -> float:
     """Distance from 1 to the next number, in the format in which a forward computes."""
     return torch.finfo(HALF.get(precision, parameter_dtype(precision))).eps
 

@@ -53,18 +53,18 @@ def window_total(terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[T
     return [torch.stack(list(terms)).sum()] * len(terms)
 
 
-def total_loss(contributions: Sequence[Tensor]) -> Tensor:
+def _total_loss(contributions: Sequence[Tensor]) -> Tensor:
     """The window's loss is the sum of what its micro-batches contributed."""
     return torch.stack(list(contributions)).sum()
 
 
-def prepared_whole(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
+def _prepared_whole(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
     """What a loss takes from all samples is taken from the window's, before it is cut."""
     whole = workload.prepared(window)
     return [whole.rows(chunk) for chunk in chunks]
 
 
-def own_share(own: Tensor, normaliser: Tensor) -> Tensor:
+def _own_share(own: Tensor, normaliser: Tensor) -> Tensor:
     """A penalty is added with the micro-batch's weight n_k / W, so that a window has it once."""
     return own.double() / normaliser
 
@@ -130,11 +130,11 @@ class Recipe:
     accumulation_steps: int
     split: SplitPlan
     arrange: Callable[[Batch, int], Batch] | None = None  # (window, optimizer step) -> the window in another order
-    prepare: Callable[[Workload, Batch, Sequence[slice]], list[Batch]] = prepared_whole
+    prepare: Callable[[Workload, Batch, Sequence[slice]], list[Batch]] = _prepared_whole
     forward: Callable[[Arm, Batch], Any] = forward
     normalise: Normalise = window_total
-    auxiliary_share: Callable[[Tensor, Tensor], Tensor] = own_share  # (own loss terms, normaliser) -> factor of the penalty
-    report: Callable[[Sequence[Tensor]], Tensor] = total_loss
+    auxiliary_share: Callable[[Tensor, Tensor], Tensor] = _own_share  # (own loss terms, normaliser) -> factor of the penalty
+    report: Callable[[Sequence[Tensor]], Tensor] = _total_loss
     before_micro_batch: tuple[Stage, ...] = ()
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
@@ -243,7 +243,7 @@ def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) 
     named = {"matrices": [p for p in everything if p.dim() > 1], "vectors": [p for p in everything if p.dim() <= 1]}
     groups = [{"params": group, "name": name} for name, group in named.items() if group]
     if config.name == OptimizerName.custom:
-        return own_optimizer(config, groups)
+        return _own_optimizer(config, groups)
     ours = OPTIMIZERS[config.name]
     made: torch.optim.Optimizer = getattr(torch.optim, ours.made_by)(
         groups, lr=config.lr, weight_decay=config.weight_decay, **ours.arguments(config)
@@ -251,7 +251,7 @@ def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) 
     return made
 
 
-def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+def _own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
     """`target(groups, lr=..., weight_decay=... if it takes one, **args)`; ConfigError where that gives no optimizer."""
     field, target = "optimizer.target", config.target
     assert target is not None

@@ -48,7 +48,7 @@ def masks_of_samples(recipe: Recipe) -> Recipe:
 
     def prepare(arm: Arm) -> None:
         if "dropouts" not in arm.memory:
-            arm.memory["dropouts"] = replace_dropout(arm.model)
+            arm.memory["dropouts"] = _replace_dropout(arm.model)
         if arm.position == 0:
             arm.memory["key"] = int(torch.randint(2**62, ()))
         for layer in arm.memory["dropouts"]:
@@ -75,7 +75,7 @@ def masks_repeated(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, before_micro_batch=(put_back, *recipe.before_micro_batch))
 
 
-def replace_dropout(model: nn.Module) -> list[SampleDropout]:
+def _replace_dropout(model: nn.Module) -> list[SampleDropout]:
     """Put a `SampleDropout` in the place of each `nn.Dropout`, and give them in order."""
     number = count()
     return replace_layers(model, nn.Dropout, lambda layer: SampleDropout(layer.p, next(number)).train(layer.training))

@@ -90,10 +90,10 @@ class Elements:
         return self if self._vector is not None else Elements([tensor.clone() for tensor in self.tensors])
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(Tensor.double, blocks(self.tensors, self._block)) if self._vector is None else iter([self._vector])
+        return map(Tensor.double, _blocks(self.tensors, self._block)) if self._vector is None else iter([self._vector])
 
 
-def blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
+def _blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
     """Cut all elements, in order, into vectors in their own format, each made when it is asked for.
 
     Args:
@@ -152,8 +152,8 @@ def distances_to(reference: Sequence[Tensor], others: Sequence[Sequence[Tensor]]
         rows = flatten(tensor for own in others for tensor in own).reshape(len(others), -1) - flatten(reference)
         distances: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return distances
-    own = [blocks(tensors, block) for tensors in others]
-    squares = [torch.stack([_square(next(vectors) - x) for vectors in own]) for x in blocks(reference, block)]
+    own = [_blocks(tensors, block) for tensors in others]
+    squares = [torch.stack([_square(next(vectors) - x) for vectors in own]) for x in _blocks(reference, block)]
     return torch.stack(squares).sum(0).sqrt()
 
 

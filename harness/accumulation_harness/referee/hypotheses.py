@@ -51,13 +51,13 @@ def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
     Yields:
         A cause, and the gradient [P] that it predicts, after clipping.
     """
-    for cause, gradient in unclipped(facts):
+    for cause, gradient in _unclipped(facts):
         yield cause, clipped(gradient, facts.max_norm)
     if facts.max_norm is not None and math.isfinite(facts.max_norm):
         yield from clipping(facts, facts.max_norm)
 
 
-def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
+def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     """Predict the accumulated gradient before a correct clip, under each known fault.
 
     Args:
@@ -102,9 +102,9 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
             yield Cause.weight_decay_per_micro_batch, right + times * facts.decay
-    yield from doubled_scale(shares)
+    yield from _doubled_scale(shares)
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
-        for cause, gradient in low_precision(summands):
+        for cause, gradient in _low_precision(summands):
             yield cause, gradient / divided
 
 
@@ -223,7 +223,7 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
         yield Cause.clip_before_unscale, clipped(right * factor, max_norm) / factor
 
 
-def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     """Predict the gradient when the loss scale doubles (or halves) inside the window, after micro-batch k.
 
     Args:
@@ -240,7 +240,7 @@ def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     yield Cause.scaler_updated_in_window, summed(growing)
 
 
-def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+def _low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     """Predict the gradient when the running sum is kept in a narrow format.
 
     It is rounded after every addition; or each gradient is, before that; or both.

@@ -53,7 +53,7 @@ def observe(
     """
     right = referee.gradient(state, window)
     parts = referee.parts(state, window, [size for cut in cuts for size in cut])
-    ranks = by_rank(parts, [len(cut) for cut in cuts])
+    ranks = _by_rank(parts, [len(cut) for cut in cuts])
     comparisons = [compare(a, right) for a in consumed]
     worst = max(comparisons, key=lambda c: c.distance)
     taken_apart = [decompose(a, [rank.share for rank in ranks]) for a in consumed]
@@ -83,7 +83,7 @@ class RankParts:
         return summed(self.shares)
 
 
-def by_rank(parts: Parts, lengths: Sequence[int]) -> list[RankParts]:
+def _by_rank(parts: Parts, lengths: Sequence[int]) -> list[RankParts]:
     """Deal micro-batches to ranks.
 
     Args:
@@ -108,13 +108,13 @@ def explanations(ranks: Sequence[RankParts], consumed: Sequence[Tensor]) -> dict
         Variant of a fault -> the largest relative error over the ranks, of the best of its hypotheses.
     """
     errors: dict[Variant, float] = {}
-    for variant, gradients in hypotheses(ranks):
+    for variant, gradients in _hypotheses(ranks):
         error = max(relative_distance(a, h) for a, h in zip(consumed, gradients, strict=True))
         errors[variant] = min(errors.get(variant, math.inf), error)
     return errors
 
 
-def hypotheses(ranks: Sequence[RankParts]) -> Iterator[Hypothesis]:
+def _hypotheses(ranks: Sequence[RankParts]) -> Iterator[Hypothesis]:
     """Predict what ranks consume under each known fault, from S_r, rightful contributions, n_r, loss terms, and n, their sum.
 
     Args:

@@ -49,9 +49,9 @@ class VerdictRow:
         return cls(
             experiment=config.experiment,
             trial=identity(config),
-            workload=with_arguments(config.workload.label, config.workload.args),
+            workload=_with_arguments(config.workload.label, config.workload.args),
             norm=str(config.norm),
-            optimizer=with_arguments(config.optimizer.label, config.optimizer.args),
+            optimizer=_with_arguments(config.optimizer.label, config.optimizer.args),
             precision=str(config.precision),
             seed=config.seed,
             effective_batch=config.effective_batch,
@@ -71,7 +71,7 @@ class VerdictRow:
         )
 
 
-def with_arguments(label: str, arguments: Mapping[str, Any]) -> str:
+def _with_arguments(label: str, arguments: Mapping[str, Any]) -> str:
     """A name as tables have it: `Task(width=8)` of what is made with arguments, which may be swept."""
     return f"{label}({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else label
 

@@ -391,7 +391,7 @@ class TrialWriter:
         Raises:
             StoreError: The disk is full, or the folder is gone or cannot be written.
         """
-        steps = to_parquet(self._rows)
+        steps = _to_parquet(self._rows)
         checked = {"steps": len(self._rows), "steps_sha256": hashlib.sha256(steps).hexdigest()}
         names = {"experiment": self.folder.parent.name, "trial": self.folder.name}
         try:
@@ -425,7 +425,7 @@ class TrialWriter:
         self.close()
 
 
-def to_parquet(rows: Sequence[Row]) -> bytes:
+def _to_parquet(rows: Sequence[Row]) -> bytes:
     """One table, columns in the order of their first appearance; a column that a row does not have is a gap there."""
     import pyarrow as pa
     import pyarrow.parquet as pq

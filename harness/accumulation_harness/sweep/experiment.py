@@ -163,7 +163,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None,
         said = f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone."
         print(said, file=sys.stderr, flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
-    (conclude or print_ending)(cells, outcome.failures)
+    (conclude or _print_ending)(cells, outcome.failures)
     return outcome
 
 
@@ -184,7 +184,7 @@ def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
     threads = _num_threads(cells, len(places))
     with _caught_signals() as caught, Progress(total=len(cells), skipped=skipped) as progress:
         start_forkserver()
-        queue = deque(longest_first(todo))
+        queue = deque(_longest_first(todo))
         pool = _Pool(run=run or run_one, places=places, threads=threads, progress=progress, todo=queue, skipped=skipped)
         try:
             while pool.is_busy and not caught.signals:
@@ -222,11 +222,11 @@ def conclude(configs: Sequence[HarnessConfig], failures: Sequence[Failure]) -> O
     cells = _distinct(configs)
     outcome = Outcome(done=len(cells) - len(failures), skipped=0, failures=tuple(failures))
     print(f"{_trials(outcome.done)} done, {len(failures)} failed.")
-    print_ending(cells, failures)
+    _print_ending(cells, failures)
     return outcome
 
 
-def print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
+def _print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
     """Print verdicts by cell, caveats, the folder and the next command; last, the failures once more.
 
     Args:
@@ -303,7 +303,7 @@ def _own(field: str, target: str, told: str | None) -> dict[str, Any]:
     return named | {"source": targets.data_fingerprint(field, target, told) or None}
 
 
-def longest_first(cells: Sequence[Cell]) -> list[Cell]:
+def _longest_first(cells: Sequence[Cell]) -> list[Cell]:
     """Order trials experiment by experiment, each with its longest first, as far as can be guessed.
 
     At the end of an experiment no core then waits for one.

@@ -40,7 +40,7 @@ class Group(NamedTuple):
         if not all(cell.is_finished() for cell in self.tuning):
             return self.judging
         arms: dict[float, list[ArmName]] = defaultdict(list)
-        for arm, lr in best_rates(self.tuning).items():
+        for arm, lr in _best_rates(self.tuning).items():
             arms[lr].append(arm)
         return [one for cell in self.judging for one in _arm_by_arm(cell, arms[_rate(cell)])]
 
@@ -70,7 +70,7 @@ def _arm_by_arm(cell: Cell, arms: Sequence[ArmName]) -> list[Cell]:
     return [Cell(config, cell.store, identity(config.trial)) for config in configs]
 
 
-def best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
+def _best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
     """Choose the learning rate with the lowest mean loss for each arm; a loss that is no number is the worst.
 
     Args:

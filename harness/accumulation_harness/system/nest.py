@@ -25,7 +25,7 @@ def map_leaves(change: Callable[[Any], Any], nest: Any) -> Any:
     Returns:
         New containers of the same classes.
     """
-    if is_texts(nest):
+    if _is_texts(nest):
         return change(nest)
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         return type(nest)(*(map_leaves(change, one) for one in nest))
@@ -88,7 +88,7 @@ def _attributes(leaf: Any) -> list[str]:
     return [*getattr(leaf, "__dict__", ()), *(name for own in slots for name in ([own] if isinstance(own, str) else own))]
 
 
-def is_texts(nest: Any) -> bool:
+def _is_texts(nest: Any) -> bool:
     """Whether it is a list of texts, as `default_collate` makes of a text in each sample."""
     return isinstance(nest, (list, tuple)) and bool(nest) and all(isinstance(one, (str, bytes)) for one in nest)
 
@@ -114,7 +114,7 @@ def rows(nest: Any, index: Index, of: int | None = None) -> Any:
             )
         if isinstance(leaf, np.ndarray) and leaf.ndim:
             return leaf[index if isinstance(index, slice) else index.numpy()]
-        if is_texts(leaf):
+        if _is_texts(leaf):
             return leaf[index] if isinstance(index, slice) else type(leaf)([leaf[i] for i in index.tolist()])
         return leaf
 
@@ -152,7 +152,7 @@ def num_rows(leaf: Any) -> int | None:
     """
     if isinstance(leaf, (Tensor, np.ndarray)):
         return len(leaf) if leaf.ndim else None
-    return len(leaf) if is_texts(leaf) else None
+    return len(leaf) if _is_texts(leaf) else None
 
 
 def placed(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:

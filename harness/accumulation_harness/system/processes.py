@@ -74,7 +74,7 @@ def _kept(main: Callable[[], int]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _end)
     # The last of these calls: multiprocessing removes its own folder before (at -100). A fork of this process makes none of them.
-    Finalize(None, clear_up, exitpriority=-1000)
+    Finalize(None, _clear_up, exitpriority=-1000)
     return main()
 
 
@@ -87,7 +87,7 @@ def is_command() -> bool:
     return _command == os.getpid()
 
 
-def clear_up() -> None:
+def _clear_up() -> None:
     """Kill all that this command has started, and remove its temporary folder."""
     if not is_command():
         return
@@ -110,12 +110,12 @@ def leave(code: int) -> NoReturn:
     Args:
         code: The exit code.
     """
-    clear_up()
+    _clear_up()
     os._exit(code)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    clear_up()
+    _clear_up()
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_A_TERMINAL)
     os.kill(os.getpid(), number)

@@ -136,13 +136,13 @@ def differing(own: Snapshot, other: Snapshot, tolerance: float) -> dict[str, Dif
     for path in {**other.values, **own.values}:
         if path not in unread:
             a, b = own.values.get(path), other.values.get(path)
-            error = relative_error(a, b)
+            error = _relative_error(a, b)
             if not error <= tolerance:
                 found[path] = Difference(path, a, b, error)
     return found
 
 
-def relative_error(own: Value | None, other: Value | None) -> float:
+def _relative_error(own: Value | None, other: Value | None) -> float:
     """||own - other|| / ||other||, 0 for equal ones, NaN and infinities included; infinite for what cannot be compared."""
     if own is None or other is None:
         return math.inf

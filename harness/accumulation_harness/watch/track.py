@@ -341,7 +341,7 @@ class Track(Followed):
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
         parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes, m.own, m.bends) for m in window.micro_batches]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
-        parts, found, norms, values = on_host((parts, ends, window.norms, window.values))
+        parts, found, norms, values = _on_host((parts, ends, window.norms, window.values))
         for m, (*sketches, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else number(scale)
             m.contribution, m.before, m.after = (_sketch(s, looked, m.scale) for s in sketches)
@@ -359,7 +359,7 @@ class Track(Followed):
         window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
         if alone is False and self.detail and together is not None:
             name = f"{self.index}/{self.num_windows}"
-            window.ranks = heard(together, name, window)
+            window.ranks = _heard(together, name, window)
         if not window.alone and window.ranks is None:  # what a term weighs depends on the terms of all ranks
             for m in window.micro_batches:
                 m.slopes = None
@@ -378,7 +378,7 @@ def _hooks_of(p: Any) -> Mapping[int, Any]:
     return (p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
 
 
-def heard(together: Together, name: str, window: Window) -> Ranks | None:
+def _heard(together: Together, name: str, window: Window) -> Ranks | None:
     """Gather what every rank has seen of a window.
 
     Args:
@@ -418,7 +418,7 @@ def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
     return bool(np.linalg.norm(gradient - np.sum(given, axis=0)) <= GATE * size)
 
 
-def on_host(nest: Any) -> Any:
+def _on_host(nest: Any) -> Any:
     """Copy a nest to the host, with one copy for each device and format.
 
     Args:

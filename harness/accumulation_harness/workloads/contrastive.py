@@ -24,7 +24,7 @@ class Representations(NamedTuple):
     bias: Tensor | None = None  # 0-dim, added to the scores of the sigmoid loss
 
 
-def scores(of: Representations) -> Tensor:
+def _scores(of: Representations) -> Tensor:
     """[n, m or 2m] score of every query with every passage, those of pairs first; float32 or wider."""
     similar = of.log_scale.exp() * wide(of.queries) @ wide(of.passages).transpose(0, 1).flatten(0, 1).T
     return similar if of.bias is None else similar + of.bias
@@ -43,7 +43,7 @@ def losses(of: Representations, contrast: Contrast) -> Tensor:
     Returns:
         [n] losses, float32 or wider.
     """
-    own, table = torch.arange(len(of.queries), device=of.queries.device), scores(of)
+    own, table = torch.arange(len(of.queries), device=of.queries.device), _scores(of)
     if contrast == Contrast.sigmoid:
         signs = -torch.ones_like(table)
         signs[own, own] = 1.0

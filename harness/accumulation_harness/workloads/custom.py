@@ -53,7 +53,7 @@ class Task(Protocol):
 
 
 @cache
-def open_task(target: str, arguments: str) -> Task:
+def _open_task(target: str, arguments: str) -> Task:
     """The task, made once in a process; `arguments` is a JSON object of keyword arguments. ConfigError where it is none."""
     made = targets.load(FIELD, target)
     with targets.told(FIELD, target, "a class or function that makes a task with workload.args"):
@@ -72,7 +72,7 @@ class CustomWorkload(Workload):
     def __init__(self, config: WorkloadConfig, norm: Norm, *, device: torch.device, dtype: torch.dtype) -> None:
         assert config.target is not None
         self._target, self._norm, self._device, self._dtype = config.target, norm, device, dtype
-        self._task = open_task(config.target, json.dumps(config.args))
+        self._task = _open_task(config.target, json.dumps(config.args))
         if config.source and config.source != (now := targets.digest_of(self._task.fingerprint())):  # type: ignore[attr-defined]
             raise ConfigError("workload.source", config.source, f"{now}, what fingerprint() says of the data: they were changed")
         self._train, self._held_out = self._sequence("train"), self._sequence("held_out")
@@ -103,7 +103,7 @@ class CustomWorkload(Workload):
         with self.told("a model whose complex parameters have one name each"):
             with_real_parameters(model)
         if self._norm in (Norm.none, Norm.group, Norm.layer):
-            exchange_batch_norm(model, self._norm)
+            _exchange_batch_norm(model, self._norm)
             left = [name or "the model itself" for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
             if left:
                 expected = f"as_is or batch: {', '.join(left[:3])} cannot be exchanged"
@@ -201,7 +201,7 @@ class CustomWorkload(Workload):
         return targets.told(FIELD, self._target, expected)
 
 
-def exchange_batch_norm(model: nn.Module, norm: Norm) -> None:
+def _exchange_batch_norm(model: nn.Module, norm: Norm) -> None:
     """Every BatchNorm layer becomes GroupNorm (`layer`: of one group) with its scale and shift, or nothing (`none`), in place.
 
     Groups: the largest divisor of the channels up to 32 (Wu & He, arXiv:1803.08494).

@@ -72,7 +72,7 @@ def read_pairs(root: str | None) -> Pairs:
     """
     libraries = {"": Path(root)} if root is not None else {"": Path(ast.__file__).parent, "numpy": Path(np.__file__).parent}
     found = [pair for name, folder in libraries.items() for pair in _harvest(name, folder)]
-    pairs = distinct(found)
+    pairs = _distinct(found)
     modules = sorted({pair.module for pair in pairs})
     if len(modules) < 2:
         raise ConfigError("data.root", root, "a folder with two or more *.py files that have functions with docstrings")
@@ -87,7 +87,7 @@ def read_pairs(root: str | None) -> Pairs:
     return Pairs(train, tuple(pair for pair in pairs if pair.module in chosen)[: max(wanted, 1)])
 
 
-def distinct(pairs: Sequence[Pair]) -> list[Pair]:
+def _distinct(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs in order, without those of which a query or a passage, as far as it is read, was there before."""
     queries, passages, kept = set[bytes](), set[bytes](), []
     for pair in sorted(pairs):
@@ -155,8 +155,8 @@ class DocstringWorkload(Workload):
         self.pairs, self.contrast = pairs, contrast
         self._make_model, self._device = make_model, device
         self.num_samples = len(pairs.train)
-        self._train = texts_of(pairs.train, hard_negatives)
-        held_out = texts_of(pairs.held_out, hard_negatives)
+        self._train = _texts_of(pairs.train, hard_negatives)
+        held_out = _texts_of(pairs.held_out, hard_negatives)
         self.held_out = self._placed(torch.arange(len(held_out)) + self.num_samples, held_out)
 
     def make_model(self) -> nn.Module:
@@ -179,7 +179,7 @@ class DocstringWorkload(Workload):
         return Batch(ids=ids, inputs=texts.to(self._device, non_blocking=True), targets=ids.to(self._device, non_blocking=True))
 
 
-def texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
+def _texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
     """Encode pairs.
 
     The hard negative of a pair is the passage of the next pair of its module, in a circle; a module with one pair has the
@@ -203,7 +203,7 @@ def texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
 
 
 def neighbours(modules: Sequence[str]) -> list[int]:
-    """For each place the next one of the same module (modules are contiguous), of its last the first; see `texts_of`."""
+    """For each place the next one of the same module (modules are contiguous), of its last the first; see `_texts_of`."""
     first = {module: i for i, module in reversed(list(enumerate(modules)))}
     found = []
     for i, module in enumerate(modules):

@@ -26,7 +26,7 @@ MNIST_SHAPE, CIFAR10_SHAPE = (1, 28, 28), (3, 32, 32)
 CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
-def refuse(root: str, expected: str, cause: Exception | None = None) -> NoReturn:
+def _refuse(root: str, expected: str, cause: Exception | None = None) -> NoReturn:
     """Raise the `ConfigError` of data below `root` that are not what is expected."""
     raise ConfigError("data.root", root, expected) from cause
 
@@ -36,28 +36,28 @@ def read_data(root: str, file: Path, most: int) -> bytes:
     try:
         content = read_file(file, most + 1)
     except OSError as error:
-        refuse(root, f"a readable {file.name} ({error.strerror})", error)
+        _refuse(root, f"a readable {file.name} ({error.strerror})", error)
     if len(content) > most:
-        refuse(root, f"at most {most:,} bytes in {file.name}")
+        _refuse(root, f"at most {most:,} bytes in {file.name}")
     return content
 
 
-def find(root: str, folders: tuple[str, ...], names: list[str]) -> Path:
+def _find(root: str, folders: tuple[str, ...], names: list[str]) -> Path:
     """The first of these files that there is. Raises `ConfigError` without any."""
     for file in (Path(root, folder, name) for folder in ("", *folders) for name in names):
         if file.is_file():
             return file
-    refuse(root, f"a file {' or '.join(names)} there or in {' or '.join(folders)} below")
+    _refuse(root, f"a file {' or '.join(names)} there or in {' or '.join(folders)} below")
 
 
-def checked(root: str, name: str, images: NDArray[np.uint8], labels: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _checked(root: str, name: str, images: NDArray[np.uint8], labels: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Images [n, C, H, W] uint8 and labels [n] int64 of the file `name`. Raises `ConfigError` where they do not fit."""
     if math.prod(images.shape[1:]) != math.prod(shape):
-        refuse(root, f"images of {'x'.join(map(str, shape))} bytes in {name}")
+        _refuse(root, f"images of {'x'.join(map(str, shape))} bytes in {name}")
     if len(images) != len(labels) or not len(images):
-        refuse(root, f"as many images as labels in {name}, got {len(images)} and {len(labels)}")
+        _refuse(root, f"as many images as labels in {name}, got {len(images)} and {len(labels)}")
     if not all(isinstance(label, int) and 0 <= label < NUM_CLASSES for label in labels):
-        refuse(root, f"labels 0 to {NUM_CLASSES - 1} beside {name}")
+        _refuse(root, f"labels 0 to {NUM_CLASSES - 1} beside {name}")
     return torch.from_numpy(images.reshape(-1, *shape).copy()), torch.tensor(labels)  # a copy: torch wants writable memory
 
 
@@ -84,25 +84,25 @@ def read_mnist(root: str) -> ImageSet:
 
 def _read_part(root: str, part: str) -> tuple[Tensor, Tensor]:
     images, labels = _read_idx(root, f"{part}-images", IMAGES_MAGIC), _read_idx(root, f"{part}-labels", LABELS_MAGIC)
-    return checked(root, f"{part}-images", images, labels.tolist(), MNIST_SHAPE)
+    return _checked(root, f"{part}-images", images, labels.tolist(), MNIST_SHAPE)
 
 
 def _read_idx(root: str, stem: str, magic: int) -> NDArray[np.uint8]:
     """Unsigned bytes in the shape that the header gives: magic number, one size per dimension (big-endian int32), bytes."""
     dimensions = magic & 0xFF
     names = [f"{stem}{dot}idx{dimensions}-ubyte{ending}" for dot in "-." for ending in ("", ".gz")]
-    file = find(root, ("MNIST/raw", "raw"), names)
+    file = _find(root, ("MNIST/raw", "raw"), names)
     content = read_data(root, file, MAX_BYTES)
     if file.suffix == ".gz":
         try:
             content = zlib.decompressobj(wbits=31).decompress(content, MAX_BYTES)
         except zlib.error as error:
-            refuse(root, f"a readable {file.name} ({error})", error)
+            _refuse(root, f"a readable {file.name} ({error})", error)
     header = f">{1 + dimensions}I"
     start = struct.calcsize(header)
     found, *shape = struct.unpack(header, content[:start].ljust(start, b"\0"))
     if found != magic or len(content) != start + math.prod(shape):
-        refuse(root, f"an IDX file with the magic number {magic:#06x} and as many bytes as its header says in {file.name}")
+        _refuse(root, f"an IDX file with the magic number {magic:#06x} and as many bytes as its header says in {file.name}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -131,15 +131,15 @@ def read_cifar10(root: str) -> ImageSet:
 
 def _read_pickle(root: str, name: str) -> tuple[Tensor, Tensor]:
     """A dictionary of `data` (n rows of 3,072 bytes) and `labels`."""
-    stored = read_data(root, find(root, ("cifar-10-batches-py",), [name]), MAX_BYTES)
+    stored = read_data(root, _find(root, ("cifar-10-batches-py",), [name]), MAX_BYTES)
     try:
         content = RestrictedUnpickler(io.BytesIO(stored), encoding="bytes").load()
         data, labels = (content[key] if key in content else content[key.decode()] for key in (b"data", b"labels"))
         images = np.frombuffer(data.content, np.uint8).reshape(data.shape)
     # A damaged pickle can raise nearly anything: opcodes work on whatever lies on the stack.
     except Exception as error:
-        refuse(root, f"an undamaged CIFAR-10 pickle, of an array `data` and a list `labels`, in {name} ({error})", error)
-    return checked(root, name, images, labels, CIFAR10_SHAPE)
+        _refuse(root, f"an undamaged CIFAR-10 pickle, of an array `data` and a list `labels`, in {name} ({error})", error)
+    return _checked(root, name, images, labels, CIFAR10_SHAPE)
 
 
 class PickledType:
@@ -161,7 +161,7 @@ class PickledBytes:
             raise pickle.UnpicklingError("expected an array of unsigned bytes in C order")
 
 
-def encode(text: str, encoding: str) -> bytes:
+def _encode(text: str, encoding: str) -> bytes:
     """Stands for `_codecs.encode`, by which Python 3 writes bytes where a pickle is to be read by Python 2."""
     return text.encode("latin1")
 
@@ -171,7 +171,7 @@ ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: PickledBytes(),  # numpy 2
     ("numpy", "ndarray"): PickledBytes,
     ("numpy", "dtype"): PickledType,
-    ("_codecs", "encode"): encode,
+    ("_codecs", "encode"): _encode,
 }
 
 

@@ -15,7 +15,7 @@ from accumulation_harness.workloads.images import NUM_CLASSES, Shape
 POOLED = 4  # side of the feature maps that the convolutional net's last layer sees
 
 
-def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> nn.Module:
+def _make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> nn.Module:
     """Make the normalisation of [n, channels] (dims=0) or [n, channels, H, W] (dims=2).
 
     `batch` couples the samples of a batch; the others do not. `layer` on feature maps is GroupNorm with one group: mean and
@@ -59,12 +59,12 @@ def make_conv(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> 
     bias = norm == Norm.none
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1, bias=bias),
-        make_norm(norm, width, 2),
+        _make_norm(norm, width, 2),
         nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, padding=1, stride=2, bias=bias),
-        make_norm(norm, 2 * width, 2),
+        _make_norm(norm, 2 * width, 2),
         nn.ReLU(),
-        *pooling((side + 1) // 2),
+        *_pooling((side + 1) // 2),
         nn.Flatten(),
         *dropping(dropout),
         nn.Linear(2 * width * POOLED**2, NUM_CLASSES),
@@ -91,7 +91,7 @@ def make_conv1d(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -
     for channels_in, reach in ((channels, 5), (hidden, 3), (hidden, 3)):
         layers += [
             nn.Conv2d(channels_in, hidden, (1, reach), stride=(1, 2), padding=(0, 1), bias=norm == Norm.none),
-            make_norm(norm, hidden, 2),
+            _make_norm(norm, hidden, 2),
             nn.ReLU(),
         ]
         length = (length + 2 - reach) // 2 + 1
@@ -106,10 +106,10 @@ def make_mlp(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0, num_
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(channels * height * side, hidden, bias=bias),
-        make_norm(norm, hidden, 0),
+        _make_norm(norm, hidden, 0),
         nn.ReLU(),
         nn.Linear(hidden, hidden, bias=bias),
-        make_norm(norm, hidden, 0),
+        _make_norm(norm, hidden, 0),
         nn.ReLU(),
         *dropping(dropout),
         nn.Linear(hidden, num_classes),
@@ -123,13 +123,13 @@ class BasicBlock(nn.Module):
         super().__init__()
         bias = norm == Norm.none
         self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, stride=stride, bias=bias)
-        self.norm1 = make_norm(norm, channels, 2, max_groups=32)
+        self.norm1 = _make_norm(norm, channels, 2, max_groups=32)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
-        self.norm2 = make_norm(norm, channels, 2, max_groups=32)
+        self.norm2 = _make_norm(norm, channels, 2, max_groups=32)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=bias), make_norm(norm, channels, 2, max_groups=32)
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=bias), _make_norm(norm, channels, 2, max_groups=32)
             )
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def make_resnet18(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0)
     base = 8 * width
     layers: list[nn.Module] = [
         nn.Conv2d(shape[0], base, 3, padding=1, bias=norm == Norm.none),
-        make_norm(norm, base, 2, max_groups=32),
+        _make_norm(norm, base, 2, max_groups=32),
         nn.ReLU(),
     ]
     channels_in = base
@@ -163,7 +163,7 @@ def make_resnet18(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0)
     return nn.Sequential(*layers, GlobalAverage(), *dropping(dropout), nn.Linear(channels_in, NUM_CLASSES))
 
 
-def pooling(side: int) -> list[nn.Module]:
+def _pooling(side: int) -> list[nn.Module]:
     """Average square maps to 4x4.
 
     A fixed window of side - 3 * (side // 4) at stride side // 4 covers every row, as adaptive pooling does (the same

@@ -55,13 +55,13 @@ def generate(num_samples: int, seed: int) -> tuple[Values, NDArray[np.int64]]:
     lengths = len(TEMPLATES[0]) + rng.integers(PADDING[0], PADDING[1], num, endpoint=True)
     padded = np.zeros((num, LENGTH))
     padded[:, : len(TEMPLATES[0])] = templates()[labels] + EPS
-    x = sampled(padded, lengths, LENGTH) * (1 + SCALE * (rng.random((num, 1)) - 0.5))
+    x = _sampled(padded, lengths, LENGTH) * (1 + SCALE * (rng.random((num, 1)) - 0.5))
     shift = rng.integers(0, TRANSLATION, (num, 1))
     x = np.take_along_axis(x, (np.arange(LENGTH) - shift) % LENGTH, axis=1)
     noise = gaussian_filter1d(CORRELATED_NOISE * rng.standard_normal(x.shape), BLUR, axis=1)
     x = np.where(x != 0, x, noise) + WHITE_NOISE * rng.standard_normal(x.shape)
     x = x - SHEAR * (rng.random((num, 1)) - 0.5) * np.linspace(-0.5, 0.5, LENGTH)
-    x = sampled(x, np.full(num, LENGTH), PLACES)
+    x = _sampled(x, np.full(num, LENGTH), PLACES)
     return (x - x.mean()) / x.std(), labels
 
 
@@ -72,7 +72,7 @@ def templates() -> Values:
     return np.asarray((x - x[:, :1]) / 6)
 
 
-def sampled(x: Values, lengths: NDArray[np.int64], places: int) -> Values:
+def _sampled(x: Values, lengths: NDArray[np.int64], places: int) -> Values:
     """[n, places]: the first `lengths[i]` values of row i, linearly interpolated at evenly spaced places from end to end."""
     at = np.linspace(0, 1, places) * (lengths[:, None] - 1)
     left = np.minimum(at.astype(np.int64), lengths[:, None] - 2)

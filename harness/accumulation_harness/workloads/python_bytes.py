@@ -37,8 +37,8 @@ class BytesWorkload(TextWorkload):
         self.vocabulary_size, self._make_model = 256, make_model
         order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
         num_test = max(1, round(TEST_SHARE * len(order)))
-        test = blocks([files[i] for i in order[:num_test]])
-        training = blocks([files[i] for i in sorted(order[num_test:])])
+        test = _blocks([files[i] for i in order[:num_test]])
+        training = _blocks([files[i] for i in sorted(order[num_test:])])
         test = test[torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))[:MOST_TEST]]
         self.num_samples = len(training)
         self._bytes = torch.cat([training, test]).to(device)
@@ -50,7 +50,7 @@ class BytesWorkload(TextWorkload):
         return Batch(ids=ids, inputs=rows[:, :-1], targets=rows[:, 1:])
 
 
-def blocks(files: list[bytes]) -> Tensor:
+def _blocks(files: list[bytes]) -> Tensor:
     """[n, 129] uint8: each file cut into whole samples, its end left out."""
     whole = [content[: len(content) // LENGTH * LENGTH] for content in files]
     return torch.frombuffer(bytearray(b"".join(whole)), dtype=torch.uint8).view(-1, LENGTH)

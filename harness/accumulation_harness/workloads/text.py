@@ -48,9 +48,9 @@ def read_corpus(root: str | None) -> Corpus:
     Raises:
         ConfigError: There is no such file, one is not UTF-8, or fewer than two usable lines remain.
     """
-    text = embedded_text() if root is None else folder_text(root)
+    text = _embedded_text() if root is None else _folder_text(root)
     # Repeated lines would be in the training set and held out at the same time.
-    lines = [line for line in dict.fromkeys(cut(line) for line in text.splitlines()) if len(line) >= MIN_CHARACTERS]
+    lines = [line for line in dict.fromkeys(_cut(line) for line in text.splitlines()) if len(line) >= MIN_CHARACTERS]
     if len(lines) < 2:
         raise ConfigError(
             "data.root", root, f"*.txt files with two or more distinct lines of at least {MIN_CHARACTERS} characters"
@@ -59,19 +59,19 @@ def read_corpus(root: str | None) -> Corpus:
     return Corpus(text=text, lines=tuple(lines[i] for i in order.tolist()))
 
 
-def cut(line: str) -> str:
+def _cut(line: str) -> str:
     """At most 32 characters, without white space at either end."""
     return line.strip()[:MAX_CHARACTERS].rstrip()
 
 
-def embedded_text() -> str:
+def _embedded_text() -> str:
     """Python's own help topics, about 465k characters; they change with the version of Python."""
     from pydoc_data.topics import topics  # half a megabyte of literals: only where it is used
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def folder_text(root: str) -> str:
+def _folder_text(root: str) -> str:
     """All `*.txt` of a folder, joined by blank lines."""
     files = sorted(Path(root).glob("*.txt"))
     if not files:

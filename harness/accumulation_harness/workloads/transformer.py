@@ -13,7 +13,7 @@ from accumulation_harness.workloads.image_models import dropping
 HEAD_SIZE = 24  # one head at the default width: attention over short lines costs time by the head
 
 
-def make_feature_norm(norm: Norm, features: int) -> nn.Module:
+def _make_feature_norm(norm: Norm, features: int) -> nn.Module:
     """LayerNorm or nothing; the other normalisations have no usual meaning over characters."""
     return nn.LayerNorm(features) if norm == Norm.layer else nn.Identity()
 
@@ -50,9 +50,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, features: int, *, norm: Norm) -> None:
         super().__init__()
-        self.attention = nn.Sequential(make_feature_norm(norm, features), CausalAttention(features))
+        self.attention = nn.Sequential(_make_feature_norm(norm, features), CausalAttention(features))
         self.mlp = nn.Sequential(
-            make_feature_norm(norm, features), nn.Linear(features, 2 * features), nn.GELU(), nn.Linear(2 * features, features)
+            _make_feature_norm(norm, features), nn.Linear(features, 2 * features), nn.GELU(), nn.Linear(2 * features, features)
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         self.characters = nn.Embedding(vocabulary_size, features, padding_idx=padding)
         self.positions = nn.Parameter(torch.randn(max_length, features))
         self.blocks = nn.Sequential(*(TransformerBlock(features, norm=norm) for _ in range(depth)))
-        self.predict = nn.Sequential(make_feature_norm(norm, features), *dropping(dropout), nn.Linear(features, vocabulary_size))
+        self.predict = nn.Sequential(_make_feature_norm(norm, features), *dropping(dropout), nn.Linear(features, vocabulary_size))
 
     def forward(self, characters: Tensor) -> Tensor:
         """[n, T] indices of characters -> [n, T, V] scores."""

@@ -19,7 +19,7 @@ RATE = "learning rate"
 SAME_RATE = 1e-9  # relative; rates are computed, not measured
 
 
-def alike(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
+def _alike(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
     """Whether two steps have the same rates, group by group."""
     return len(a) == len(b) and np.allclose(a, b, rtol=max(gate, SAME_RATE), atol=0, equal_nan=True)
 
@@ -155,7 +155,7 @@ class RunFacts:
         found = dict[str, int]()
         for name, mine in self.mine.rates.items():
             pairs = enumerate(zip(mine, self.reference.rates.get(name, ()), strict=False))
-            off = (t for t, (a, b) in pairs if not alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
+            off = (t for t, (a, b) in pairs if not _alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
             if (first := next(off, None)) is not None:
                 found[name] = first
         return found

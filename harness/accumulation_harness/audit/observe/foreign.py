@@ -79,14 +79,14 @@ class Handed:
         """By a rounding of each number."""
         random = np.random.default_rng(len(self.track.steps))
         made = {}
-        for path, leaf in sorted(leaves(weights), key=itemgetter(0)):
+        for path, leaf in sorted(_leaves(weights), key=itemgetter(0)):
             values, u = read(leaf)
             apart = self.what.perturb * max(u, self.what.arithmetic)
             made[path] = _like(leaf, values * (1 + apart * random.choice((-1.0, 1.0), size=values.size)))
-        return rebuilt(weights, made)
+        return _rebuilt(weights, made)
 
     def _vector(self, what: str, tree: Any) -> Vector:
-        arrays = {path: read(leaf) for path, leaf in sorted(leaves(tree), key=itemgetter(0))}
+        arrays = {path: read(leaf) for path, leaf in sorted(_leaves(tree), key=itemgetter(0))}
         tensors = tuple((name, values.size) for name, (values, _) in arrays.items())
         if not tensors:
             raise ValueError(f"{what}: expected named arrays, got none")
@@ -125,7 +125,7 @@ class Handed:
         )
 
 
-def members(tree: Any) -> Iterator[tuple[str, Any]] | None:
+def _members(tree: Any) -> Iterator[tuple[str, Any]] | None:
     """The members of a node by name; None of a leaf."""
     if isinstance(tree, Mapping):
         return ((str(name), member) for name, member in tree.items())
@@ -136,22 +136,22 @@ def members(tree: Any) -> Iterator[tuple[str, Any]] | None:
     return None
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The arrays of nested mappings, sequences and dataclasses with their paths, `layers.0.bias`; what is None is left out."""
-    inside = members(tree)
+    inside = _members(tree)
     if inside is not None:
         for name, member in inside:
-            yield from leaves(member, f"{path}.{name}" if path else name)
+            yield from _leaves(member, f"{path}.{name}" if path else name)
     elif tree is not None and not isinstance(tree, (str, bytes)) and not callable(tree):
         yield path, tree
 
 
-def rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:
+def _rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:
     """The tree with other leaves, by their paths."""
-    inside = members(tree)
+    inside = _members(tree)
     if inside is None:
         return made.get(path, tree)
-    parts = {name: rebuilt(member, made, f"{path}.{name}" if path else name) for name, member in inside}
+    parts = {name: _rebuilt(member, made, f"{path}.{name}" if path else name) for name, member in inside}
     if isinstance(tree, Mapping):
         kind: Any = type(tree)
         return kind(zip(tree, parts.values(), strict=True))

@@ -30,7 +30,7 @@ OF_RUNS: Rules = {
 R = TypeVar("R", Run, Step, Backward, Clip)
 
 
-def merged(several: Sequence[R], rules: Rules, /, **fields: Any) -> R:
+def _merged(several: Sequence[R], rules: Rules, /, **fields: Any) -> R:
     """The first of several, with what they make together."""
     return replace(several[0], **{name: rule([getattr(one, name) for one in several]) for name, rule in rules.items()}, **fields)
 
@@ -96,7 +96,7 @@ def _of_replicas(runs: Sequence[Run]) -> Run:
             others, readers = _same_step(runs[1:], index, t), _same_step(distinct, index, t)
             steps.append(_pooled_step(step, others, readers))
         tracks.append(replace(track, steps=steps))
-    return replace(first, tracks=tracks, ranks=len(runs), rank_distances=rank_distances(runs) if len(runs) > 1 else ())
+    return replace(first, tracks=tracks, ranks=len(runs), rank_distances=_rank_distances(runs) if len(runs) > 1 else ())
 
 
 def _same_step(runs: Sequence[Run], index: int, t: int) -> list[Step]:
@@ -159,7 +159,7 @@ def _chained(rows: tuple[str, ...] | None, others: Sequence[tuple[str, ...] | No
     return tuple(chain(rows, *(other or () for other in others)))
 
 
-def rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
+def _rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
     """Per optimizer step, the largest relative distance of any rank's gradient from the first rank's."""
     tracks = [zip(*(track.steps for track in same), strict=False) for same in zip(*(run.tracks for run in runs), strict=False)]
     each = [[max(distance(other.gradient, first.gradient) for other in others) for first, *others in of_one] for of_one in tracks]
@@ -190,7 +190,7 @@ def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | 
         layout = Layout.of(firsts, known, groups, shared_out=shared_out)
         tracks.append(layout.track(parts) if len(firsts) == len(parts) else parts[0])
     distances = [run.rank_distances for run in runs if run.rank_distances]
-    return merged(
+    return _merged(
         runs,
         OF_RUNS,
         tracks=tracks,
@@ -274,7 +274,7 @@ class Layout:
             "moved": self.join_moved,
             "skipped": any,
         }
-        return merged(
+        return _merged(
             steps,
             rules,
             tensors=self.joined,
@@ -311,14 +311,14 @@ class Layout:
             **dict.fromkeys(("draws", "outside"), any),
         }
         own = tuple(local for local in each if local is not None)
-        return merged(parts, rules, locals=own if len(own) == len(each) else (), rows=rows)
+        return _merged(parts, rules, locals=own if len(own) == len(each) else (), rows=rows)
 
     def _clips(self, steps: Sequence[Step]) -> tuple[Clip, ...]:
         """None where the parts are clipped at other places of the window."""
         if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
             return ()
         rules: Rules = {"before": self.join, "active": any}
-        return tuple(merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))
+        return tuple(_merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))
 
 
 def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:

@@ -54,7 +54,7 @@ class Functions(ABC):
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
         """Whether the function (or the independent one) has a parameter of that name."""
-        return accepts(self.functions[independent], name)
+        return _accepts(self.functions[independent], name)
 
     @abstractmethod
     def run(self, job: Job) -> list[Run]:
@@ -85,7 +85,7 @@ def failed(job: Job, error: str) -> Run:
     return Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error=error)
 
 
-def accepts(function: Train | None, name: str) -> bool:
+def _accepts(function: Train | None, name: str) -> bool:
     """Whether the function has a parameter of that name."""
     return function is not None and name in inspect.signature(function).parameters
 
@@ -153,11 +153,11 @@ def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
 def _call(train: Train, job: Job, recorder: Recorder) -> Any:
     """By name where the function has these names, by position where it has others."""
     options = dict(job.options)
-    options |= {name: recorder.hand for name in ("hand", "weights") if accepts(train, name)}
+    options |= {name: recorder.hand for name in ("hand", "weights") if _accepts(train, name)}
     taken = job.batch_size * (job.accumulation_steps if job.total else 1)
     sizes = {"batch_size": taken, "accumulation_steps": job.accumulation_steps}
     parameters = inspect.signature(train).parameters.values()
-    if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if all(_accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return train(**sizes, **options)
     return train(*sizes.values(), **options)
 

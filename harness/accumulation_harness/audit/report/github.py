@@ -34,10 +34,10 @@ def tell(conclusion: Conclusion) -> str:
                 file.write(markdown.text(conclusion) + "\n")
         except OSError as error:
             unwritten = annotation("warning", str(error), title="no summary") + "\n"
-    return commands(conclusion) + unwritten
+    return _commands(conclusion) + unwritten
 
 
-def commands(conclusion: Conclusion) -> str:
+def _commands(conclusion: Conclusion) -> str:
     """One annotation per finding and problem."""
     subject = conclusion.subject
     there = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": subject.train.line}

@@ -26,7 +26,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     return {
         "verdict": conclusion.verdict,
         "exit_code": conclusion.exit_code,
-        "conclusion": quoted(conclusion),
+        "conclusion": _quoted(conclusion),
         "next": _next_experiment(conclusion),
         "findings": [
             {
@@ -65,7 +65,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
-def quoted(conclusion: Conclusion) -> str:
+def _quoted(conclusion: Conclusion) -> str:
     """What may be said of the code after this audit, in sentences that stand by themselves."""
     subject = conclusion.subject
     what = "the function" if subject is None else subject.name

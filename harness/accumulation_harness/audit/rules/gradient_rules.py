@@ -35,7 +35,7 @@ SHRINKING = -0.99  # cosine of a movement with the parameters, below which they 
 ONE_NORM = 1e-4  # relative; norms that differ by less are one
 
 
-def seen_directly(facts: StepFacts) -> Iterator[Finding]:
+def _seen_directly(facts: StepFacts) -> Iterator[Finding]:
     """Where gradients agree, movements inside the window and gradients carried over; scaling and clipping where they differ."""
     yield from _moves(facts)
     if facts.clips_scaled:
@@ -117,7 +117,7 @@ ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
     """What the gradient of this step says; when it agrees, what the update and the state say. Empty when nothing differs."""
-    found = [*seen_directly(facts)]
+    found = [*_seen_directly(facts)]
     if facts.gradients_agree:
         found = found or [*_underflow(facts)]
         return found or ([*_update(facts)] if judge_update and not facts.agrees else [])
