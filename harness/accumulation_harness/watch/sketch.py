@@ -1,13 +1,14 @@
 """Sketches of gradients: inner products with fixed +-1 vectors, a few numbers per tensor, which add up over shards.
 
 The vectors are Kronecker products: sign j of element i, in block k = i div L, is R[i mod L] S[j, k mod M] T[j, k div M], with
-R, S and T the same for all tensors. Hence a sketch is one matrix-vector product over the gradient and small ones with its result,
-nothing of a parameter's size is kept, and a shard that begins at global element o sketches to its own share of the whole.
+R, S and T the same for all tensors, and T[j, 0] = 1. Hence a sketch is two matrix-vector products (which use no TF32) for each
+group of M blocks, nothing of a parameter's size is kept or made, and a shard that begins at global element o sketches to its own
+share of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 BLOCK = 256  # elements that share a sign of S
 GROUP = 1 << 14  # blocks that share a sign of T
+WIDENED = 1 << 10  # blocks of 16 bits that are widened at a time; a divisor of GROUP
 WIDTH = 8  # numbers per tensor
 FOLDED = 64  # rows of a sketch that ranks tell each other
 SEED = 20250122
@@ -65,47 +67,56 @@ class Signs:
     def of(self, tensor: Tensor) -> Tensor:
         """[WIDTH] in float32: the sketch of a gradient, or of the shard of it that is here."""
         local, start = local_part(tensor), 0
-        if self.piece.dims and local.numel():
+        if not local.numel():
+            return torch.zeros(WIDTH, device=local.device)
+        if self.piece.dims:
             local = local.movedim(self.piece.dim, 0)
             if (mesh := getattr(tensor, "device_mesh", None)) is not None and mesh.ndim == self.piece.dims:
                 start = self.piece.start * (local.numel() // len(local))
         base, inner, outer = self._at.get(local.device) or self._on(local.device)
-        block, offset = divmod(start, self.length)
-        if not local.numel():
-            return torch.zeros(WIDTH, device=local.device)
-        sums = _product(_padded(local.reshape(-1), offset, self.length).view(-1, self.length), base)
-        num = len(sums)
-        if self.blocks <= GROUP:
-            return torch.mv(inner if num == self.blocks else inner[:, block : block + num], sums)
-        group, before = divmod(block, GROUP)
-        grouped = _padded(sums, before, GROUP).view(-1, GROUP).double() @ inner.T  # which TF32 would round
-        return (grouped * outer[group : group + len(grouped)]).sum(0).float()
+        flat, most = local.reshape(-1), GROUP if local.dtype == base.dtype else WIDENED
+        if flat.numel() == self.blocks * self.length and self.blocks <= most:  # most tensors
+            return torch.mv(inner, torch.mv(flat.view(-1, self.length).to(base.dtype), base))
+        parts = []
+        for number, blocks in self._blocks(flat, start, most):
+            group, place = divmod(number, GROUP)
+            sums = torch.mv(blocks.to(base.dtype), base)
+            part = torch.mv(inner[:, place : place + len(sums)], sums)
+            parts.append(part * outer[group] if group else part)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def _blocks(self, flat: Tensor, start: int, most: int) -> Iterator[tuple[int, Tensor]]:
+        """What begins at element `start`, in blocks [at most `most`, L] of one group each, and the number of the first."""
+        length, done = self.length, 0
+        while done < flat.numel():
+            number, before = divmod(start + done, length)
+            whole = min(most - number % most, (flat.numel() - done) // length) if not before else 0
+            size = whole * length or min(length - before, flat.numel() - done)
+            blocks = flat[done : done + size]
+            if not whole:
+                blocks = functional.pad(blocks, (before, length - before - size))
+            yield number, blocks.view(-1, length)
+            done += size
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         groups = -(-self.blocks // GROUP)
-        inner = _signs(WIDTH, GROUP, device, torch.float32 if groups <= 1 else torch.float64)[:, : self.blocks]
+        inner = _signs(WIDTH, GROUP, device)[:, : self.blocks]
         found = self._at[device] = _signs(1, BLOCK, device)[0, : self.length], inner, _signs(groups, WIDTH, device)
         return found
 
 
 @cache
-def _signs(rows: int, columns: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def _signs(rows: int, columns: int, device: torch.device) -> Tensor:
     if device != CPU:
-        return _signs(rows, columns, CPU).to(device, dtype)
+        return _signs(rows, columns, CPU).to(device)
     drawn = torch.Generator().manual_seed(SEED + rows)
-    return torch.randint(0, 2, (rows, columns), generator=drawn, device=CPU).mul_(2).sub_(1).to(dtype)
+    return torch.randint(0, 2, (rows, columns), generator=drawn, device=CPU).mul_(2).sub_(1).float()
 
 
 def _length(numel: int) -> int:
     """Elements of a block: a divisor of a parameter's where there is a long one, so that nothing is padded."""
     most = max(1, min(BLOCK, numel // (2 * WIDTH)))
     return next((n for n in range(most, most // 4, -1) if numel % n == 0), most)
-
-
-def _padded(flat: Tensor, before: int, of: int) -> Tensor:
-    """With so many zeros before it, and a multiple of `of`."""
-    after = -(before + flat.numel()) % of
-    return functional.pad(flat, (before, after)) if before or after else flat
 
 
 class Sketches:
@@ -155,8 +166,3 @@ def folded(sketch: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     padded[: len(sketch)] = signs[:, None] * sketch
     found: npt.NDArray[np.float64] = padded.reshape(-1, FOLDED, WIDTH).sum(0)
     return found[: len(sketch)].astype(np.float32)
-
-
-def _product(blocks: Tensor, base: Tensor) -> Tensor:
-    """[blocks] without TF32, which matrix-vector products do not use; 16-bit gradients are widened first."""
-    return torch.mv(blocks if blocks.dtype == base.dtype else blocks.to(base.dtype), base)
