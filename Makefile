@@ -70,6 +70,7 @@ chaos: $(VENV)/.ready  ## campaigns: faults at every call, and a sweep that is k
 
 # Without --quiet, with which mkdocs does not count its warnings and builds in spite of them.
 docs: $(VENV)/.ready  ## build the documentation into site/, without a network; a link that leads nowhere is an error
+	$(BIN)/python -m docs.numbers
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(VENV)/.ready  ## lint, format, types

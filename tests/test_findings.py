@@ -10,12 +10,12 @@ import pytest
 
 from accumulation_harness.analysis import faults, report, tables
 from accumulation_harness.analysis.ledger import RECORDED
-from accumulation_harness.analysis.question import Ruling, advised
+from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config.questions import grids
+from docs import numbers
 from tests import golden
 from tests.golden import FINDINGS, kept_archive, kept_claims, kept_results
 
-PAGES = FINDINGS.parents[1] / "README.md", FINDINGS.parent / "questions.md", FINDINGS / "README.md"
 EXACT = (Ruling.confirmed, Ruling.refuted, Ruling.conditional)
 
 
@@ -66,19 +66,6 @@ def test_the_faults_are_those_of_the_trials_kept_beside_them():
     pd.testing.assert_frame_equal(kept[known], now[known].reset_index(drop=True))
 
 
-def test_pages_have_the_numbers_of_the_trials_that_are_kept():
-    """Those that a stranger reads first: the main experiment's, and the planted faults'."""
-    results = kept_results()
-    first = next(row for row in advised(results) if row.experiment == "equivalence")
-    same, parted = re.findall(r"(\d+) of \d+ runs", first.number)
-    planted = faults.catalogue(results.arms.query("experiment == 'fault_matrix'")).query("changes")
-    readme, questions, findings = (" ".join(path.read_text().split()) for path in PAGES)
-    assert planted["named"].all()
-    assert all(f"{len(planted):,}" in page for page in (readme, questions, findings))
-    assert f"{int(same) + int(parted)} accumulated runs" in readme
-    assert f"all {same} without BatchNorm are equivalent" in readme and f"all {parted} with BatchNorm" in readme
-
-
 def test_the_trials_that_are_kept_are_of_commits_that_the_page_names():
     said = (FINDINGS / "README.md").read_text()
     commits = set()
@@ -87,3 +74,30 @@ def test_the_trials_that_are_kept_are_of_commits_that_the_page_names():
             if member.name.endswith("/trial.json") and (stored := file.extractfile(member)):
                 commits.add(json.load(stored)["environment"]["commit"])
     assert commits and all(commit[:7] in said for commit in commits)
+
+
+MARKED = [page for page in numbers.PAGES if numbers.MARKED.search(page.read_text())]
+# Numbers that a reader sets or a page defines: versions, tolerances, sizes of an example.
+DEFINED = {*["3.10", "3.11", "3.12", "2.11", "2.13", "0.8", "0.45", "2.5", "1.5", "1.03", "10,000", "0.3", "3.2", "1.3", "1e-15"]}
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_every_number_of_a_page_is_that_of_its_source(page):
+    text = page.read_text()
+    assert numbers.written(text) == text, "python -m docs.numbers"
+    own = re.sub(r"`[^`]*`|\]\([^)]*\)", "", re.sub(r"^```.*?^```$", "", numbers.MARKED.sub("", text), flags=re.M | re.S))
+    measured = re.findall(r"(?<![\w.-])\d+\.\d+\b|\d+,\d{3}\b|\b\d+e-\d+", own)
+    assert page.parent.name == "findings" or {*measured} <= DEFINED, "a measured number without its source"
+
+
+def test_every_source_is_used_and_another_number_is_overwritten():
+    assert len(MARKED) > 5
+    used = {name for page in MARKED for _, name in numbers.MARKED.findall(page.read_text())}
+    assert used == numbers.sources().keys()
+    known = numbers.sources()
+    assert numbers.written("All 1,199<!--=planted-->, 3 (1 to 4)<!--=digits-none.float32--> each.") == (
+        f"All {known['planted']}<!--=planted-->, {known['digits-none.float32']}<!--=digits-none.float32--> each."
+    )
+    for wrong in ("1<!--=no.such-->", "none<!--=planted-->"):
+        with pytest.raises(KeyError):
+            numbers.written(wrong)

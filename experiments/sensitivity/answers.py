@@ -44,7 +44,7 @@ def rates(arms: DataFrame) -> DataFrame:
     return counted.loc[places.sort_values(["precision", "kind", "size"]).index].reset_index(drop=True)
 
 
-def _smallest(own: DataFrame) -> float:
+def smallest(own: DataFrame) -> float:
     """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
     found = math.nan
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
@@ -61,7 +61,7 @@ def answer(arms: DataFrame) -> Answer:
         return Answer(("No error was planted in these trials.",), None)
     sentences, decided = [], {}
     for precision, own in table.groupby("precision", sort=False):
-        sizes = {str(kind): _smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
+        sizes = {str(kind): smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
         words = _words(sizes, own)
         target = TARGETS.get(str(precision))
         sentences.append(
