@@ -12,12 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
 from accumulation_harness.advise.measured import measure
 from accumulation_harness.advise.race import Entry, Race
-from accumulation_harness.analysis.figures import accumulate
+from accumulation_harness.analysis.figures.forms import curves, lines
+from accumulation_harness.analysis.figures.style import to_svg
 from accumulation_harness.config.compose import compose_trial
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import deterministic, threads
@@ -38,6 +40,7 @@ TASKS = {
 BATCHES = (16, 32, 64, 128, 256, 512)
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # times those of the rule
 NUMBERS = (1, 2, 4, 8)
+SHOWN = {"samples": "samples to the target", "seconds": "seconds to the target", "megabytes": "memory of a step, MB"}
 
 
 class Spirals:
@@ -96,6 +99,18 @@ def swept(task: str) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
+def figure() -> bytes:
+    """The SVG of docs/should_i_accumulate.md: samples, seconds and memory to the target over b, a line for each N."""
+    rows = pd.read_csv(STORED).sort_values(["N", "b"])
+    rows["megabytes"] = rows["bytes"] / 1e6
+    shown = {
+        f"{task}\n{label}": lines(own, "N", "b", column, "N = {}".format)
+        for task, own in rows.groupby("task", sort=False)
+        for column, label in SHOWN.items()
+    }
+    return to_svg(curves(shown, "micro-batch b", "", height=2.5, columns=len(SHOWN), sharey=False))
+
+
 def main(asked: list[str]) -> None:
     """Train, store, draw."""
     kept = list(csv.DictReader(STORED.open())) if STORED.exists() else []
@@ -107,7 +122,7 @@ def main(asked: list[str]) -> None:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(kept)
-    (ROOT / "docs" / "gallery" / "accumulate.svg").write_bytes(accumulate.drawn(STORED))
+    (ROOT / "docs" / "gallery" / "accumulate.svg").write_bytes(figure())
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ class Rows(Images):
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(50), nn.Linear(50, 3))
 
 
+class Deep(Images):
+    """BatchNorm of vectors in 24 layers, which magnify what rounding does to a batch of few rows."""
+
+    def model(self, norm):
+        layers = [one for _ in range(24) for one in (nn.Linear(50, 50, bias=False), nn.BatchNorm1d(50), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(50, 3))
+
+
 class Signs(nn.Module):
     """Weights of which one is read in whole numbers, as of an orthogonal parametrization."""
 

@@ -30,7 +30,7 @@ from accumulation_harness.judge.verdict import (
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import run_trial, with_faults
 from accumulation_harness.recipes.catalogue import named
-from tests.own import optimizers, resnet50, tasks
+from tests.own import optimizers, tasks
 from tests.toy import CPU
 
 FILE = Path(tasks.__file__)
@@ -332,26 +332,15 @@ def test_what_makes_no_optimizer_is_told_in_one_line(name, settings, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "seed", "steps"), [(4, 2, (2,)), (8, 0, (4,))])
-def test_batch_norm_over_two_values_is_explained(size, seed, steps):
-    """Images of 32 x 32 end as one position: in batches of 4 the shuffled full batch itself differs by 6e-11 (seed 2).
+@pytest.mark.parametrize(("size", "steps"), [(4, (2,)), (8, (4,))])
+def test_batch_norm_over_two_values_is_explained(size, steps):
+    """In batches of 4 the shuffled full batch itself differs by 1e-10.
 
     In micro-batches of 2 gradients and running statistics are as ill-conditioned, and what float64 resolves of them is no error.
     A fault in the loop is named beside BatchNorm all the same, and a shuffled full batch is not judged where it resolves little.
     """
-    arguments = {"width": 4, "size": 32}
-    workload = WorkloadConfig(data=Data.custom, target=f"{resnet50.__file__}:Photographs", args=arguments)
-    short = {
-        "effective_batch": size,
-        "accumulation_steps": steps,
-        "steps": 1,
-        "algebra_steps": 1,
-        "nulls": 1,
-        "split": Split.even,
-    }
-    config = dataclasses.replace(CONFIG, workload=workload, seed=seed, precision=Precision.float64, **short)
-    rows = planted(config, "loss_not_divided")
+    short = {"effective_batch": size, "accumulation_steps": steps, "steps": 1, "algebra_steps": 1, "nulls": 1}
+    rows = planted(own("Deep", precision=Precision.float64, split=Split.even, **short), "loss_not_divided")
     right, wrong, permuted = rows["accumulated"], rows["loss_not_divided"], rows["permuted"]
     assert (right["cause"], right["explained"]) == (Cause.batch_statistics, True), right["reasons"]
     assert Cause.loss_not_divided in wrong["cause"] and wrong["verdict"] == Outcome.different, wrong["reasons"]
