@@ -332,6 +332,7 @@ def test_what_makes_no_optimizer_is_told_in_one_line(name, settings, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "steps"), [(4, (2,)), (8, (4,))])
 def test_batch_norm_over_two_values_is_explained(size, steps):
     """In batches of 4 the shuffled full batch itself differs by 1e-10.
