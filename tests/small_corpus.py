@@ -27,7 +27,7 @@ def corpus(tmp_path_factory):
 
 def config(root, **changes):
     """A trial on it: 48 pairs to train on and 16 held out; `changes` to the workload or the trial."""
-    own = {name: changes.pop(name) for name in ("dropout", "contrast", "hard_negatives", "penalty") if name in changes}
+    own = {name: changes.pop(name) for name in ("dropout", "contrast", "penalty") if name in changes}
     workload = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4, **own)  # type: ignore[arg-type]
     settings = {
         "effective_batch": 12, "accumulation_steps": (4,), 

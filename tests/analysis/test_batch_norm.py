@@ -101,11 +101,3 @@ def test_remedies_lose_to_the_large_batch_of_the_same_seed(arm):
         remedied(KEPT).query(f"model == 'mlp' and effective_batch == 32 and b == 2 and arm == '{arm}'").set_index("seed")["lost"]
     )
     pd.testing.assert_series_equal(found.sort_index(), (full - own).dropna(), check_names=False)
-
-
-@pytest.mark.parametrize("change", [{"steps": 48}, {"lr": 0.1}, {"effective_batch": 128}, {"model": "other"}, {"norm": "layer"}])
-def test_group_norm_of_another_training_is_no_pair(change):
-    rows = KEPT.measurements
-    group = (rows["study"] == "convergence") & (rows["norm"] == "group") & (rows["effective_batch"] == 32)
-    other = pd.concat([rows[(rows["study"] == "remedies") & (rows["effective_batch"] == 32)], rows[group].assign(**change)])
-    assert "group_norm" not in set(remedied(changed(other))["arm"])

@@ -61,15 +61,6 @@ def test_a_training_that_is_stored_twice_is_one_and_a_shorter_one_is_another():
         pd.testing.assert_frame_equal(convergence.trainings(replace(kept, measurements=twice)), convergence.trainings(kept))
 
 
-def test_spread_is_measured_by_the_nulls():
-    judged = convergence.judged(convergence.trainings(kept_results().of("convergence")))
-    moved = judged["test_loss"] + 0.5 * (judged["arm"] == "accumulated") * (judged["seed"] % 2)
-    spreads = [{(one.key[:4], one.key[4]): one.spread for one in convergence.beside_full(judged.assign(test_loss=loss))
-                if one.key[1] == "group"} for loss in (judged["test_loss"], moved)]  # fmt: skip
-    assert all(spread == 1 for (_, arm), spread in spreads[0].items() if arm == "permuted")
-    assert all(spread > 10 for (_, arm), spread in spreads[1].items() if arm == "accumulated")
-
-
 def test_a_rate_that_nothing_had_to_choose_is_judged_as_it_is():
     """Of trials at one rate, without tuning seeds; where there are several rates and no such seeds, nothing is judged."""
     rows = convergence.trainings(kept_results().of("convergence"))

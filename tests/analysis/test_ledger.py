@@ -62,13 +62,6 @@ def test_claims_on_one_id_go_together():
     assert together([finding(Ruling.confirmed), finding(Ruling.refuted)]).condition == "in some experiments, not in others"
 
 
-def test_a_conditional_finding_names_its_condition_and_no_other_keeps_one():
-    with pytest.raises(AssertionError):
-        ClaimResult(verdict=Ruling.conditional, measured=1.0, threshold="", n=1, explanation="")
-    refuted = ClaimResult(verdict=Ruling.refuted, condition="in spring", measured=1.0, threshold="", n=1, explanation="")
-    assert refuted.condition == ""
-
-
 @pytest.mark.parametrize("holds", [True, False, None])
 def test_whether_a_prediction_held_is_its_own_comparison_or_is_not_said(results, make_trial, holds):
     make_trial()

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from accumulation_harness.analysis import load, tables
-from accumulation_harness.analysis.figures.forms import looks
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 from accumulation_harness.results.store import Store
 
@@ -102,26 +101,9 @@ def test_pairs_that_are_not_finite_are_left_out(results, make_trial):
     assert l4["mean"].notna().all()
 
 
-def test_holm_over_the_accumulated_arms(results, grid):
-    l4 = tables.convergence(load.from_store(results), MARGIN)
-    judged = l4[l4["apart_p"].notna()]
-    assert set(judged["arm"]) == {"accumulated"}
-    assert (judged["apart_holm"] >= judged["apart_p"]).all()
-    first = judged.groupby("measure")["apart_p"].idxmin()
-    sizes = judged.groupby("measure").size()
-    for measure, at in first.items():
-        assert judged.loc[at, "apart_holm"] == pytest.approx(min(1.0, sizes[measure] * judged.loc[at, "apart_p"]))
-
-
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "a\r=1", "\uff1d1"])
 def test_no_text_is_a_formula_and_numbers_stay_numbers(text):
     content = tables.to_csv(pd.DataFrame({"text": [text], "number": [-0.1], "count": [-3]})).decode()
     _, *rows = csv.reader(io.StringIO(content, newline=""))
     assert [row[1:] for row in rows] == [["-0.1", "-3"]]
     assert not rows[0][0].startswith(("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"))
-
-
-def test_kinds_of_a_figure_have_colours_of_their_own():
-    kinds = ["batch", "group", "layer", "none", "permuted", "full"]
-    assert len({look["color"] for look in looks(kinds).values()}) == len(kinds)
-    assert looks(kinds)["batch"]["color"] == looks(["layer", "batch"])["batch"]["color"], "the same in every figure"

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.experiments.accounting.answers import arithmetic, cache_ruling
+from accumulation_harness.experiments.accounting.answers import cache_ruling
 
 
 def caches(*, old=100, new=0, beyond=0):
@@ -28,9 +28,3 @@ def caches(*, old=100, new=0, beyond=0):
 )
 def test_d3(rows, verdict):
     assert cache_ruling(rows).verdict == verdict
-
-
-def test_what_is_calculated_is_not_counted_as_measured():
-    right, wrong = (arithmetic(value, 4.0, "Because.") for value in (4.0, 16.0))
-    assert (right.verdict, wrong.verdict) == (Ruling.right_by_arithmetic, Ruling.wrong_by_arithmetic)
-    assert right.n == 0 and pd.isna(right.measured)

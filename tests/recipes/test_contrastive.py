@@ -48,7 +48,7 @@ PAIRS = TrialConfig(
 @pytest.mark.parametrize("num", [2, 4, 12])
 def test_grad_cache_is_the_full_batch(contrast, num, corpus):
     """The referee: one forward of the whole window and `torch.autograd.grad`, which no recipe runs."""
-    trial = PAIRS if contrast == "pairs of digits" else config(corpus, contrast=Contrast(contrast), hard_negatives=1, penalty=0.2)
+    trial = PAIRS if contrast == "pairs of digits" else config(corpus, contrast=Contrast(contrast), penalty=0.2)
     setting, window = setting_of(trial)
     referee = setting.referee()
     right = referee.gradient(dict(setting.initial.double().state_dict()), window)

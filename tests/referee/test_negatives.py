@@ -22,11 +22,11 @@ class Linear(nn.Module):
         self.scale, self.bias = (nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (0.7, -0.4))
 
     def forward(self, x):
-        return F.normalize(x[:, 0] @ self.left, dim=1), F.normalize(x[:, 1:] @ self.right, dim=2), self.scale, self.bias
+        return F.normalize(x[:, 0] @ self.left, dim=1), F.normalize(x[:, 1] @ self.right, dim=1), self.scale, self.bias
 
 
-def inputs(texts=2):
-    return torch.randn(8, texts, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def inputs():
+    return torch.randn(8, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def by_loops(model, x, sizes, contrast):
@@ -36,22 +36,21 @@ def by_loops(model, x, sizes, contrast):
     for size in sizes:
         block = range(start, start + size)
         for i in block:
-            right = np.exp(scale) * q[i] @ p[i, 0] + bias
-            s = {(j, k): np.exp(scale) * q[i] @ p[j, k] + bias for j in block for k in range(p.shape[1])}
+            right = np.exp(scale) * q[i] @ p[i] + bias
+            s = {j: np.exp(scale) * q[i] @ p[j] + bias for j in block}
             if contrast == Contrast.sigmoid:
-                total += sum(np.log1p(np.exp(-v if key == (i, 0) else v)) for key, v in s.items())
+                total += sum(np.log1p(np.exp(-v if j == i else v)) for j, v in s.items())
                 continue
             forth = np.log(sum(np.exp(v) for v in s.values())) - right
-            back = np.log(sum(np.exp(np.exp(scale) * q[j] @ p[i, 0] + bias) for j in block)) - right
+            back = np.log(sum(np.exp(np.exp(scale) * q[j] @ p[i] + bias) for j in block)) - right
             total += forth if contrast == Contrast.one_sided else (forth + back) / 2
         start += size
     return total / len(x)
 
 
 @pytest.mark.parametrize("contrast", Contrast)
-@pytest.mark.parametrize("texts", [2, 3])
-def test_within_blocks(contrast, texts):
-    model, x = Linear(), inputs(texts)
+def test_within_blocks(contrast):
+    model, x = Linear(), inputs()
     loss, gradient = gradient_of(model, x, within_blocks(SIZES, contrast))
     assert loss == pytest.approx(by_loops(model, x, SIZES, contrast), rel=1e-13)
     whole, other = gradient_of(model, x, within_blocks([8], contrast))

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from accumulation_harness.config import Data
-from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
-from accumulation_harness.measure import studies
+from accumulation_harness.experiments.gradient_noise.gradient_noise import batch_variance, moments, sample_gradients
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import snapshot
 from tests.studies.by_hand import trial
@@ -54,13 +53,3 @@ def test_the_expected_variance_by_enumeration(size):
         # Of 4,000 draws the mean square has a relative standard error of at most sqrt(2 / 4000), one direction holding all.
         assert found["variance"] == pytest.approx(found["expected"], rel=5 * math.sqrt(2 / 4000))
     assert moments(each)["noise_trace"] == pytest.approx(float(each.var(0, correction=0).sum()), rel=1e-12)
-
-
-def test_every_probe_draws_every_size():
-    steps: list[int] = []
-    record = studies.run(trial(CONFIG), lambda step, rows: steps.append(step))
-    scales = [row for row in record["measurements"] if row["quantity"] == "noise_scale"]
-    drawn = [row for row in record["measurements"] if row["quantity"] == "variance"]
-    assert steps == [0, 1, 2] and [row["step"] for row in scales] == [0, 2, 3]
-    assert {row["draws"] for row in drawn} == {30} and {row["population"] for row in scales} == {1500}
-    assert [len({row["variance"] for row in drawn if row["step"] == step}) for step in (0, 2, 3)] == [2 * len(SIZES)] * 3

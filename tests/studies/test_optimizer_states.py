@@ -4,14 +4,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Split
 from accumulation_harness.experiments.momentum import optimizer_states
-from accumulation_harness.experiments.momentum.optimizer_states import in_reverse, same_memory
-from accumulation_harness.recipes.micro_batch import Ragged
-from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.workloads import Batch
+from accumulation_harness.experiments.momentum.optimizer_states import same_memory
 from tests.reference import sgd
 from tests.studies.by_hand import measured, trial
 
@@ -87,17 +83,6 @@ def test_batch_norm_couples_buffers_and_not_gradients():
     rows = measured(trial(CONFIG, "study=optimizer_states norm=batch effective_batch=32 accumulation_steps=[4] steps=3"))
     row = next(row for row in rows if row["arm"] == "reordered" and row["after_steps"] == 3)
     assert row["gradient_error"] < 1e-13 and row["parameter_error"] < 1e-13 and row["buffer_error"] > 1e-3
-
-
-def test_another_order_keeps_each_micro_batchs_samples():
-    split = Ragged(5, 18)
-    for size in (18, 7, 2):
-        ids = torch.arange(100, 100 + size)
-        window = Batch(ids=ids, inputs=ids[:, None].double(), targets=ids)
-        other = in_reverse(Recipe(accumulation_steps=5, split=split))
-        assert other.arrange is not None
-        found = other.arrange(window, 0).ids.split(other.split(size))
-        assert [one.tolist() for one in found] == [one.tolist() for one in ids.split(split(size))[::-1]]
 
 
 def test_same_memory():

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import Contrast
-from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.docstrings import HELD_OUT, neighbours, pairs_of, read_pairs
-from tests.small_corpus import NOUNS, config, corpus, function
+from accumulation_harness.workloads.docstrings import HELD_OUT, pairs_of, read_pairs
+from tests.small_corpus import NOUNS, corpus, function
 
 __all__ = ["corpus"]
 CPU = torch.device("cpu")
@@ -46,16 +44,3 @@ def test_the_embedded_pairs_are_those_of_these_versions():
     if versions not in KNOWN:
         pytest.skip(f"nobody has noted the pairs of Python {versions[0]} and numpy {versions[1]}")
     assert pairs.fingerprint == KNOWN[versions]
-
-
-def test_hard_negatives_are_neighbours(corpus):
-    assert neighbours(["a", "a", "a", "b", "c", "c"]) == [1, 2, 0, 4, 5, 4]
-    without, beside = (
-        make_workload(config(corpus, hard_negatives=num, contrast=Contrast.one_sided), device=CPU, dtype=torch.float64)
-        for num in (0, 1)
-    )
-    ids = torch.arange(5)
-    assert without.batch(ids).inputs.shape == (5, 2, 160) and beside.batch(ids).inputs.shape == (5, 3, 160)
-    model = beside.make_model().double()
-    few, more = (one.losses(one.forward(model, one.batch(ids)), one.batch(ids)) for one in (without, beside))
-    assert bool((more > few).all()), "more to be told apart from"

@@ -214,11 +214,6 @@ class WorkloadConfig:
         numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
     )
     contrast: Contrast = setting(Contrast.symmetric, "the loss of docstrings")
-    hard_negatives: int = setting(
-        0,
-        "of docstrings, for each pair: passages of the same module",
-        integers(0, 1, "a pair has one neighbour in its module"),
-    )
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with data=custom")
     args: dict[str, Any] = setting({}, "keyword arguments of that task")
     source: str | None = None  # what fingerprint() of the task says of its data, filled in before a trial is named

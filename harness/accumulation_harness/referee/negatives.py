@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accumulation_harness.config import Contrast
 from accumulation_harness.referee.gradients import flatten
 
-Pairs = tuple[Tensor, Tensor]  # queries [n, E] and passages [n, 1 or 2, E]
+Pairs = tuple[Tensor, Tensor]  # queries [n, E] and passages [n, E]
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -49,8 +49,7 @@ def within_blocks(sizes: Sequence[int], contrast: Contrast) -> Objective:
     sees = block.unsqueeze(1) == block.unsqueeze(0)
 
     def objective(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
-        table = _table(queries, passages, log_scale, bias)
-        return _mean_loss(table, sees.repeat(1, passages.shape[1]), contrast)
+        return _mean_loss(_table(queries, passages, log_scale, bias), sees, contrast)
 
     return objective
 
@@ -134,9 +133,8 @@ def beside_bank(sizes: Sequence[int], contrast: Contrast, past: Past) -> Objecti
 
 
 def _table(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """[n, m or 2m] scores: einsum over passages, then over hard negatives."""
-    columns = [torch.einsum("ne,me->nm", queries, passages[:, k]) for k in range(passages.shape[1])]
-    table = torch.exp(log_scale) * torch.cat(columns, 1)
+    """[n, m] scores."""
+    table = torch.exp(log_scale) * torch.einsum("ne,me->nm", queries, passages)
     return table if bias is None else table + bias
 
 

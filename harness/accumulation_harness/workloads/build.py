@@ -128,6 +128,5 @@ def _docstrings(config: TrialConfig, device: torch.device) -> DocstringWorkload:
         read_pairs(config.data.root),
         make_model,
         contrast=workload.contrast,
-        hard_negatives=workload.hard_negatives,
         device=device,
     )

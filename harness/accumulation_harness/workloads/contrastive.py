@@ -19,14 +19,14 @@ class Representations(NamedTuple):
     """
 
     queries: Tensor  # [n, E], unit rows
-    passages: Tensor  # [m, 1 or 2, E], unit rows: the passage of the pair, and a hard negative where there is one
+    passages: Tensor  # [m, E], unit rows
     log_scale: Tensor  # 0-dim: scores are exp(log_scale) times cosines, the inverse of a learned temperature
     bias: Tensor | None = None  # 0-dim, added to the scores of the sigmoid loss
 
 
 def _scores(of: Representations) -> Tensor:
-    """[n, m or 2m] score of every query with every passage, those of pairs first; float32 or wider."""
-    similar = of.log_scale.exp() * wide(of.queries) @ wide(of.passages).transpose(0, 1).flatten(0, 1).T
+    """[n, m] score of every query with every passage; float32 or wider."""
+    similar = of.log_scale.exp() * wide(of.queries) @ wide(of.passages).T
     return similar if of.bias is None else similar + of.bias
 
 
@@ -55,14 +55,14 @@ def losses(of: Representations, contrast: Contrast) -> Tensor:
 
 
 def ranks(of: Representations) -> Tensor:
-    """Rank each query's own passage among the first passages of all pairs.
+    """Rank each query's own passage among those of all pairs.
 
     Args:
-        of: Representations of n queries, [n, E], and m passages, [m, 1 or 2, E].
+        of: Representations of n queries, [n, E], and m passages, [m, E].
 
     Returns:
         [n] int64 ranks from 1; among equal scores the own passage is the last.
     """
-    table = of.queries @ of.passages[:, 0].T
+    table = of.queries @ of.passages.T
     own = table.diagonal()
     return (table >= own.unsqueeze(1)).sum(1)

@@ -137,7 +137,7 @@ def pairs_of(module: str, content: bytes) -> Iterator[Pair]:
 class DocstringWorkload(Workload):
     """Two towers and a loss with in-batch negatives; one loss term per pair.
 
-    inputs [n, 2 or 3, 160] int64 are byte trigrams (`towers.py`) of query, passage and hard negative; targets are the ids.
+    inputs [n, 2, 160] int64 are byte trigrams (`towers.py`) of query and passage; targets are the ids.
     `held_out.ids` go on after the training set's.
     """
 
@@ -149,14 +149,13 @@ class DocstringWorkload(Workload):
         make_model: Callable[[], nn.Module],
         *,
         contrast: Contrast,
-        hard_negatives: int,
         device: torch.device,
     ) -> None:
         self.pairs, self.contrast = pairs, contrast
         self._make_model, self._device = make_model, device
         self.num_samples = len(pairs.train)
-        self._train = _texts_of(pairs.train, hard_negatives)
-        held_out = _texts_of(pairs.held_out, hard_negatives)
+        self._train = _texts_of(pairs.train)
+        held_out = _texts_of(pairs.held_out)
         self.held_out = self._placed(torch.arange(len(held_out)) + self.num_samples, held_out)
 
     def make_model(self) -> nn.Module:
@@ -179,35 +178,10 @@ class DocstringWorkload(Workload):
         return Batch(ids=ids, inputs=texts.to(self._device, non_blocking=True), targets=ids.to(self._device, non_blocking=True))
 
 
-def _texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
-    """Encode pairs.
-
-    The hard negative of a pair is the passage of the next pair of its module, in a circle; a module with one pair has the
-    next module's.
-
-    Args:
-        pairs: n pairs.
-        hard_negatives: Whether each has a hard negative, 0 or 1.
-
-    Returns:
-        [n, 2 or 3, 160] int64 trigrams: query, passage, hard negative.
-    """
+def _texts_of(pairs: Sequence[Pair]) -> Tensor:
+    """[n, 2, 160] int64 trigrams of query and passage."""
     queries, passages = (
         torch.from_numpy(np.stack([trigrams(text, length) for text in texts]))
         for texts, length in (([p.query for p in pairs], QUERY_LENGTH), ([p.passage for p in pairs], PASSAGE_LENGTH))
     )
-    parts = [torch.nn.functional.pad(queries, (0, PASSAGE_LENGTH - QUERY_LENGTH)), passages]
-    if hard_negatives:
-        parts.append(passages[neighbours([pair.module for pair in pairs])])
-    return torch.stack(parts, 1)
-
-
-def neighbours(modules: Sequence[str]) -> list[int]:
-    """For each place the next one of the same module (modules are contiguous), of its last the first; see `_texts_of`."""
-    first = {module: i for i, module in reversed(list(enumerate(modules)))}
-    found = []
-    for i, module in enumerate(modules):
-        follows = i + 1 < len(modules) and modules[i + 1] == module
-        other = i + 1 if follows else first[module]
-        found.append(other if other != i else (i + 1) % len(modules))
-    return found
+    return torch.stack([torch.nn.functional.pad(queries, (0, PASSAGE_LENGTH - QUERY_LENGTH)), passages], 1)

@@ -47,7 +47,7 @@ class Tower(nn.Module):
 
 
 class TwoTowers(nn.Module):
-    """[n, 2 or 3, T] trigrams of query, passage and hard negative -> `Representations`.
+    """[n, 2, T] trigrams of query and passage -> `Representations`.
 
     Both towers start from the same weights, as those of a dense retriever start from one pretrained model, and part in training.
     """
@@ -61,7 +61,6 @@ class TwoTowers(nn.Module):
         self.bias = nn.Parameter(torch.tensor(START_BIAS)) if has_bias else None
 
     def forward(self, texts: Tensor) -> Representations:
-        """[n, 2 or 3, T] -> queries [n, E], passages [n, 1 or 2, E]."""
+        """[n, 2, T] -> queries [n, E], passages [n, E]."""
         queries = self.query(texts[:, 0, : self.query_length])
-        passages = self.passage(texts[:, 1:].flatten(0, 1)).unflatten(0, (len(texts), texts.shape[1] - 1))
-        return Representations(queries, passages, self.log_scale, self.bias)
+        return Representations(queries, self.passage(texts[:, 1]), self.log_scale, self.bias)
