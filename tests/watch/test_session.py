@@ -535,6 +535,14 @@ def test_metrics_go_to_a_tensorboard_writer():
     assert {value for tag, value, _ in scalars.added if tag == "accumulation/padding"} == {0.0}
 
 
+def test_the_axis_of_metrics_goes_on_in_a_resumed_run():
+    first, resumed, scalars = Loop(optimizer=torch.optim.Adam), Loop(optimizer=torch.optim.Adam), Scalars()
+    first.run()
+    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
+    resumed.watched(log=scalars)
+    assert {step for _, _, step in scalars.added} == {7, 8, 9, 10, 11, 12}
+
+
 # -- bit by bit --------------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ class Judge:
         self.properties: Mapping[Cause, str] = {}
         self.left_over = 0
         self.windows = self.skipped = self.closures = 0
+        self.windows_before = 0  # of a run that is resumed
         self.sizes: Counter[int] = Counter()
         self.findings: dict[Cause, Finding] = {}
         self.remarks: Counter[Remark] = Counter()  # and of how many windows
@@ -282,7 +283,10 @@ class Judge:
     def metrics(self) -> Mapping[str, float]:
         """`accumulation/*` of the last window, as far as there are numbers."""
         known = {name: value for name, value in self._metrics.items() if value == value}
-        return known | {"accumulation/findings": float(len(self.found()))}
+        return known | {
+            "accumulation/findings": float(len(self.found())),
+            "accumulation/window": float(self.windows_before + self.windows),
+        }
 
     def finish(self) -> None:
         """No further window will come."""

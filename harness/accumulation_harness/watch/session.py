@@ -93,7 +93,8 @@ class Watch(Loop[Track]):
                 returns the sum of the gradients of a parameter p of the model so far, as `lambda p: p.main_grad` does.
             log: Called after each window with `accumulation/*` metrics. A function that takes `commit`, as `wandb.log` does,
                 gets `commit=False`, so that the metrics go with the loop's own next row. A TensorBoard writer will do as well:
-                its `add_scalar` is called with each metric and the number of the window.
+                its `add_scalar` is called with each metric and `accumulation/window`, the number of the window; in a resumed
+                run it goes on from the steps that the optimizer's state has counted (Adam's does).
             tell: Where a line is written as soon as something is wrong; by default `sys.stderr`, with None nowhere.
             path: Where the report is kept while the run goes on, as JSON or, if it ends in `.md`, as a page for an issue. It is
                 written whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
@@ -147,6 +148,7 @@ class Watch(Loop[Track]):
         if self.fence.is_open or self.fence.reason:
             return self
         self._agree()
+        self.judge.windows_before = max(map(_steps_before, self.optimizers))
         self.fence.open()
         for module in self.model.modules():
             if is_sharded(module):
@@ -506,8 +508,9 @@ class Watch(Loop[Track]):
     def _write(self) -> None:
         """Log the metrics of the last window."""
         if isinstance(self.log, Writer):
-            for name, value in self.judge.metrics().items():
-                self.log.add_scalar(name, value, self.judge.windows)
+            metrics = self.judge.metrics()
+            for name, value in metrics.items():
+                self.log.add_scalar(name, value, int(metrics["accumulation/window"]))
         elif self.log is not None:
             self.log(self.judge.metrics(), **self._options)
 
@@ -539,6 +542,12 @@ class Watch(Loop[Track]):
 
     def _track(self, optimizer: Any) -> Track | None:
         return next((track for track in self.tracks if track.optimizer is optimizer), None)
+
+
+def _steps_before(optimizer: Optimizer) -> int:
+    """How many steps an optimizer has taken before, as far as its state counts them."""
+    state = next((one for one in optimizer.state.values() if isinstance(one, Mapping) and "step" in one), {"step": 0})
+    return int(state["step"])
 
 
 def _takes_commit(log: Log | None) -> bool:
