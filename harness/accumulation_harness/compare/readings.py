@@ -209,7 +209,7 @@ class Weighed:
         by_n = [c for c in self.constants or () if near(c.factor, 1 / usual, 1e-6) or near(c.factor, 1 / k, 1e-6)]
         own = {*self.terms, *self.positions, *self.rows, self.calls}
         yield Times.one, 1.0
-        if usual > 1 and (blind or all(_counts(1 / c.factor, own) for c in by_n)):
+        if usual > 1 and (blind or self._multiplied_by(usual) or all(_counts(1 / c.factor, own) for c in by_n)):
             yield from ((Times.count, k), (Times.usual, usual))
         if usual > 1 and (blind or by_n):
             yield from ((Times.by_count, 1 / k), (Times.by_usual, 1 / usual))
@@ -221,9 +221,8 @@ class Weighed:
     def _coefficients(self, usual: int) -> Iterator[tuple[float, bool]]:
         """Products of the constants that are no count of this window, and whether one of them may be a count all the same.
 
-        A division by N is no coefficient; with N = 2 it may be. A multiplication by N is one, or is none. Other divisors may
-        be
-        counts of something that is not known here.
+        A division by N is no coefficient; with N = 2 it may be. A multiplication by N is one, or undoes a division. Other
+        divisors may be counts of something that is not known here.
 
         Args:
             usual: N of a full window.
@@ -233,17 +232,14 @@ class Weighed:
         """
         counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
         counts |= {*self.terms, *self.positions, *self.rows}
-        divided = [c.factor for c in self.constants or () if c.divides and near(c.factor, 1 / usual, 1e-6)]
         kept: list[tuple[float, bool]] = []
         for factor, divides in self.constants or ():
             by_n = near(factor, 1 / usual, 1e-6)
             of_n = by_n or near(factor, usual, 1e-6)
             if self.world > 1 and (near(factor, self.world, 1e-6) or near(factor, 1 / self.world, 1e-6)):
                 continue  # of the ranks
-            if of_n and (usual == 2 or (by_n and not divides)):
+            if of_n and (usual == 2 or not (by_n and divides)):  # a multiplication by N may undo a division by it
                 kept.append((factor, True))
-            elif of_n and not by_n:  # which no division takes out, or which is a count of terms as well
-                kept.append((factor, not divided or _counts(usual, counts)))
             elif factor and not of_n and not (divides and _counts(1 / factor, counts)):
                 kept.append((factor, divides or _counts(1 / factor, counts)))
         for size in range(min(len(kept), MOST_CONSTANTS) + 1):

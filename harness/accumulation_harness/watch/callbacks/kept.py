@@ -29,13 +29,13 @@ class KeptWatch:
         self.seen: Watch | None = None
         self._refused = ""  # why nothing is watched
 
-    def begin(self, model: Any, optimizer: Any, accumulation_steps: int) -> None:
+    def begin(self, model: Any, optimizer: Any, accumulation_steps: int | None) -> None:
         """Attach the watch to the optimizers, which exist by now.
 
         Args:
             model: The model that is trained.
             optimizer: Its optimizer, or several.
-            accumulation_steps: The trainer's number of micro-batches.
+            accumulation_steps: The trainer's number of micro-batches, if it is known.
         """
         self.end()  # a trainer begins anew where it looks for a batch that fits
         try:

@@ -23,7 +23,8 @@ class WatchCallback(KeptWatch, Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
-        self.begin(pl_module, trainer.optimizers, trainer.accumulate_grad_batches)
+        steps = trainer.accumulate_grad_batches if pl_module.automatic_optimization else None  # else it is the module's own
+        self.begin(pl_module, trainer.optimizers, steps)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Hand the batch over, for a replay: with `loss=lambda module, batch: ...`."""
