@@ -78,7 +78,15 @@ class Figure:
 
 
 def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
-    """One for each experiment, in the order of the page; those that no file asks for come last."""
+    """One for each experiment, in the order of the page; those that no file asks for come last.
+
+    Args:
+        results: The folder of the store.
+        loaded: What `load.read` found there.
+
+    Yields:
+        The articles.
+    """
     known = registered()
     places = {name: place for place, name in enumerate(known)}
     for name in sorted(loaded.experiments, key=lambda name: (places.get(name, len(known)), name)):

@@ -56,7 +56,14 @@ HEAD = "normalisation | optimizer | precision | what was found | what to do"
 
 
 def caveats_that_occur(material: Material) -> Section | None:
-    """A paragraph for each way in which runs are not equivalent, then a row for each combination that was swept."""
+    """A paragraph for each way in which runs are not equivalent, then a row for each combination that was swept.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section, or None where no arm accumulates.
+    """
     arms = tables.in_order(material.arms[material.arms["arm"] == "accumulated"])
     if arms.empty:
         return None
@@ -155,7 +162,14 @@ def corrected(momentum: float, num: int) -> float:
 
 
 def cells_table(arms: DataFrame) -> DataFrame:
-    """The verdicts by cell, as a table to hand on: one row per combination and N."""
+    """The verdicts by cell, as a table to hand on: one row per combination and N.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The table.
+    """
     columns = ["workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause",
                "algebra_error", "rounding_ratio"]  # fmt: skip
     table = tables.matrix(arms).query("arm == 'accumulated'")[columns].rename(columns={"algebra_error": "gradient_error"})
@@ -166,6 +180,13 @@ def cells_table(arms: DataFrame) -> DataFrame:
 
 
 def to_latex(frame: DataFrame) -> bytes:
-    """A table of LaTeX (booktabs), with numbers of two digits."""
+    """A table of LaTeX (booktabs), with numbers of two digits.
+
+    Args:
+        frame: Any table.
+
+    Returns:
+        UTF-8.
+    """
     text = frame.rename(columns=lambda name: str(name).replace("_", " "))
     return text.to_latex(index=False, escape=True, na_rep="", float_format=lambda value: f"{value:.1e}").encode()

@@ -53,7 +53,17 @@ class Table:
 
 
 def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: bool = False) -> Table:
-    """A table from values; `head`: the names of its columns, between bars."""
+    """A table from values.
+
+    Args:
+        head: Names of the columns, between bars.
+        rows: Their values.
+        caption: A sentence.
+        folded: Whether it is shown only when asked for.
+
+    Returns:
+        The table.
+    """
     return Table(tuple(head.split(" | ")), tuple(tuple(map(_cell, row)) for row in rows), caption, folded)
 
 
@@ -133,19 +143,41 @@ class Section:
 
 
 def section(title: str, *blocks: Block | str | None) -> Section:
-    """A section; a string is a paragraph, and None is none of its blocks."""
+    """A section; a string is a paragraph, and None is none of its blocks.
+
+    Args:
+        title: Its heading.
+        blocks: What it shows, in order.
+
+    Returns:
+        The section.
+    """
     return Section(title, tuple(Text(block) if isinstance(block, str) else block for block in blocks if block is not None))
 
 
 def plain(name: str) -> str:
-    """A name as an id of the page and in a file's name: itself if it is short and plain, else what is plain in it, and a hash."""
+    """A name as an id of the page and in a file's name: itself if it is short and plain, else what is plain in it, and a hash.
+
+    Args:
+        name: Any name.
+
+    Returns:
+        At most 100 letters, digits, `_.@-`.
+    """
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", name) and name not in TAKEN:
         return name
     return f"{re.sub('[^A-Za-z0-9_]+', '-', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def number(value: float) -> str:
-    """A number with two or three digits, as a reader wants it: 0.0123, 1.2e-15, or a dash for NaN."""
+    """A number with two or three digits, as a reader wants it: 0.0123, 1.2e-15, or a dash for NaN.
+
+    Args:
+        value: Any number.
+
+    Returns:
+        A text.
+    """
     if math.isnan(value):
         return "-"
     if value == 0:
@@ -154,7 +186,14 @@ def number(value: float) -> str:
 
 
 def estimated(one: Interval) -> str:
-    """An estimate with its interval: 0.0123 (0.01 to 0.015)."""
+    """An estimate with its interval: 0.0123 (0.01 to 0.015).
+
+    Args:
+        one: An estimate with its interval.
+
+    Returns:
+        A text.
+    """
     return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
 
 
@@ -194,22 +233,51 @@ def marked(text: str) -> Markup:
 
 
 def share(part: int, whole: int) -> str:
-    """How many of how many, in words."""
+    """How many of how many, in words.
+
+    Args:
+        part: How many.
+        whole: Out of how many.
+
+    Returns:
+        `3 of 4`.
+    """
     return f"{part} of {whole}"
 
 
 def counted(which: Series[bool]) -> str:
-    """How many of these are true, in words."""
+    """How many of these are true, in words.
+
+    Args:
+        which: Flags.
+
+    Returns:
+        `3 of 4`.
+    """
     return share(int(which.sum()), len(which))
 
 
 def span(values: Series[float]) -> str:
-    """The smallest to the largest."""
+    """The smallest to the largest.
+
+    Args:
+        values: Numbers.
+
+    Returns:
+        `LEAST to GREATEST`.
+    """
     return f"{number(values.min())} to {number(values.max())}"
 
 
 def ends(row: DataFrame) -> str:
-    """From `low` to `high` of a table's row."""
+    """From `low` to `high` of a table's row.
+
+    Args:
+        row: One row with `low` and `high`.
+
+    Returns:
+        `LOW to HIGH`.
+    """
     return f"{number(row['low'].iloc[0])} to {number(row['high'].iloc[0])}"
 
 
@@ -219,7 +287,14 @@ def _median_span(values: Series[float]) -> str:
 
 
 def interval(values: Iterable[float]) -> str:
-    """Mean and 95 % Student t interval, in words."""
+    """Mean and 95 % Student t interval, in words.
+
+    Args:
+        values: One for each seed.
+
+    Returns:
+        `MEAN (LOW to HIGH)`; without an interval for one value.
+    """
     one = statistics.mean_interval([*map(float, values)])
     if math.isnan(one.low):
         return number(one.estimate)
@@ -228,13 +303,27 @@ def interval(values: Iterable[float]) -> str:
 
 
 def power(differences: Sequence[float]) -> str:
-    """The smallest difference that these paired differences could have shown, in words."""
+    """The smallest difference that these paired differences could have shown, in words.
+
+    Args:
+        differences: One for each seed.
+
+    Returns:
+        A sentence; empty for fewer than two.
+    """
     least = statistics.detectable(differences)
     return "" if math.isnan(least) else f"A difference of {number(least)} would have been seen with 80% power."
 
 
 def names(values: Series[Any]) -> str:
-    """Those that occur, between commas."""
+    """Those that occur, between commas.
+
+    Args:
+        values: Values of a column.
+
+    Returns:
+        `A, B`.
+    """
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted({*values} - {""}))
 
 

@@ -108,12 +108,27 @@ def causes_of(cause: str) -> frozenset[str]:
 
 
 def clipping(share: float) -> str:
-    """The word for the share of the windows that were clipped, as in CLIPPINGS."""
+    """The word for the share of the windows that were clipped, as in CLIPPINGS.
+
+    Args:
+        share: A share from 0 to 1.
+
+    Returns:
+        `always`, `sometimes` or `off`.
+    """
     return "always" if share == 1 else "sometimes" if share > 0 else "off"
 
 
 def lengths(ragged: bool, short_windows: int) -> str:
-    """Whether micro-batches were of equal length, and whether there were windows shorter than B."""
+    """Whether micro-batches were of equal length, and whether there were windows shorter than B.
+
+    Args:
+        ragged: Whether micro-batches differ in length.
+        short_windows: How many windows are shorter than B.
+
+    Returns:
+        `equal` or `ragged`, with `+remainder` where windows were short.
+    """
     return ("ragged" if ragged else "equal") + ("+remainder" if short_windows else "")
 
 
@@ -202,7 +217,14 @@ def shown(arms: DataFrame) -> Series[bool]:
 
 
 def to_table(arms: DataFrame) -> DataFrame:
-    """`faults.csv`: a row per fault of the catalogue, N and trial whose computation it changes, sorted by its columns."""
+    """`faults.csv`: a row per fault of the catalogue, N and trial whose computation it changes, sorted by its columns.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        Columns as in `faults.csv`.
+    """
     rows = catalogue(arms)
     rows = rows[rows["changes"]]
     table = rows.assign(fault=rows["arm"], cause_named=rows["named"], steps_until_visible_in_loss=rows["visible_at"].map(_steps))

@@ -38,7 +38,11 @@ DECIDED = (
 
 
 def claims() -> DataFrame:
-    """Every claim, in the order of the ledger: `id`, `source`, `claim`."""
+    """Every claim, in the order of the ledger: `id`, `source`, `claim`.
+
+    Returns:
+        A row for each claim.
+    """
     tables = [
         pd.read_csv(str(path), dtype=str) for name in questions() if (path := files(f"{FOLDER}.{name}") / "claims.csv").is_file()
     ]
@@ -53,7 +57,15 @@ def _place(id: str) -> tuple[str, int, str]:
 
 
 def findings(experiment: Experiment, own: Results) -> dict[str, ClaimResult]:
-    """What an experiment's results say of its claims; `no data` where it has no finished trial."""
+    """What an experiment's results say of its claims; `no data` where it has no finished trial.
+
+    Args:
+        experiment: Its claims and their rules.
+        own: Its results.
+
+    Returns:
+        Id of a claim -> what was found.
+    """
     return {claim.id: _decide(claim, own) for claim in experiment.claims}
 
 
@@ -77,7 +89,14 @@ def _decide(claim: Claim, own: Results) -> ClaimResult:
 
 
 def table(results: Results) -> DataFrame:
-    """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
+    """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        Columns as in `claims.csv`.
+    """
     deciding = [experiment for _, experiment in sorted(registered().items())]
     found = [(experiment, findings(experiment, results.of(experiment.name))) for experiment in deciding]
     rows = []
@@ -181,7 +200,14 @@ class Ledger:
 
 
 def ledger(claims: DataFrame) -> Ledger:
-    """From the table to the page."""
+    """From the table to the page.
+
+    Args:
+        claims: Rows of `claims.csv`.
+
+    Returns:
+        Title, summary and rows.
+    """
     verdicts = claims["verdict"]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.value_counts().items())
     num_recorded = int(claims[RECORDED].ne("").sum())

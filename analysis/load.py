@@ -123,7 +123,15 @@ class Results:
 
 
 def read(results: Path | str, experiment: str | None = None) -> Results:
-    """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
+    """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps.
+
+    Args:
+        results: The folder of the store.
+        experiment: The only one that is read, or None for all.
+
+    Returns:
+        Arms, trials and measurements, and what is missing.
+    """
     arms: list[tuple[Any, ...]] = []
     measurements: list[dict[str, Any]] = []
     trials, missing, torn, stale = [], [], [], []
@@ -339,7 +347,14 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def group(config: Mapping[str, Any]) -> str:
-    """Name of the trials that differ only in their seed, the same for 0 and 0.0: W&B does not tell them apart."""
+    """Name of the trials that differ only in their seed, the same for 0 and 0.0: W&B does not tell them apart.
+
+    Args:
+        config: All settings of a trial.
+
+    Returns:
+        A hash.
+    """
     return _digest(json.dumps({name: value for name, value in config.items() if name != "seed"}))
 
 

@@ -46,7 +46,17 @@ def find_results(*experiments: str, command: str) -> Path:
 
 
 def latest(store: Path) -> str:
-    """The experiment of the trial that was finished last: the sweep that one has just run."""
+    """The experiment of the trial that was finished last: the sweep that one has just run.
+
+    Args:
+        store: The folder of the store.
+
+    Returns:
+        Its name.
+
+    Raises:
+        NoResults: The store has no finished trial.
+    """
     finished = [status for status in Store(store).status() if status.state == State.finished]
     if not finished:
         raise NoResults(f"no finished trials in {store}; run `accumulation-harness run -m norm=none,batch seed=0,1,2`")
@@ -54,12 +64,25 @@ def latest(store: Path) -> str:
 
 
 def unfinished(store: Path, experiments: tuple[str, ...]) -> list[str]:
-    """Those of the experiments without any finished trial."""
+    """Those of the experiments without any finished trial.
+
+    Args:
+        store: The folder of the store.
+        experiments: Their names.
+
+    Returns:
+        Names.
+    """
     return [name for name in experiments if not any(s.state == State.finished for s in Store(store).status(name))]
 
 
 def show(store: Path, question: str) -> None:
-    """Display what the page of a question says: its answer, and the words, figures and tables of its sections."""
+    """Display what the page of a question says: its answer, and the words, figures and tables of its sections.
+
+    Args:
+        store: The folder of the store.
+        question: Name of an experiment.
+    """
     from IPython.display import display
 
     for article in articles(store, load.read(store, question)):

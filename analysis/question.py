@@ -76,13 +76,30 @@ class TooFew(LookupError):
 
 
 def takes(what: str, *frames: DataFrame | Series[Any], n: int | None = None) -> None:
-    """Raises TooFew, which says what it takes, where one of these frames is empty; `n`: how many there are, if not their rows."""
+    """Make sure that there are rows to decide a claim by.
+
+    Args:
+        what: What it takes, a sentence.
+        frames: Rows that are needed.
+        n: How many there are, if not their rows.
+
+    Raises:
+        TooFew: A frame is empty.
+    """
     if any(frame.empty for frame in frames):
         raise TooFew(what, sum(map(len, frames)) if n is None else n)
 
 
 def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
-    """Of a claim that holds in some settings and fails in others: settled only where each setting is; one that is both holds."""
+    """Of a claim that holds in some settings and fails in others: settled only where each setting is; one that is both holds.
+
+    Args:
+        holds: Whether the claim holds, by setting.
+        fails: Whether it fails, by setting.
+
+    Returns:
+        The ruling.
+    """
     if all(holds):
         return Ruling.confirmed
     if not all(map(operator.or_, holds, fails)):
@@ -102,7 +119,16 @@ class Claim:
 
 
 def claim(id: str, expects: Ruling, rule: str) -> Callable[[Callable[[Results], ClaimResult]], Claim]:
-    """A decorator that makes a claim of the function that decides it."""
+    """A decorator that makes a claim of the function that decides it.
+
+    Args:
+        id: Identifier of the claim, as `A1`.
+        expects: What the theory leads one to expect.
+        rule: The decision rule in words, fixed before the run.
+
+    Returns:
+        The decorator.
+    """
     return partial(Claim, id, expects, rule)
 
 
@@ -196,12 +222,23 @@ def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made
 
 
 def registered() -> dict[str, Experiment]:
-    """The `EXPERIMENT` of every question by its name, in the order of the page: this package imports none of them."""
+    """The `EXPERIMENT` of every question by its name, in the order of the page: this package imports none of them.
+
+    Returns:
+        Name -> experiment.
+    """
     return {name: replace(importlib.import_module(f"{FOLDER}.{name}.answers").EXPERIMENT, name=name) for name in questions()}
 
 
 def advised(results: Results) -> list[Advice]:
-    """The rows of the first screen that the results suffice for."""
+    """The rows of the first screen that the results suffice for.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        One row for each question that gives advice.
+    """
     found = []
     for name, experiment in registered().items():
         if experiment.advice is not None:

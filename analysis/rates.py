@@ -48,17 +48,39 @@ class Rate:
 
 
 def rate(flags: Series[bool]) -> Rate:
-    """The share of flags that are true."""
+    """The share of flags that are true.
+
+    Args:
+        flags: One for each draw.
+
+    Returns:
+        k of n, with its exact interval.
+    """
     return Rate(int(flags.sum()), len(flags))
 
 
 def percent(value: float) -> str:
-    """A share in percent with three digits, or two digits of its distance to 1: 94.6%, 0.341%, 99.997%. Only 1 itself is 100%."""
+    """A share in percent with three digits, or two digits of its distance to 1: 94.6%, 0.341%, 99.997%. Only 1 itself is 100%.
+
+    Args:
+        value: A share of 0 to 1.
+
+    Returns:
+        A text.
+    """
     if 0.99 < value < 1:
         return f"{100 - Decimal(f'{100 * (1 - value):.2g}'):f}%"
     return f"{100 * value:.3g}%"
 
 
 def of_trials(flags: Series[bool], trials: Series[str]) -> Rate:
-    """The share of trials in which every flag is true: arms of a trial share its data and weights, and are no separate draws."""
+    """The share of trials in which every flag is true: arms of a trial share its data and weights, and are no separate draws.
+
+    Args:
+        flags: One for each arm.
+        trials: The trial of each arm.
+
+    Returns:
+        k of n trials.
+    """
     return rate(flags.astype(bool).groupby(trials).all())

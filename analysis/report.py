@@ -26,7 +26,14 @@ class NothingToReport(RuntimeError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report; exit code 1 when there is nothing to report or it cannot be read or written."""
+    """Write the report; exit code 1 when there is nothing to report or it cannot be read or written.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
     parser = terminal.parser("report", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     parser.add_argument("--out", type=Path, default="reports", metavar="DIR", help="folder to write to (default: reports)")
@@ -72,7 +79,17 @@ def write(results: Path, out: Path) -> Path:
 
 
 def files(results: Path) -> dict[str, bytes]:
-    """Every file of the report by its path, `index.html` last; what is missing is a ReportWarning. Raises NothingToReport."""
+    """Every file of the report by its path, `index.html` last; what is missing is a ReportWarning.
+
+    Args:
+        results: The folder of the store.
+
+    Returns:
+        Path -> content.
+
+    Raises:
+        NothingToReport: The store has no finished trial.
+    """
     loaded = load.read(results)
     if not loaded.trials.empty:
         loaded = faults.with_visibility(results, loaded)

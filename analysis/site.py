@@ -25,7 +25,17 @@ MAX_LISTED = 50
 def pages(
     loaded: load.Results, articles: Sequence[Article], claims: DataFrame, notes: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Name and content of every file, the entry last: when it is there, all that it leads to is."""
+    """Name and content of every file, the entry last: when it is there, all that it leads to is.
+
+    Args:
+        loaded: What a store holds.
+        articles: One for each experiment.
+        claims: Rows of `claims.csv`.
+        notes: What is missing, damaged or stale.
+
+    Yields:
+        Path, content.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

@@ -37,7 +37,14 @@ DONE = "done"  # written after the whole run of a sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Upload, and say what was: exit code 0, 1 where a run or a trial is not whole, 2 where there is nothing or nobody for it."""
+    """Upload, and say what was: exit code 0, 1 where a run or a trial is not whole, 2 where there is nothing or nobody for it.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
     parser = terminal.parser("sync", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     parser.add_argument("--project", help="W&B project (default: that of each run; of the sweep's, accumulation-harness)")
@@ -74,7 +81,15 @@ def _is_uploaded(log: Path) -> bool:
 
 
 def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
-    """An offline run for each experiment, unless there is one of the very same verdicts; what each has, in a line."""
+    """An offline run for each experiment, unless there is one of the very same verdicts; what each has, in a line.
+
+    Args:
+        results: The folder of the store.
+        config: Project, entity and mode.
+
+    Yields:
+        Lines for a terminal.
+    """
     every = load.read(results)
     for experiment in every.experiments:
         own = every.of(experiment)
@@ -111,13 +126,28 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
 
 
 def table(arms: DataFrame) -> DataFrame:
-    """`verdicts.csv`, with first what one groups by."""
+    """`verdicts.csv`, with first what one groups by.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The same rows.
+    """
     verdicts = tables.verdicts(arms)
     return verdicts[[*FIRST, *(name for name in verdicts if name not in FIRST)]]
 
 
 def pictures(results: Path, own: load.Results) -> Iterator[tuple[str, Figure]]:
-    """The figures of the sweep's page."""
+    """The figures of the sweep's page.
+
+    Args:
+        results: The folder of the store.
+        own: Results of one experiment.
+
+    Yields:
+        Name and figure.
+    """
     for article in articles(results, own):
         for block in (block for section in article.sections for block in section.blocks):
             if isinstance(block, Picture):
@@ -125,7 +155,15 @@ def pictures(results: Path, own: load.Results) -> Iterator[tuple[str, Figure]]:
 
 
 def to_png(figure: Figure, path: Path) -> Path:
-    """Write the figure in the report's style: W&B shows no SVG."""
+    """Write the figure in the report's style: W&B shows no SVG.
+
+    Args:
+        figure: Any figure.
+        path: File to write.
+
+    Returns:
+        `path`.
+    """
     with style():
         figure.savefig(path, format="png", dpi=DPI)
     return path

@@ -56,7 +56,14 @@ def optimizers_of(rows: DataFrame) -> list[str]:
 
 
 def verdicts(arms: DataFrame) -> DataFrame:
-    """`verdicts.csv`: the arms with its columns, in its order."""
+    """`verdicts.csv`: the arms with its columns, in its order.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        Columns as in `verdicts.csv`.
+    """
     return arms[list(VERDICT_COLUMNS)]
 
 
@@ -118,24 +125,52 @@ def in_order(frame: DataFrame) -> DataFrame:
 
 
 def rows(arms: DataFrame) -> list[VerdictRow]:
-    """The verdict rows of arms."""
+    """The verdict rows of arms.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        One for each arm.
+    """
     columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
     return [VerdictRow(**dict(zip(VERDICT_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
 def matrix(arms: DataFrame) -> DataFrame:
-    """One row per cell (`ArmCell`) of the correct arms and the control: its worst verdict, `agreeing` of its `trials` have it."""
+    """One row per cell (`ArmCell`) of the correct arms and the control: its worst verdict, `agreeing` of its `trials` have it.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        Cells in their customary order.
+    """
     return in_order(DataFrame([vars(cell) for cell in by_cell(rows(arms.query("arm in ['accumulated', 'permuted']")))]))
 
 
 def facets(frame: DataFrame) -> list[str]:
-    """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure."""
+    """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure.
+
+    Args:
+        frame: Rows with a column `model`.
+
+    Returns:
+        Names of models.
+    """
     settings = frame[["model", *(name for name in CELL if name in frame)]].drop_duplicates()
     return list(dict.fromkeys(in_order(settings)["model"]))[:MAX_FACETS]
 
 
 def drawn(arms: DataFrame) -> DataFrame:
-    """The trials whose step rows are drawn: one per model and precision, with the B and the optimizer that most models share."""
+    """The trials whose step rows are drawn: one per model and precision, with the B and the optimizer that most models share.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        A row for each trial.
+    """
     trials = arms[arms["model"].isin(facets(arms))].drop_duplicates("trial")
     rank = trials.assign(
         of_size=trials["effective_batch"].map(trials.groupby("effective_batch")["model"].nunique()),
@@ -146,7 +181,14 @@ def drawn(arms: DataFrame) -> DataFrame:
 
 
 def half_spread(arms: DataFrame) -> float:
-    """Half the standard deviation of the full batch's held-out loss between seeds, the median over configurations."""
+    """Half the standard deviation of the full batch's held-out loss between seeds, the median over configurations.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        Nats per loss term; NaN for one seed.
+    """
     trials = arms.drop_duplicates("trial").groupby("group")["full_held_out_loss"]
     return float(trials.std().median()) / 2
 
@@ -242,7 +284,14 @@ def cells(rows: DataFrame, keys: Sequence[str], of: Callable[[DataFrame], Mappin
 
 
 def vacuity(arms: DataFrame) -> DataFrame:
-    """How often what can reveal a fault occurred, per model: active clipping, short windows, unequal terms, float64 steps."""
+    """How often what can reveal a fault occurred, per model: active clipping, short windows, unequal terms, float64 steps.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        A row for each workload and normalisation.
+    """
     accumulated = arms.query("arm == 'accumulated'")
     table = accumulated.groupby(["workload", "norm"], as_index=False).agg(
         n=("trial", "nunique"),
@@ -257,7 +306,14 @@ def vacuity(arms: DataFrame) -> DataFrame:
 
 
 def seconds(trials: DataFrame) -> Series[float]:
-    """Sum of trial seconds by phase, then in total."""
+    """Sum of trial seconds by phase, then in total.
+
+    Args:
+        trials: Rows with columns `seconds_PHASE`.
+
+    Returns:
+        Seconds by phase.
+    """
     phases = trials.filter(regex="^seconds_")
     sums = {str(name).removeprefix("seconds_"): math.fsum(own.dropna()) for name, own in phases.items()}
     return Series({**sums, "total": math.fsum(trials["seconds"])}, dtype=float)

@@ -49,24 +49,64 @@ class Curve:
 
 
 def mean_curve(cells: DataFrame, x: str, y: str = "mean", **look: Any) -> Curve:
-    """The means of cells with their intervals; a single seed has none."""
+    """The means of cells with their intervals; a single seed has none.
+
+    Args:
+        cells: Rows with columns `mean`, `low`, `high`.
+        x: Column of the axis.
+        y: Column of the values.
+        look: Keyword arguments of matplotlib's `plot`.
+
+    Returns:
+        The curve.
+    """
     cells = cells.sort_values(x)
     return Curve(cells[x], cells[y], look, [(cells[y] - cells["low"]).fillna(0), (cells["high"] - cells[y]).fillna(0)])
 
 
 def median_curve(rows: DataFrame, x: str, y: str, **look: Any) -> Curve:
-    """Medians over trials, and the range; what is exactly zero is drawn at the bottom."""
+    """Medians over trials, and the range; what is exactly zero is drawn at the bottom.
+
+    Args:
+        rows: One for each trial.
+        x: Column of the axis.
+        y: Column of the values.
+        look: Keyword arguments of matplotlib's `plot`.
+
+    Returns:
+        The curve.
+    """
     found = rows.groupby(x)[y].agg(["median", "min", "max"]).clip(lower=EXACT)
     return Curve(found.index, found["median"], look, band=(found["min"], found["max"]))
 
 
 def band_curve(cells: DataFrame, x: str, y: str = "mean", **look: Any) -> Curve:
-    """The means of cells, their intervals as a band."""
+    """The means of cells, their intervals as a band.
+
+    Args:
+        cells: Rows with columns `mean`, `low`, `high`.
+        x: Column of the axis.
+        y: Column of the values.
+        look: Keyword arguments of matplotlib's `plot`.
+
+    Returns:
+        The curve.
+    """
     return Curve(cells[x], cells[y], {**look, "marker": ""}, band=(cells["low"], cells["high"]))
 
 
 def points(rows: DataFrame, x: str, y: str, **look: Any) -> Curve:
-    """A mark for every row."""
+    """A mark for every row.
+
+    Args:
+        rows: Any rows.
+        x: Column of the axis.
+        y: Column of the values.
+        look: Keyword arguments of matplotlib's `plot`.
+
+    Returns:
+        The curve.
+    """
     return Curve(rows[x], rows[y].clip(lower=EXACT), {"linestyle": "", "alpha": 0.7, **look})
 
 
@@ -79,13 +119,33 @@ def lines(
     of: Callable[..., Curve] = median_curve,
     **look: Any,
 ) -> list[Curve]:
-    """A curve `of` the rows of each kind (`by`), named by `names`; a kind looks alike in every panel of a figure."""
+    """A curve `of` the rows of each kind (`by`), named by `names`; a kind looks alike in every panel of a figure.
+
+    Args:
+        rows: Any rows.
+        by: Column of the kinds.
+        x: Column of the axis.
+        y: Column of the values.
+        names: Kind -> label.
+        of: Makes a curve of the rows of a kind.
+        look: Keyword arguments of matplotlib's `plot`.
+
+    Returns:
+        One curve for each kind.
+    """
     kinds = rows[by].unique().tolist()
     return [replace(of(rows[rows[by] == kind], x, y, label=names(kind), **look), kind=kind) for kind in kinds]
 
 
 def looks(kinds: Iterable[Any]) -> dict[Any, dict[str, str]]:
-    """Colour and mark of each kind: numbers in shades, arms in the colour that they have everywhere."""
+    """Colour and mark of each kind: numbers in shades, arms in the colour that they have everywhere.
+
+    Args:
+        kinds: Values of a column.
+
+    Returns:
+        Kind -> arguments of matplotlib's `plot`.
+    """
     chosen = [*dict.fromkeys(kinds)]
     shades: dict[Any, str] = {**by_steps(chosen)} if all(isinstance(kind, int) for kind in chosen) else {}
     own = shades or {kind: COLOURS[name] for kind in chosen if (name := str(kind).partition("@")[0]) in COLOURS}
@@ -96,12 +156,32 @@ def looks(kinds: Iterable[Any]) -> dict[Any, dict[str, str]]:
 
 
 def columns_over(rows: DataFrame, x: str, names: Mapping[str, str], **how: Any) -> list[Curve]:
-    """A curve for each of these columns, as `lines` draws it."""
+    """A curve for each of these columns, as `lines` draws it.
+
+    Args:
+        rows: Any rows.
+        x: Column of the axis.
+        names: Column -> label.
+        how: Further arguments of `lines`.
+
+    Returns:
+        One curve for each column.
+    """
     return lines(rows.melt(x, [*names]), "variable", x, "value", names.get, **how)
 
 
 def formula(rows: DataFrame, by: str, x: str, y: str) -> list[Curve]:
-    """What a formula says of each kind, beside the `points` that were measured: a line without a name or marks."""
+    """What a formula says of each kind, beside the `points` that were measured: a line without a name or marks.
+
+    Args:
+        rows: Rows with what the formula gives.
+        by: Column of the kinds.
+        x: Column of the axis.
+        y: Column of the values.
+
+    Returns:
+        One curve for each kind.
+    """
     return lines(rows, by, x, y, "_{}".format, marker="")
 
 
@@ -171,5 +251,12 @@ def curves(
 
 
 def by_optimizer(rows: DataFrame) -> dict[str, DataFrame]:
-    """The rows of each optimizer, in the customary order."""
+    """The rows of each optimizer, in the customary order.
+
+    Args:
+        rows: Rows with a column `optimizer`.
+
+    Returns:
+        Name -> its rows.
+    """
     return {name: rows.query("optimizer == @name") for name in optimizers_of(rows)}

@@ -19,7 +19,14 @@ GATE = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
 
 
 def figure_algebra(arms: DataFrame) -> Figure:
-    """Float64 difference of every arm over N, a line per normalisation, with the gate and the oracle of BatchNorm."""
+    """Float64 difference of every arm over N, a line per normalisation, with the gate and the oracle of BatchNorm.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The figure.
+    """
     own = arms[arms["arm"].isin(["accumulated", "permuted"]) & arms["algebra_error"].notna()]
     kinds = own.assign(kind=own["norm"].where(own["arm"] == "accumulated", "permuted")).sort_values("norm")
     drawn = lines(
@@ -31,7 +38,14 @@ def figure_algebra(arms: DataFrame) -> Figure:
 
 
 def figure_gradient_error(arms: DataFrame) -> Figure:
-    """Error of the gradient in the target precision over N, and the full batch's own: rows are precisions, columns models."""
+    """Error of the gradient in the target precision over N, and the full batch's own: rows are precisions, columns models.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The figure.
+    """
     parted = arms["arm"].where(arms["verdict"] != "different", arms["arm"] + ", different")
     full = arms[arms["arm"] == "accumulated"].assign(arm="full", arm_error=lambda own: own["full_error"])
     rows = pd.concat([full, arms.assign(arm=parted)])
@@ -45,7 +59,14 @@ def figure_gradient_error(arms: DataFrame) -> Figure:
 
 
 def figure_losses(steps: DataFrame) -> Figure:
-    """Loss of every arm, and below it the distance to the full batch's, against the band of the null runs; columns are models."""
+    """Loss of every arm, and below it the distance to the full batch's, against the band of the null runs; columns are models.
+
+    Args:
+        steps: Step rows of the drawn trials.
+
+    Returns:
+        The figure.
+    """
     full = steps[steps["arm"] == "full"][["model", "step", "loss"]].rename(columns={"loss": "full"})
     steps = steps.merge(full, on=["model", "step"]).assign(off=lambda own: (own["loss"] - own["full"]).abs())
     above, below = dict[str, list[Curve]](), dict[str, list[Curve]]()
@@ -61,7 +82,14 @@ def figure_losses(steps: DataFrame) -> Figure:
 
 
 def figure_distances(steps: DataFrame) -> Figure:
-    """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
+    """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models.
+
+    Args:
+        steps: Step rows of the drawn trials.
+
+    Returns:
+        The figure.
+    """
     shown = {f"{model}\n{precision}": _beside_null(own, "parameter_distance") for precision, model, own in _cells(steps)}
     columns = len(facets(steps))
     return curves(shown, "optimizer step", "distance d", axes=("linear", "log"), columns=columns, sharey="row")
@@ -84,7 +112,15 @@ def _beside_null(rows: DataFrame, value: str) -> list[Curve]:
 
 
 def figure_convergence(l4: DataFrame, margin: float) -> Figure:
-    """L4 of the held-out loss over N, a line per configuration: mean difference, interval; at N = 1 the permuted full batch."""
+    """L4 of the held-out loss over N, a line per configuration: mean difference, interval; at N = 1 the permuted full batch.
+
+    Args:
+        l4: What `tables.convergence` gives.
+        margin: Margin of the equivalence test, in nats.
+
+    Returns:
+        The figure.
+    """
     l4 = l4.query("measure == 'held_out_loss'")
     l4 = l4.assign(row=l4[["workload", "norm", "optimizer"]].agg(" ".join, axis=1))
     shown = {precision: lines(own, "row", AT, of=mean_curve) for precision, own in l4.groupby("precision", sort=False)}

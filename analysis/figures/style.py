@@ -76,7 +76,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def to_svg(figure: Figure) -> bytes:
-    """A whole SVG file without date, creator, or anything else that changes from run to run."""
+    """A whole SVG file without date, creator, or anything else that changes from run to run.
+
+    Args:
+        figure: Any figure.
+
+    Returns:
+        The file.
+    """
     target = io.BytesIO()
     with style():
         figure.dpi = DPI
@@ -119,7 +126,14 @@ def inline(svg: bytes, prefix: str, alt: str) -> str:
 
 
 def by_steps(values: Sequence[int]) -> dict[int, str]:
-    """A colour per number of accumulation steps, light to dark with N."""
+    """A colour per number of accumulation steps, light to dark with N.
+
+    Args:
+        values: Numbers of accumulation steps.
+
+    Returns:
+        Number -> `#rrggbb`.
+    """
     chosen = sorted(set(values))
     shades = matplotlib.colormaps["viridis"](np.linspace(0.72, 0.12, max(2, len(chosen))))  # lighter ones are lost on white
     return {n: matplotlib.colors.to_hex(shade) for n, shade in zip(chosen, shades, strict=False)}
@@ -134,7 +148,13 @@ class _OfOneDecade(LogLocator):
 
 
 def log_axis(axes: Axes, which: str, most: int = 6) -> None:
-    """A logarithmic axis with at most `most` labels at whole decades, written 10⁻⁶."""
+    """A logarithmic axis with at most `most` labels at whole decades, written 10⁻⁶.
+
+    Args:
+        axes: Axes, changed in place.
+        which: `x` or `y`.
+        most: Largest number of labels.
+    """
     axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(base=10, numticks=most))
@@ -145,7 +165,15 @@ def log_axis(axes: Axes, which: str, most: int = 6) -> None:
 
 
 def power_of_ten(value: float, _position: int | None = None) -> str:
-    """10⁻⁶, or -10⁻⁶; 0 for zero."""
+    """10⁻⁶, or -10⁻⁶; 0 for zero.
+
+    Args:
+        value: A power of ten.
+        _position: Position of the tick; not used.
+
+    Returns:
+        A text.
+    """
     if value == 0:
         return "0"
     exponent = str(round(math.log10(abs(value)))).translate(_SUPERSCRIPT)
@@ -156,7 +184,12 @@ DASHED = (0, (4, 3))
 
 
 def steps_axis(axes: Axes, values: Sequence[float]) -> None:
-    """An axis of accumulation steps, or of rates: evenly spaced in log N, labelled with every N."""
+    """An axis of accumulation steps, or of rates: evenly spaced in log N, labelled with every N.
+
+    Args:
+        axes: Axes, changed in place.
+        values: What is labelled.
+    """
     chosen = sorted(set(values))
     axes.set_xscale("log", base=2)
     axes.set_xticks(chosen, [f"{n:g}" for n in chosen])

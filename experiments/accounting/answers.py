@@ -125,7 +125,14 @@ def key_value_cache(results: Results) -> ClaimResult:
 
 
 def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
-    """From rows `version`, `way`, `micro_batch`, `cache_bytes`, `not_saved_bytes` to the finding."""
+    """From rows `version`, `way`, `micro_batch`, `cache_bytes`, `not_saved_bytes` to the finding.
+
+    Args:
+        rows: One for each version, way and b.
+
+    Returns:
+        The ruling, with what was measured.
+    """
     rows = rows.assign(
         setting=rows["version"] + " in " + rows["way"].replace({"loop": "a loop by hand", "Trainer": "its Trainer"})
     )
@@ -155,7 +162,16 @@ def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
 
 
 def arithmetic(value: float, claimed: float, explanation: str) -> ClaimResult:
-    """A calculation of a text, repeated: right within `CLOSE`. Nothing is measured, and nothing counted."""
+    """A calculation of a text, repeated: right within `CLOSE`. Nothing is measured, and nothing counted.
+
+    Args:
+        value: What the calculation gives.
+        claimed: What the text says.
+        explanation: The calculation, in words.
+
+    Returns:
+        The ruling, with what was measured.
+    """
     right = abs(value / claimed - 1) <= CLOSE
     return ClaimResult(
         verdict=Ruling.right_by_arithmetic if right else Ruling.wrong_by_arithmetic,

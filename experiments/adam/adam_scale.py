@@ -34,7 +34,15 @@ AS_IF = "as_if_right"
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N: what the fault does to the first step, and to all."""
+    """One row per N: what the fault does to the first step, and to all.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     return [_row(setting, num) for num in setting.config.accumulation_steps]
 
 
@@ -106,13 +114,33 @@ def _differences(lock: LockStep) -> dict[str, float]:
 
 
 def predicted(optimizer: OptimizerConfig, clip_norm: float | None, gradient: Tensor, weights: Tensor, num: int) -> float:
-    """||u(num g) - u(g)|| / ||u(g)|| of the first update u, in closed form."""
+    """||u(num g) - u(g)|| / ||u(g)|| of the first update u, in closed form.
+
+    Args:
+        optimizer: Its settings.
+        clip_norm: Limit of the gradient's norm, or None.
+        gradient: [P] g.
+        weights: [P].
+        num: Factor by which the fault multiplies the gradient.
+
+    Returns:
+        The relative change of the update.
+    """
     right, wrong = (first_update(optimizer, clipped(factor * gradient, clip_norm), weights) for factor in (1, num))
     return relative_distance(wrong, right)
 
 
 def first_update(optimizer: OptimizerConfig, gradient: Tensor, weights: Tensor) -> Tensor:
-    """The first step over -lr: with the state at zero, Adam's bias-corrected moments are h and h^2 (Kingma & Ba, algorithm 1)."""
+    """The first step over -lr: with the state at zero, Adam's bias-corrected moments are h and h^2 (Kingma & Ba, algorithm 1).
+
+    Args:
+        optimizer: Its settings.
+        gradient: [P] g.
+        weights: [P].
+
+    Returns:
+        [P] (before - after) / lr.
+    """
     decayed = gradient + optimizer.weight_decay * weights
     match optimizer.name:
         case OptimizerName.adam:

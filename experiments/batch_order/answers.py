@@ -49,13 +49,27 @@ LABELS = {
 
 
 def name(one: Contrast) -> str:
-    """The setting in words."""
+    """The setting in words.
+
+    Args:
+        one: A difference between two arms, by seed.
+
+    Returns:
+        A phrase.
+    """
     workload, norm, optimizer, batch, num = one.key
     return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(batch) // int(num)}"
 
 
 def judged(results: Results) -> DataFrame:
-    """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
+    """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     rows = longest(results.study("batch_order"), SETTING)
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 

@@ -41,7 +41,15 @@ class Run(Training):
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per order and N, with the losses in nats per loss term where the training ends."""
+    """One row per order and N, with the losses in nats per loss term where the training ends.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config, chosen = setting.config, Samples.drawn(setting)
     every = [ArmName(order, num) for num in config.accumulation_steps if num > 1 for order in ORDERS]
     runs = []
@@ -58,7 +66,12 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def continue_from(arm: Arm, before: Arm) -> None:
-    """Give `arm` the weights and the optimizer's state of `before`; its settings stay."""
+    """Give `arm` the weights and the optimizer's state of `before`; its settings stay.
+
+    Args:
+        arm: The arm that goes on.
+        before: The arm that has ended.
+    """
     arm.model.load_state_dict(before.model.state_dict())
     state = copy.deepcopy(before.optimizer.state_dict()["state"])
     arm.optimizer.load_state_dict({"state": state, "param_groups": arm.optimizer.state_dict()["param_groups"]})

@@ -171,7 +171,14 @@ def _by_b(cells: DataFrame) -> str:
 
 
 def and_with_batch_norm(results: Results) -> Advice | None:
-    """Of the experiments on BatchNorm: accuracy lost over b."""
+    """Of the experiments on BatchNorm: accuracy lost over b.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The row of the first screen, or None.
+    """
     lost = batch_norm_losses(results)
     costly = lost[lost["costs"]]["b"]
     certain = [

@@ -51,7 +51,15 @@ class WindowStep:
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum."""
+    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config = setting.config
     arm = _arm(setting, full_batch(config))
     first, *rest = setting.windows(config.steps + 1, last=LastWindow.drop)  # effects of b, not of a remainder

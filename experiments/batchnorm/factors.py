@@ -50,7 +50,14 @@ def factors(results: Results) -> DataFrame:
 
 
 def in_words(cells: DataFrame) -> str:
-    """In how many cells b costs accuracy, and in how many N is shown to cost none."""
+    """In how many cells b costs accuracy, and in how many N is shown to cost none.
+
+    Args:
+        cells: What b and N cost, a row for each pair.
+
+    Returns:
+        A sentence.
+    """
     if cells.empty:
         return "b and N were not moved apart."
     costly = cells[(cells["b_holm"] < LEVEL) & (cells["of_b"].map(lambda one: one.estimate) > 0)]
@@ -63,7 +70,14 @@ def in_words(cells: DataFrame) -> str:
 
 
 def b_and_n(material: Material) -> Section:
-    """What b costs and what N costs at one B, each with the other held."""
+    """What b costs and what N costs at one B, each with the other held.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     cells = factors(material.results)
     needed(cells)
     how = (

@@ -32,7 +32,15 @@ FROZEN_FULL = "frozen_full_batch"
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm, as `remedies` has it: the trained model; from there the full batch and every N, moving and frozen."""
+    """One row per arm, as `remedies` has it: the trained model; from there the full batch and every N, moving and frozen.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config = setting.config
     full = full_batch(config)
     (trained,) = train(setting, trainings(setting, [Candidate(TRAINED, full)]), lambda step, rows: None)

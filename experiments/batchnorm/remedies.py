@@ -22,14 +22,30 @@ from accumulation_harness.recipes.remedies import REMEDIES
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
+    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config = setting.config
     ends = train(setting, trainings(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)]), on_step)
     return [row(setting, end) for end in ends]
 
 
 def row(setting: Setting, end: Training) -> Row:
-    """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
+    """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        end: A training that has ended.
+
+    Returns:
+        The row.
+    """
     config = setting.config
     plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())

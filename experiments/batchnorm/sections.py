@@ -105,7 +105,14 @@ def _figure_accuracy(panels: Mapping[str, DataFrame]) -> Figure:
 
 
 def gradient_over_b(material: Material) -> Section:
-    """How far the gradient is off over the micro-batch size."""
+    """How far the gradient is off over the micro-batch size.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM}")
     plain = exact_rows(material.results, "accumulated")
     influence = plain["influence"].max()
@@ -138,7 +145,14 @@ def _gradient_words(model: object, rows: DataFrame) -> str:
 
 
 def running_statistics(material: Material) -> Section:
-    """The effective momentum of the running statistics over N, beside its formula."""
+    """The effective momentum of the running statistics over N, beside its formula.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     plain = exact_rows(material.results, "accumulated", all_momenta=True)
     corrected = exact_rows(material.results, "corrected_momentum", all_momenta=True)
     needed(plain, corrected)
@@ -164,7 +178,14 @@ def running_statistics(material: Material) -> Section:
 
 
 def remedies(material: Material) -> Section:
-    """What each remedy does to gradient and running statistics in one window."""
+    """What each remedy does to gradient and running statistics in one window.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study(EXACT).query(f"norm == 'batch' and momentum == {DEFAULT_MOMENTUM} and after_steps == 0")
     smallest = rows["micro_batch"].min()
     own = rows.query("micro_batch == @smallest")
@@ -184,12 +205,26 @@ def remedies(material: Material) -> Section:
 
 
 def named(model: Any) -> str:
-    """A model as the page calls it."""
+    """A model as the page calls it.
+
+    Args:
+        model: Name of a model.
+
+    Returns:
+        A phrase.
+    """
     return NAMES.get(str(model), str(model))
 
 
 def accuracy_over_b(material: Material) -> Section:
-    """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it."""
+    """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = trained(material.results, norm="batch")
     errors, costs = error_cells(rows), against_full(rows, MARGIN)
     panels = {
@@ -260,7 +295,14 @@ def _to_hundredths(value: float) -> str:
 
 
 def in_points(one: Interval) -> str:
-    """An estimate with its interval, in points."""
+    """An estimate with its interval, in points.
+
+    Args:
+        one: Shares of 0 to 1.
+
+    Returns:
+        `MEAN (LOW to HIGH)`, in percentage points.
+    """
     mean, low, high = map(_to_hundredths, (one.estimate, one.low, one.high))
     return f"{mean} ({low} to {high})"
 
@@ -270,7 +312,14 @@ def _mean_and_interval(values: list[float]) -> str:
 
 
 def wu_and_he(material: Material) -> Section:
-    """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018)."""
+    """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018).
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = fixed_batch(trained(material.results))
     gains, cells = between_norms(rows), error_cells(rows)
     needed(gains)

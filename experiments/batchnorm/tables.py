@@ -20,14 +20,30 @@ CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> DataFrame:
-    """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
+    """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for.
+
+    Args:
+        results: What a store holds.
+        arm: Its name.
+        all_momenta: Whether every momentum is wanted.
+
+    Returns:
+        The rows.
+    """
     rows = results.study(EXACT)
     chosen = rows.query("norm == 'batch' and arm == @arm")
     return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
 
 
 def expected_momentum(rows: DataFrame) -> Series[float]:
-    """The effective momentum of a window by the formula, 1 - (1 - m)^N."""
+    """The effective momentum of a window by the formula, 1 - (1 - m)^N.
+
+    Args:
+        rows: With columns `momentum` (m) and `accumulation_steps` (N).
+
+    Returns:
+        One for each row.
+    """
     return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
 
 
@@ -47,13 +63,27 @@ def trained(results: Results, *, norm: str | None = None) -> DataFrame:
 
 
 def fixed_batch(rows: DataFrame) -> DataFrame:
-    """The trials that split one B into several N."""
+    """The trials that split one B into several N.
+
+    Args:
+        rows: Trainings.
+
+    Returns:
+        The rows.
+    """
     several = rows.query("arm == 'accumulated'").groupby("trial")["accumulation_steps"].nunique() > 1
     return rows[rows["trial"].map(several).fillna(False).astype(bool)]
 
 
 def error_cells(rows: DataFrame) -> DataFrame:
-    """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
+    """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch.
+
+    Args:
+        rows: Trainings.
+
+    Returns:
+        Columns `mean`, `low`, `high`.
+    """
     shown = _once(rows.query("arm in ['full', 'accumulated']"))
     return tables.cells(shown, CELL, lambda own: tables.paired_comparison(own["error"].tolist(), MARGIN))
 
@@ -103,7 +133,14 @@ def against_full(rows: DataFrame, margin: float) -> DataFrame:
 
 
 def between_norms(rows: DataFrame) -> DataFrame:
-    """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell."""
+    """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell.
+
+    Args:
+        rows: Trainings.
+
+    Returns:
+        Columns `gain`, its interval and b.
+    """
     shown = rows.query("arm in ['full', 'accumulated']")
     keys = ["model", "effective_batch", "accumulation_steps", "b"]
     wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
@@ -140,7 +177,14 @@ def remedied(results: Results) -> DataFrame:
 
 
 def gone_on(results: Results) -> DataFrame:
-    """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
+    """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     rows = results.study(GONE_ON).assign(accuracy=lambda own: 100 * own["held_out_accuracy"])
     return _beside_full(rows.query("arm != 'full'"), rows)
 
@@ -154,7 +198,14 @@ def _beside_full(chosen: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def forwards_of(results: Results) -> Series[float]:
-    """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them."""
+    """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        Ratios; empty where none was counted.
+    """
     if not results.has(EXACT):
         return Series(dtype=float)
     rows = results.study(EXACT)

@@ -39,7 +39,14 @@ STEPS = (2, 4, 8, 16, 32, 64)
 
 
 def which_remedy(material: Material) -> Section:
-    """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
+    """Points of accuracy lost over b with every remedy, what each costs, and the momenta.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = remedied(material.results).query("arm in @WORDS")
     forwards = forwards_of(material.results)
     groups = rows.groupby(["model", "effective_batch"])
@@ -48,7 +55,14 @@ def which_remedy(material: Material) -> Section:
 
 
 def from_a_trained_model(material: Material) -> Section:
-    """Points of accuracy lost over b where training goes on from a trained model, its statistics moving and frozen."""
+    """Points of accuracy lost over b where training goes on from a trained model, its statistics moving and frozen.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = gone_on(material.results)
     return section("And from a trained model?", FROM_TRAINED, *(
         _gone_on_table(str(model), int(str(size)), own) for (model, size), own in rows.groupby(["model", "effective_batch"])

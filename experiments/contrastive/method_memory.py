@@ -19,12 +19,27 @@ from accumulation_harness.recipes import contrastive
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per method, N and B: `peak_bytes` of a window, after others that made the state and filled the banks."""
+    """One row per method, N and B: `peak_bytes` of a window, after others that made the state and filled the banks.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     return [row for config in of_sizes(setting.config) for row in _rows(setting.under(config))]
 
 
 def of_sizes(config: TrialConfig) -> Iterator[TrialConfig]:
-    """The trial at every B, with the micro-batch of each of its N."""
+    """The trial at every B, with the micro-batch of each of its N.
+
+    Args:
+        config: The trial.
+
+    Yields:
+        Trials with B from 2 b on.
+    """
     for num in config.accumulation_steps:
         b = config.effective_batch // num
         for parts in (2**k for k in range(1, num.bit_length())):
@@ -51,7 +66,19 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 
 def peak(method: Method, window: Batch, budget: int | None = None) -> int:
-    """The most bytes that live while the method takes `window`, which counts too; MemoryError where they exceed `budget`."""
+    """The most bytes that live while the method takes `window`, which counts too.
+
+    Args:
+        method: An arm with its state.
+        window: Its samples.
+        budget: Bytes, or None.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        MemoryError: The window takes more than `budget`.
+    """
     data = nest.tensors((window.inputs, window.targets))
     # Not through a list, which would keep a bank alive that the step replaces.
     live = memory.Live(itertools.chain(memory.kept(method.arm), kept_beside(method.arm), data), budget)

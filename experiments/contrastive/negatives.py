@@ -35,7 +35,15 @@ TOWERS = ("query.", "passage.")  # whose parameters these names begin with; the 
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per probed window, N and method: the first window, every `probe_every`-th and the last."""
+    """One row per probed window, N and method: the first window, every `probe_every`-th and the last.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config = setting.config
     reference = setting.arm(masks_of_samples(full_batch(config)), clip_norm=None)
     methods = {name: contrastive.named(name) for name in config.methods}
@@ -79,14 +87,29 @@ def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep) ->
 
 
 def corpus_of(setting: Setting) -> str:
-    """The first digits of the fingerprint of the pairs: rows of two corpora are of two experiments."""
+    """The first digits of the fingerprint of the pairs: rows of two corpora are of two experiments.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+
+    Returns:
+        Hex digits.
+    """
     workload = setting.exact
     assert isinstance(workload, DocstringWorkload)
     return workload.pairs.fingerprint[:12]
 
 
 def tower_ratio(model: nn.Module, gradient: Tensor) -> float:
-    """||gradient of the query tower|| / ||gradient of the passage tower||."""
+    """||gradient of the query tower|| / ||gradient of the passage tower||.
+
+    Args:
+        model: Two towers.
+        gradient: [P].
+
+    Returns:
+        The ratio.
+    """
     query, passage = (
         sum(float(gradient[where].square().sum()) for name, where in by_tensor(model).items() if name.startswith(tower))
         for tower in TOWERS

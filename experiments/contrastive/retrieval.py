@@ -81,7 +81,15 @@ class Method(Training):
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per method and N: recall and reciprocal rank, bytes, seconds, forwards, and gradients beside the full batch's."""
+    """One row per method and N: recall and reciprocal rank, bytes, seconds, forwards, and gradients beside the full batch's.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     methods = make_methods(setting)
     looks = {max(1, round(share * setting.config.steps)) for share in LOOKS}
 
@@ -119,7 +127,14 @@ def make_methods(setting: Setting) -> list[Method]:
 
 
 def watched(recipe: Recipe) -> Recipe:
-    """The recipe, whose gradient is noted where the arm is asked to."""
+    """The recipe, whose gradient is noted where the arm is asked to.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe.
+    """
 
     def note(arm: Arm) -> None:
         if arm.memory.pop("asked", False):
@@ -169,7 +184,14 @@ def _row(setting: Setting, method: Method, window: Batch) -> Row:
 
 
 def kept_beside(arm: Arm) -> Iterator[Tensor]:
-    """What the methods of `recipes/contrastive.py` keep beside the graph: representations, a bank, an average of the towers."""
+    """What the methods of `recipes/contrastive.py` keep beside the graph: representations, a bank, an average of the towers.
+
+    Args:
+        arm: The arm that trains.
+
+    Yields:
+        Tensors.
+    """
     yield from nest.tensors([arm.memory.get(name, ()) for name in ("held", "bank")])
     if "average" in arm.memory:
         yield from arm.memory["average"].parameters()

@@ -48,7 +48,14 @@ KB = (1e3).__rtruediv__
 
 
 def words(arm: str) -> str:
-    """A method as the page calls it."""
+    """A method as the page calls it.
+
+    Args:
+        arm: Name of an arm.
+
+    Returns:
+        A phrase.
+    """
     kind, _, size = arm.partition("@")
     pairs, _, since = size.partition("+")
     return WORDS.get(kind, kind) + (f", {pairs} pairs" if pairs else "") + (f", from window {since} on" if since else "")
@@ -81,7 +88,16 @@ Method = tuple[str, int]  # its arm, and N
 
 
 def difference(rows: DataFrame, first: Method, second: Method) -> tuple[Interval, list[float]]:
-    """Mean reciprocal rank of the first method less the second's, in points, with its interval; and the differences by seed."""
+    """Mean reciprocal rank of the first method less the second's, in points, with its interval; and the differences by seed.
+
+    Args:
+        rows: Trainings.
+        first: Arm and N.
+        second: Arm and N.
+
+    Returns:
+        Interval in points of 100, and one difference for each seed.
+    """
     ranks = rows.pivot_table(index="seed", columns=["arm", "accumulation_steps"], values="reciprocal_rank")
     a, b = ranks.reindex(columns=[first, second]).to_numpy().T
     apart = POINTS * (a - b)
@@ -121,7 +137,14 @@ def _figure_bytes(rows: DataFrame) -> Figure:
 
 
 def gradients_section(material: Material) -> Section:
-    """How far each method's gradient is from the full batch's, over N."""
+    """How far each method's gradient is from the full batch's, over N.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study(EXACT, ["oracle_error"])
     plain = rows.query("dropout == 0")
     picture = Picture(
@@ -150,7 +173,14 @@ def gradients_section(material: Material) -> Section:
 
 
 def retrieval_section(material: Material) -> Section:
-    """Reciprocal rank against bytes and seconds, and the table of all methods."""
+    """Reciprocal rank against bytes and seconds, and the table of all methods.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = decided(material.study(TRAINED))
     needed(rows)
     told = _advice(rows)
@@ -206,7 +236,14 @@ def _largest_windows(rows: DataFrame, budget: float) -> dict[str, int]:
 
 
 def memory_section(material: Material) -> Section:
-    """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
+    """The bytes that live in a step of each method over B, and the window at which each leaves a given memory.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study(WEIGHED)
     rows, b = rows.query("arm != 'permuted'"), rows["micro_batch"].max()
     full = rows.query("arm == 'full'").groupby("window")["peak_bytes"].median()

@@ -156,7 +156,15 @@ def _with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> Optimiz
 
 
 def evaluation(arm: Arm, whole: Batch) -> float:
-    """Mean loss per loss term, with the model as it is evaluated."""
+    """Mean loss per loss term, with the model as it is evaluated.
+
+    Args:
+        arm: A training arm, which is not changed.
+        whole: Samples to evaluate on.
+
+    Returns:
+        Nats per loss term.
+    """
     chunks = (whole.rows(slice(start, start + HELD_OUT_BATCH)) for start in range(0, len(whole), HELD_OUT_BATCH))
     return evaluations(arm, chunks)["loss"]
 
@@ -169,7 +177,15 @@ def _at_the_end(arm: Arm) -> dict[str, float]:
 
 
 def arm_at(setting: Setting, num: int) -> Arm:
-    """An arm that steps after B / N samples; its learning rate is lr / N, under Adam lr / sqrt(N)."""
+    """An arm that steps after B / N samples; its learning rate is lr / N, under Adam lr / sqrt(N).
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        num: N.
+
+    Returns:
+        The arm.
+    """
     config = setting.config
     if num == 1:
         return setting.arm(full_batch(config))

@@ -34,14 +34,29 @@ OWN_RATE = ("small_batch", "small_batch_memory")  # the others compute what the 
 
 
 def trainings(results: Results) -> DataFrame:
-    """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
+    """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     rows = longest(results.study("learning_curves", ["recalibrated_test_loss"]), SETTING)
     rows = rows.drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # trained alone, and beside others
     return rows.assign(validation_loss=rows["curve_validation_loss"].str[-1].astype(float).fillna(math.inf))
 
 
 def arm_name(arm: object, num: object) -> str:
-    """An arm as the page calls it."""
+    """An arm as the page calls it.
+
+    Args:
+        arm: Name of an arm.
+        num: N.
+
+    Returns:
+        A phrase.
+    """
     return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
 
 
@@ -49,7 +64,16 @@ def arm_name(arm: object, num: object) -> str:
 
 
 def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> float:
-    """The cost at which the loss first is `target` or less, linear between points; infinite where it never is."""
+    """The cost at which the loss first is `target` or less, linear between points; infinite where it never is.
+
+    Args:
+        cost: Along the training, rising.
+        loss: At these costs.
+        target: A loss.
+
+    Returns:
+        The cost.
+    """
     i = next((i for i, value in enumerate(loss) if value <= target), None)
     if i is None:
         return math.inf
@@ -58,7 +82,14 @@ def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> float:
 
 
 def drift(loss: Sequence[float]) -> float:
-    """Relative change of the loss within the last fifth: mean of its second half over the mean of its first, less 1."""
+    """Relative change of the loss within the last fifth: mean of its second half over the mean of its first, less 1.
+
+    Args:
+        loss: Along the training.
+
+    Returns:
+        Below 0 while it falls.
+    """
     fifth = np.asarray(loss[-max(2, len(loss) // 5) :], dtype=float)
     half = len(fifth) // 2
     return float(fifth[-half:].mean() / fifth[:half].mean() - 1)
@@ -108,7 +139,14 @@ def _choosing(rows: DataFrame) -> DataFrame:
 
 
 def judged(rows: DataFrame) -> DataFrame:
-    """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
+    """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate.
+
+    Args:
+        rows: From `trainings`.
+
+    Returns:
+        The rows.
+    """
     best = tuned(rows)
     of_full = best.query("arm == 'full'").drop(columns=list(ARM))
     own = rows.query(f"seed < {TUNING_SEEDS}")
@@ -118,7 +156,14 @@ def judged(rows: DataFrame) -> DataFrame:
 
 
 def targets(rows: DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
-    """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge."""
+    """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge.
+
+    Args:
+        rows: From `trainings`.
+
+    Returns:
+        Setting -> three losses, falling.
+    """
     best = tuned(rows)
     full = best.query("arm == 'full'").merge(_choosing(rows), on=[*SETTING, *ARM, "lr"])
     found = {}
@@ -129,7 +174,16 @@ def targets(rows: DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
 
 
 def reaches(rows: DataFrame, target: float, cost: str) -> list[float]:
-    """What each training took to the target; `cost` is samples, optimizer_steps or seconds."""
+    """What each training took to the target; `cost` is samples, optimizer_steps or seconds.
+
+    Args:
+        rows: From `trainings`.
+        target: A probe loss.
+        cost: `samples`, `optimizer_steps` or `seconds`.
+
+    Returns:
+        One for each row, infinite where the target was not reached.
+    """
     return [reach(*pair, target) for pair in zip(rows[f"curve_{cost}"], rows["curve_probe_loss"], strict=True)]
 
 
@@ -144,7 +198,14 @@ class Beside:
 
 
 def beside_full(rows: DataFrame) -> list[Beside]:
-    """Every arm's test loss beside the full batch's of its setting, from `judged`; Holm-corrected over all."""
+    """Every arm's test loss beside the full batch's of its setting, from `judged`; Holm-corrected over all.
+
+    Args:
+        rows: From `judged`.
+
+    Returns:
+        One for each arm.
+    """
     full = rows.query("arm == 'full'")
     found = contrasts(rows.query("arm != 'full'"), full, SETTING, ["test_loss"], ARM)
     bands = {one.key[:-2]: np.std(one.of(), ddof=1) for one in found if one.key[-2] == "permuted" and len(one.rows) > 1}
@@ -158,7 +219,14 @@ def beside_full(rows: DataFrame) -> list[Beside]:
 
 
 def pairs(rows: DataFrame) -> list[Contrast]:
-    """The full batch less the smallest small batch of each setting, at equal samples; of rows from `judged`."""
+    """The full batch less the smallest small batch of each setting, at equal samples; of rows from `judged`.
+
+    Args:
+        rows: From `judged`.
+
+    Returns:
+        One for each setting.
+    """
     rows = rows.assign(
         log_roughness=rows["curve_probe_loss"].map(roughness).map(math.log), drift=rows["curve_validation_loss"].map(drift)
     )

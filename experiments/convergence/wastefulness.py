@@ -56,7 +56,15 @@ class Instead:
 
 
 def instead_of_accumulating(rows: DataFrame, judged: DataFrame) -> list[Instead]:
-    """One per setting, N and kind of small batch, from `convergence.trainings` and of these `convergence.judged`."""
+    """One per setting, N and kind of small batch, from `convergence.trainings` and of these `convergence.judged`.
+
+    Args:
+        rows: From `trainings`.
+        judged: From `judged` of these.
+
+    Returns:
+        The comparisons.
+    """
     levels = targets(rows)
     last = [levels[key][-1] for key in judged[[*SETTING]].itertuples(index=False, name=None)]
     for cost in COSTS:
@@ -75,19 +83,41 @@ def _log(cost: float) -> float:
 
 
 def verdicts(found: Sequence[Instead]) -> list[Wasteful]:
-    """Of each, with intervals by Bonferroni over all that have enough seeds."""
+    """Of each, with intervals by Bonferroni over all that have enough seeds.
+
+    Args:
+        found: From `instead_of_accumulating`.
+
+    Returns:
+        One for each.
+    """
     judged = sum(len(one.small.of()) >= FEWEST_SEEDS for one in found)
     return [one.verdict(1 - LEVEL / max(1, judged)) for one in found]
 
 
 def counted(said: Sequence[Wasteful]) -> str:
-    """How many comparisons say what."""
+    """How many comparisons say what.
+
+    Args:
+        said: From `verdicts`.
+
+    Returns:
+        A sentence.
+    """
     yes, no, undecided = (sum(one == verdict for one in said) for verdict in Wasteful)
     return f"Of {len(said)} comparisons accumulating is wasteful in {yes}, not wasteful in {no}, undecided in {undecided}."
 
 
 def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
-    """From the comparisons that decide, and where they disagree only that they do."""
+    """From the comparisons that decide, and where they disagree only that they do.
+
+    Args:
+        found: From `instead_of_accumulating`.
+        said: From `verdicts` of these.
+
+    Returns:
+        A sentence.
+    """
     whole = [math.exp(statistics.mean_interval(one.full_seconds).estimate) for one in found if one.full_seconds]
     fill = f"fill the device first: where all of B fits, it takes {spread(whole)} times accumulation's seconds; then "
     match Wasteful.yes in said, Wasteful.no in said:
@@ -109,7 +139,14 @@ def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
 
 
 def times(logs: Sequence[float]) -> str:
-    """Of logarithms of ratios: the geometric mean and its 95 % interval, in words."""
+    """Of logarithms of ratios: the geometric mean and its 95 % interval, in words.
+
+    Args:
+        logs: One for each seed.
+
+    Returns:
+        `RATIO (LOW to HIGH)`.
+    """
     if not logs:
         return "-"
     one = statistics.mean_interval(logs)

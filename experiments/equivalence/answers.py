@@ -32,7 +32,14 @@ LEAST_SEEDS = 5  # of A6
 
 
 def answer(arms: DataFrame) -> Answer:
-    """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
+    """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The answer.
+    """
     accumulated = arms.query("arm == 'accumulated'")
     bound = accumulated.query("norm == 'batch' and micro_batch < effective_batch")
     free, null = accumulated.drop(bound.index), arms.query("arm == 'permuted'")

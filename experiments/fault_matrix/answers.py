@@ -46,7 +46,14 @@ def _active(arms: DataFrame) -> DataFrame:
 
 
 def answer(arms: DataFrame) -> Answer:
-    """Decided by the measured shares of arms; the intervals are over trials, since arms of one trial are no separate draws."""
+    """Decided by the measured shares of arms; the intervals are over trials, since arms of one trial are no separate draws.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The answer.
+    """
     rows = _active(arms)
     if rows.empty:
         return Answer(("No arm of these trials has a fault that changes its computation.",), None)
@@ -89,7 +96,14 @@ def _at_rest(arms: DataFrame) -> list[str]:
 
 
 def matrix(material: Material) -> Section:
-    """Who sees which fault: verdict, checks and loss curve."""
+    """Who sees which fault: verdict, checks and loss curve.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = _active(material.arms)
     needed(rows)
     known = rows.query("visible_at.notna()")
@@ -166,7 +180,14 @@ def _misses(material: Material) -> Section:
 
 
 def settings(material: Material) -> Section:
-    """Detection by setting."""
+    """Detection by setting.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = _active(material.arms)
     needed(rows)
     head = f"{' | '.join(SETTING)} | trials | detected | of trials, at least (95%) | named | wrong name | shown by the loss"

@@ -12,7 +12,14 @@ RUNGS = ("ledger", "sketch", "replay")
 
 
 def random_settings(_material: Material) -> Section:
-    """Right trials with all settings drawn at random, and watched loops, right and wrong: recorded, not measured here."""
+    """Right trials with all settings drawn at random, and watched loops, right and wrong: recorded, not measured here.
+
+    Args:
+        _material: Not used.
+
+    Returns:
+        The section.
+    """
     right, watched = recorded("right_settings").iloc[0], recorded("watch")
     loops, wrong = watched.query("fault == @RIGHT"), watched.query("fault != @RIGHT")
     text = (

@@ -95,7 +95,14 @@ def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
 
 
 def moments(each: Tensor) -> Row:
-    """|G|^2 and tr Sigma = mean |g_i - G|^2 over the rows g_i, the whole population (McCandlish et al. 2018, eq. 2.8)."""
+    """|G|^2 and tr Sigma = mean |g_i - G|^2 over the rows g_i, the whole population (McCandlish et al. 2018, eq. 2.8).
+
+    Args:
+        each: [samples, P] gradients.
+
+    Returns:
+        Columns `population`, `gradient_square`, `noise_trace`.
+    """
     mean = each.mean(0)
     return {
         "population": len(each),

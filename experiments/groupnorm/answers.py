@@ -81,7 +81,14 @@ def _gain(row: Mapping[Hashable, Any]) -> str:
 
 
 def predicted(results: Results) -> bool | None:
-    """The printed prediction: exact; for every model BatchNorm's error rises, most from b = 4 to 2, and GroupNorm's does not."""
+    """The printed prediction: exact; for every model BatchNorm's error rises, most from b = 4 to 2, and GroupNorm's does not.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        Whether it held; None where too little was measured.
+    """
     gains, exact = between_norms(fixed_batch(trained(results))), results.study(EXACT)
     if gains.empty or not {2, 4} <= set(gains["b"]) or gains["b"].nunique() < 3:
         return None

@@ -15,7 +15,14 @@ RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learnin
 
 
 def trained(results: Results) -> DataFrame:
-    """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
+    """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     rows = results.study("batch_sizes")
     losses = ["tail_loss", "held_out_loss", "tuning_loss", "judged_loss"]
     return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
@@ -91,13 +98,27 @@ def against_true_batch(results: Results) -> DataFrame:
 
 
 def best_rate_ratios(rows: DataFrame) -> dict[str, float]:
-    """The best rate (by training loss) of the largest batch over that of the smallest, by optimizer."""
+    """The best rate (by training loss) of the largest batch over that of the smallest, by optimizer.
+
+    Args:
+        rows: From `trained`.
+
+    Returns:
+        Optimizer -> ratio.
+    """
     rates = at_best_rate(rows, ["optimizer", "batch"], "tail_loss").groupby(["optimizer", "batch"])["lr"].first().unstack()
     return {str(name): float(own[rates.columns.max()] / own[rates.columns.min()]) for name, own in rates.iterrows()}
 
 
 def raised_in_every_subset(rows: DataFrame) -> dict[str, tuple[float, float]]:
-    """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
+    """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer.
+
+    Args:
+        rows: From `trained`.
+
+    Returns:
+        Optimizer -> (smallest, largest); empty for one seed.
+    """
     if rows["seed"].nunique() < 2:
         return {}
     found = DataFrame([best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()])

@@ -194,7 +194,14 @@ def _beta2_in_words(differences: pd.DataFrame) -> list[str]:
 
 
 def states(material: Material) -> Section:
-    """State and weights of every arm over the optimizer steps."""
+    """State and weights of every arm over the optimizer steps.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
@@ -217,7 +224,14 @@ def _order(material: Material) -> Section:
 
 
 def memory(material: Material) -> Section:
-    """The weights of past micro-batches in the optimizer state, and their half-lives."""
+    """The weights of past micro-batches in the optimizer state, and their half-lives.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study("optimizer_memory")
     lives = optimizers.half_lives(rows)
     head = "optimizer | state | arm | N | half-life in samples | predicted | largest relative error | n"
@@ -246,7 +260,14 @@ def memory(material: Material) -> Section:
 
 
 def small_steps(material: Material) -> Section | None:
-    """The paths of N small steps beside that of one window."""
+    """The paths of N small steps beside that of one window.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section, or None.
+    """
     rows = optimizers.states(material.results)
     paths = optimizers.path_ratios(rows, ORDERED)
     needed(paths)

@@ -33,7 +33,15 @@ SQUARED = "exp_avg_sq"
 
 
 def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
-    """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows."""
+    """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Yields:
+        The rows.
+    """
     for num in setting.config.accumulation_steps:
         right = accumulated(setting.config, num)
         own = setting.config.optimizer

@@ -49,7 +49,14 @@ CHECKPOINTS = (1, 50)  # optimizer steps that are reported beside the last
 
 
 def in_reverse(right: Recipe) -> Recipe:
-    """The micro-batches of every window from the last to the first; each keeps its samples."""
+    """The micro-batches of every window from the last to the first; each keeps its samples.
+
+    Args:
+        right: A right recipe.
+
+    Returns:
+        The recipe.
+    """
 
     def arrange(window: Batch, _step: int) -> Batch:
         return window.rows(torch.cat(torch.arange(len(window)).split(right.split(len(window)))[::-1]))
@@ -119,13 +126,28 @@ def _compared_arms(config: TrialConfig) -> Iterator[ComparedArm]:
 
 
 def small_batch(right: Recipe) -> Recipe:
-    """Training at batch b on the window's samples: a step after every micro-batch, on the micro-batch's own mean loss."""
+    """Training at batch b on the window's samples: a step after every micro-batch, on the micro-batch's own mean loss.
+
+    Args:
+        right: A right recipe.
+
+    Returns:
+        The recipe.
+    """
     wrong = step_every_micro_batch(loss_not_divided(right))
     return dataclasses.replace(wrong, report=lambda contributions: torch.stack(list(contributions)).mean())
 
 
 def slower(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
-    """The learning rate divided by `num`: `num` steps then go as far as one did, at the same gradient."""
+    """The learning rate divided by `num`: `num` steps then go as far as one did, at the same gradient.
+
+    Args:
+        optimizer: Its settings.
+        num: N.
+
+    Returns:
+        Other settings.
+    """
     return dataclasses.replace(optimizer, lr=optimizer.lr / num)
 
 

@@ -45,12 +45,26 @@ BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2
 
 
 def states(results: Results) -> DataFrame:
-    """What the study of optimizer states measured."""
+    """What the study of optimizer states measured.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     return results.study("optimizer_states", ERRORS)
 
 
 def spread_in_window(memory: DataFrame) -> Series[float]:
-    """Largest weight over smallest - 1, within each window of each trial, arm and entry of the state."""
+    """Largest weight over smallest - 1, within each window of each trial, arm and entry of the state.
+
+    Args:
+        memory: Rows of the study `optimizer_memory`.
+
+    Returns:
+        One for each window.
+    """
     weights = memory.groupby(["trial", "arm", "accumulation_steps", "entry", "window"])["weight"]
     spread: Series[float] = weights.max() / weights.min() - 1
     return spread
@@ -104,36 +118,81 @@ def path_ratios(states: DataFrame, after_steps: int) -> DataFrame:
 
 
 def long_runs(results: Results, fewest_steps: int) -> DataFrame:
-    """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample."""
+    """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample.
+
+    Args:
+        results: What a store holds.
+        fewest_steps: Steps that a run must have made.
+
+    Returns:
+        The rows.
+    """
     rows = states(results)
     return rows[(rows["after_steps"] >= fewest_steps) & uncoupled(rows)]
 
 
 def orders(results: Results, after_steps: int) -> tuple[DataFrame, DataFrame]:
-    """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
+    """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control.
+
+    Args:
+        results: What a store holds.
+        after_steps: After how many steps.
+
+    Returns:
+        Reordered arms, and the control.
+    """
     rows = states(results).query("after_steps == @after_steps")
     return rows.query("arm == 'reordered'"), rows.query("arm == 'small_steps_reordered'")
 
 
 def uncoupled(rows: DataFrame) -> Series[bool]:
-    """Arms in which nothing but the gradient passes from sample to sample: neither BatchNorm nor dropout."""
+    """Arms in which nothing but the gradient passes from sample to sample: neither BatchNorm nor dropout.
+
+    Args:
+        rows: From `states`.
+
+    Returns:
+        A flag for each row.
+    """
     return (rows["norm"] != "batch") & (rows["dropout"] == 0)
 
 
 def largest_error(rows: DataFrame, *columns: str) -> float:
-    """The largest of these errors; SGD has no state and so no error of it, any other error that is NaN counts as infinite."""
+    """The largest of these errors; SGD has no state and so no error of it, any other error that is NaN counts as infinite.
+
+    Args:
+        rows: From `states`.
+        columns: Names of errors.
+
+    Returns:
+        The largest.
+    """
     values = rows.assign(state_error=rows["state_error"].where(rows["optimizer"] != "sgd", 0.0))
     return float(values[list(columns)].astype(float).fillna(math.inf).to_numpy().max())
 
 
 def smallest_difference(rows: DataFrame) -> float:
-    """The smallest difference among arms that have to differ: of the optimizer state, or of the weights under SGD."""
+    """The smallest difference among arms that have to differ: of the optimizer state, or of the weights under SGD.
+
+    Args:
+        rows: From `states`.
+
+    Returns:
+        The smallest.
+    """
     error = rows["state_error_now"].where(rows["optimizer"] != "sgd", rows["parameter_error_now"])
     return error.astype(float).fillna(math.inf).min()
 
 
 def beta2_trials(results: Results) -> DataFrame:
-    """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
+    """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N).
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     return results.study("batch_sizes").query("optimizer == 'adam' and accumulation_steps > 1")
 
 
@@ -158,7 +217,15 @@ def beta2_differences(rows: DataFrame) -> DataFrame:
 
 
 def states_section(material: Material, rows: DataFrame) -> Section:
-    """How far state and weights are off over the steps: a figure of one trial per optimizer, and a table of all."""
+    """How far state and weights are off over the steps: a figure of one trial per optimizer, and a table of all.
+
+    Args:
+        material: Results and step rows of the experiment.
+        rows: From `states`.
+
+    Returns:
+        The section.
+    """
     needed(rows)
     first = rows.query("workload == 'digits'").drop_duplicates("optimizer")
     steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
@@ -212,7 +279,14 @@ def _figure_states(steps: DataFrame) -> Figure:
 
 
 def figure_paths(steps: DataFrame) -> Figure:
-    """Distance of small steps to the window's weights over windows, a panel per optimizer."""
+    """Distance of small steps to the window's weights over windows, a panel per optimizer.
+
+    Args:
+        steps: Step rows of the drawn trials.
+
+    Returns:
+        The figure.
+    """
     most = steps["accumulation_steps"].max()
     rows = steps.query("accumulation_steps == @most and arm in @PATHS")
     shown = {
@@ -223,7 +297,14 @@ def figure_paths(steps: DataFrame) -> Figure:
 
 
 def figure_memory(memory: DataFrame) -> Figure:
-    """Weight of past micro-batches over their age in samples: a panel per entry, of the first trial and the smallest N."""
+    """Weight of past micro-batches over their age in samples: a panel per entry, of the first trial and the smallest N.
+
+    Args:
+        memory: Rows of the study `optimizer_memory`.
+
+    Returns:
+        The figure.
+    """
     chosen = by_optimizer(memory[memory["accumulation_steps"] == memory["accumulation_steps"].min()])
     shown = {
         f"{name}: {entry}": lines(own[own["trial"] == own["trial"].iloc[0]], "arm", "age", "weight", LABELS.get)

@@ -267,7 +267,14 @@ def _figure_update_size(rows: DataFrame) -> Figure:
 
 
 def update_size(material: Material) -> Section:
-    """The size of the first update over N, divided and undivided."""
+    """The size of the first update over N, divided and undivided.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     rows = material.study("update_size")
     picture = Picture(
         "update-size",

@@ -50,7 +50,15 @@ LOOPS: Mapping[str, Loop] = {
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per loop and N, in float64."""
+    """One row per loop and N, in float64.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     return [
         {"arm": name, "accumulation_steps": num, **_train_epochs(setting, loop, num)}
         for num in setting.config.accumulation_steps

@@ -48,7 +48,15 @@ class Killed(Exception):
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N and way to write the checkpoint."""
+    """One row per N and way to write the checkpoint.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     rows = []
     for num in setting.config.accumulation_steps:
         recipe = accumulated(setting.config, num)
@@ -67,7 +75,16 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def train(setting: Setting, recipe: Recipe, checkpoint: Checkpoint | None) -> Arm:
-    """The configured steps in the configured precision; interrupted once, after `AFTER` windows, where there is a checkpoint."""
+    """The configured steps in the configured precision; interrupted once, after `AFTER` windows, where there is a checkpoint.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        recipe: The recipe of the arm.
+        checkpoint: How it is written and loaded, or None.
+
+    Returns:
+        The arm as it ended.
+    """
     arm = setting.arm(recipe)
     for t, ids in enumerate(setting.windows()):
         window = arm.workload.batch(ids)
@@ -103,7 +120,13 @@ def _interrupt(setting: Setting, arm: Arm, checkpoint: Checkpoint, window: Batch
 
 
 def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
-    """Write a checkpoint as trainers do, and go on with new objects that are loaded from it."""
+    """Write a checkpoint as trainers do, and go on with new objects that are loaded from it.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        arm: The arm that goes on.
+        with_gradients: Whether the checkpoint has them.
+    """
     file = io.BytesIO()
     parts = ("model", "optimizer", "schedule", "scaler")
     saved = {name: getattr(arm, name).state_dict() for name in parts}
@@ -122,7 +145,15 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
 
 
 def identical(a: Arm, b: Arm) -> bool:
-    """Whether weights, optimizer state and learning rate of two arms are the same, bit by bit."""
+    """Whether weights, optimizer state and learning rate of two arms are the same, bit by bit.
+
+    Args:
+        a: An arm.
+        b: Another.
+
+    Returns:
+        True where no bit differs.
+    """
     one, two = ({"weights": flatten(arm.model.parameters()), **optimizer_state(arm.optimizer, arm.model.parameters())}
                 for arm in (a, b))  # fmt: skip
     rates = {float(arm.optimizer.param_groups[0]["lr"]) for arm in (a, b)}

@@ -111,7 +111,14 @@ def independent_roundings(sums: Tensor, dtype: torch.dtype) -> float:
 
 
 def stops_at(dtype: torch.dtype) -> int:
-    """Where 1 + 1 + 1 + ... stops growing in `dtype`, or MOST_ONES where it does not before."""
+    """Where 1 + 1 + 1 + ... stops growing in `dtype`, or MOST_ONES where it does not before.
+
+    Args:
+        dtype: A floating format.
+
+    Returns:
+        The sum.
+    """
     total, one = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
     for _ in range(MOST_ONES):
         if torch.equal(total + one, total):

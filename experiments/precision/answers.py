@@ -54,7 +54,14 @@ HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 
 
 def errors(results: Results) -> DataFrame:
-    """The rows of the study `accumulators` that hold errors."""
+    """The rows of the study `accumulators` that hold errors.
+
+    Args:
+        results: What a store holds.
+
+    Returns:
+        The rows.
+    """
     rows = results.study("accumulators")
     return rows.query("quantity == 'error'")
 

@@ -35,7 +35,15 @@ PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exa
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm (the full batch, every N, the faults that are asked for) and precision."""
+    """One row per arm (the full batch, every N, the faults that are asked for) and precision.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+    """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]

@@ -75,7 +75,17 @@ def _drop_behind_relu(model: nn.Module, p: float) -> None:
 
 
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
-    """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
+    """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        recipe: The recipe of the arm.
+        ids: [n] numbers of the window's samples.
+        stream: Which draws.
+
+    Returns:
+        The gradients.
+    """
     window = setting.exact.batch(ids)
     found = [consumed(setting, recipe, window, stream, r, clip_norm=None) for r in range(setting.config.permutations)]
     return torch.stack(found)

@@ -10,13 +10,27 @@ from accumulation_harness.experiments.shared.recorded import recorded
 
 
 def of(name: str) -> DataFrame:
-    """The audited arms of one record, which `make scoreboard` writes."""
+    """The audited arms of one record, which `make scoreboard` writes.
+
+    Args:
+        name: Name of the record.
+
+    Returns:
+        The rows.
+    """
     audits = recorded("released_trainers")
     return audits[audits["name"] == name]
 
 
 def accelerate_handles(arms: DataFrame) -> ClaimResult:
-    """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out."""
+    """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out.
+
+    Args:
+        arms: Audited arms of accelerate.
+
+    Returns:
+        The ruling, with what was measured.
+    """
     plain, documented = arms.query("function == 'naive'"), arms.query("function == 'documented'")
     if plain.empty or documented.empty:
         return undecided("It takes the audit of accelerate: make trainer NAME=accelerate.", len(arms))
@@ -33,7 +47,15 @@ def accelerate_handles(arms: DataFrame) -> ClaimResult:
 
 
 def lightning_handles(arms: DataFrame, default: int | None = None) -> ClaimResult:
-    """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?"""
+    """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?
+
+    Args:
+        arms: Audited arms of Lightning.
+        default: Value of `accumulate_grad_batches`; None: the recorded one.
+
+    Returns:
+        The ruling, with what was measured.
+    """
     known = recorded("defaults").query("framework == 'lightning' and setting == 'accumulate_grad_batches'")
     if arms["function"].nunique() < 2 or known.empty:
         return undecided("It takes the audit of lightning: make trainer NAME=lightning.", len(arms))
@@ -55,7 +77,14 @@ def lightning_handles(arms: DataFrame, default: int | None = None) -> ClaimResul
 
 
 def by_hand(arms: DataFrame) -> ClaimResult:
-    """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied."""
+    """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied.
+
+    Args:
+        arms: Audited arms of the loop.
+
+    Returns:
+        The ruling, with what was measured.
+    """
     one = {name: own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
     if not {"divided", "undivided", "divided_remainder"} <= set(one):
         reason = "It takes the audit of a GradientTape loop: make trainer NAME=keras-by-hand. Keras' own option is another thing."

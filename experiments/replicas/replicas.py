@@ -30,7 +30,18 @@ WAYS: dict[str, Way] = {**RIGHT, **SCALED, **UNSYNCHRONISED}
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per N and way to synchronise, in float64. Raises `ConfigError` where a share is too small, or on a GPU."""
+    """One row per N and way to synchronise, in float64.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        on_step: Called with the rows of each step.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ConfigError: A share is too small, or the trial is on a GPU.
+    """
     config = setting.config
     if setting.device.type != "cpu":
         raise ConfigError("device", config.device, "cpu: the ranks are processes with gloo between them")
@@ -47,7 +58,15 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def expected(name: str, unequal: bool) -> Cause | None:
-    """The cause that a way to synchronise should be given; None for a right one."""
+    """The cause that a way to synchronise should be given; None for a right one.
+
+    Args:
+        name: Name of a way to synchronise.
+        unequal: Whether ranks hold unequal numbers of loss terms.
+
+    Returns:
+        The cause, or None.
+    """
     if name in RIGHT or (name == "mean_of_local_means" and not unequal):
         return None
     return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised

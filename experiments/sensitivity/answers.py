@@ -31,7 +31,14 @@ KINDS = ("scale", "direction", "tensor")
 
 
 def rates(arms: DataFrame) -> DataFrame:
-    """One row per precision, kind and planted size: `k` of `n` found; sorted."""
+    """One row per precision, kind and planted size: `k` of `n` found; sorted.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The rows.
+    """
     rows = faults.judged(arms)
     rows = rows[faults.planted(rows)]
     if rows.empty:
@@ -45,7 +52,14 @@ def rates(arms: DataFrame) -> DataFrame:
 
 
 def smallest(own: DataFrame) -> float:
-    """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
+    """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none.
+
+    Args:
+        own: From `rates`, of one precision and kind.
+
+    Returns:
+        A relative error.
+    """
     found = math.nan
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
         if k < WANTED * n:
@@ -55,7 +69,14 @@ def smallest(own: DataFrame) -> float:
 
 
 def answer(arms: DataFrame) -> Answer:
-    """Held when every kind is found at the target's size, in both precisions that have a target."""
+    """Held when every kind is found at the target's size, in both precisions that have a target.
+
+    Args:
+        arms: Judged arms, a row each.
+
+    Returns:
+        The answer.
+    """
     table = rates(arms)
     if table.empty:
         return Answer(("No error was planted in these trials.",), None)
@@ -88,7 +109,14 @@ def _plain(size: float) -> str:
 
 
 def shares(material: Material) -> Section:
-    """The share of planted errors that are found, over their size."""
+    """The share of planted errors that are found, over their size.
+
+    Args:
+        material: Results and step rows of the experiment.
+
+    Returns:
+        The section.
+    """
     table = rates(material.arms)
     needed(table)
     picture = Picture(

@@ -56,7 +56,15 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def values_per_channel(setting: Setting, micro_batch: int) -> int:
-    """b H W: how many values of a channel a micro-batch of b samples has, in the BatchNorm layer that has the fewest."""
+    """b H W: how many values of a channel a micro-batch of b samples has, in the BatchNorm layer that has the fewest.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        micro_batch: b.
+
+    Returns:
+        The number.
+    """
     arm = setting.arm(full_batch(setting.config))
     seen: list[int] = []
     for layer in batch_norms(arm.model):
@@ -67,7 +75,15 @@ def values_per_channel(setting: Setting, micro_batch: int) -> int:
 
 
 def recalibrated(setting: Setting, arm: Arm) -> Row:
-    """Held-out loss and accuracy of an arm's weights with running statistics of the training set (precise BatchNorm)."""
+    """Held-out loss and accuracy of an arm's weights with running statistics of the training set (precise BatchNorm).
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        arm: A trained arm, which is not changed.
+
+    Returns:
+        Columns `recalibrated_*`.
+    """
     plain = setting.arm(full_batch(setting.config))
     plain.model.load_state_dict(arm.model.state_dict())
     calibrate(plain, torch.arange(plain.workload.num_samples))
@@ -97,7 +113,15 @@ Trained = TypeVar("Trained", bound=Training)
 
 
 def trainings(setting: Setting, chosen: Iterable[Candidate]) -> list[Training]:
-    """Each at the initial weights."""
+    """Each at the initial weights.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        chosen: Names and recipes.
+
+    Returns:
+        The trainings.
+    """
     return [Training(one.name, setting.arm(one.recipe)) for one in chosen]
 
 
@@ -138,7 +162,19 @@ def train(
 def consumed(
     setting: Setting, recipe: Recipe, window: Batch, *stream: int, state: State | None = None, **changes: Unpack[ArmChanges]
 ) -> Tensor:
-    """[P] what the optimizer of a fresh float64 arm consumes of the window, from a `state` of the model where it is given."""
+    """[P] what the optimizer of a fresh float64 arm consumes of the window, from a `state` of the model where it is given.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        recipe: The recipe of the arm.
+        window: Its samples.
+        stream: Which draws the arm makes.
+        state: Weights and buffers of the model; None: the initial ones.
+        changes: Further settings of the arm.
+
+    Returns:
+        The gradient.
+    """
     own: ArmChanges = {"precision": Precision.float64, "steps": 1, **changes}
     arm = setting.arm(recipe, **own)
     if state is not None:
@@ -151,7 +187,18 @@ def consumed(
 
 
 def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
-    """All of them, or the `trained_arm` of the configuration; ConfigError where that is none of them."""
+    """All of them, or the `trained_arm` of the configuration.
+
+    Args:
+        config: The trial.
+        arms: All that the study has.
+
+    Returns:
+        Some of them.
+
+    Raises:
+        ConfigError: `trained_arm` is none of them.
+    """
     if config.trained_arm is None:
         return arms
     if config.trained_arm not in map(str, arms):

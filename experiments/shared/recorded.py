@@ -8,5 +8,12 @@ import pandas as pd
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """`experiments/recorded/NAME.csv`."""
+    """`experiments/recorded/NAME.csv`.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        Its rows.
+    """
     return pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / f"{name}.csv"), keep_default_na=False)

@@ -21,12 +21,29 @@ LONGEST = "Of several lengths in one store the longest trainings count."
 
 
 def longest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Of each kind (`by`) the trainings of most windows: a quick grid in the same store has shorter ones, which are others."""
+    """Of each kind (`by`) the trainings of most windows: a quick grid in the same store has shorter ones, which are others.
+
+    Args:
+        rows: Trainings, with a column `steps`.
+        by: Columns that make a kind.
+
+    Returns:
+        The rows.
+    """
     return rows[rows["steps"] == rows.groupby([*by])["steps"].transform("max")]
 
 
 def best_rates(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
-    """`lr`, whose mean of `measure` is the lowest of each kind (`by`), where NaN is the worst; `interior`: inside the grid."""
+    """`lr`, whose mean of `measure` is the lowest of each kind (`by`), where NaN is the worst; `interior`: inside the grid.
+
+    Args:
+        rows: Trainings, with a column `lr`.
+        by: Columns that make a kind.
+        measure: The lower the better.
+
+    Returns:
+        A row for each kind.
+    """
     losses = rows.assign(loss=rows[measure].astype(float).fillna(math.inf))
     means = losses.groupby([*by, "lr"], as_index=False).agg(loss=("loss", "mean"))
     kinds = means.groupby([*by])
@@ -36,12 +53,30 @@ def best_rates(rows: DataFrame, by: Sequence[str], measure: str = "validation_lo
 
 
 def at_best_rate(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
-    """The rows of each kind (`by`) at its `best_rates`, with `interior` of that rate."""
+    """The rows of each kind (`by`) at its `best_rates`, with `interior` of that rate.
+
+    Args:
+        rows: Trainings, with a column `lr`.
+        by: Columns that make a kind.
+        measure: The lower the better.
+
+    Returns:
+        The rows.
+    """
     return rows.merge(best_rates(rows, by, measure), on=[*by, "lr"])
 
 
 def at_tuned_rate(rows: DataFrame, by: Sequence[str], measure: str = "validation_loss") -> DataFrame:
-    """The rows of the judging seeds, each kind (`by`) at its `best_rates` over the tuning seeds, with `interior`."""
+    """The rows of the judging seeds, each kind (`by`) at its `best_rates` over the tuning seeds, with `interior`.
+
+    Args:
+        rows: Trainings, with columns `lr` and `seed`.
+        by: Columns that make a kind.
+        measure: The lower the better.
+
+    Returns:
+        The rows.
+    """
     best = best_rates(rows.query(f"seed >= {TUNING_SEEDS}"), by, measure)
     return rows.query(f"seed < {TUNING_SEEDS}").merge(best, on=[*by, "lr"])
 
@@ -70,7 +105,18 @@ class Contrast:
 def contrasts(
     rows: DataFrame, others: DataFrame, setting: Sequence[str], values: Sequence[str], by: Sequence[str] = ()
 ) -> list[Contrast]:
-    """The rows less the others of the same setting and seed, for each setting (and kind of the rows, `by`) that has both."""
+    """The rows less the others of the same setting and seed, for each setting (and kind of the rows, `by`) that has both.
+
+    Args:
+        rows: Trainings.
+        others: What they are compared with.
+        setting: Columns that have to be the same.
+        values: Columns of which the difference is taken.
+        by: Columns that make a kind of the rows.
+
+    Returns:
+        One for each setting and kind, with differences by seed.
+    """
     both = rows.merge(others, on=[*setting, "seed"], suffixes=("", "_of"))
     less = {value: both[value].astype(float) - both[f"{value}_of"].astype(float) for value in values}
     both = both.assign(**less, interior=both["interior"] & both["interior_of"])

@@ -48,7 +48,14 @@ def main() -> None:
 
 
 def refused(line: str) -> int:
-    """The exit code of bad input, which is told in a line."""
+    """The exit code of bad input, which is told in a line.
+
+    Args:
+        line: What is wrong, as it is printed.
+
+    Returns:
+        2.
+    """
     print(line, file=sys.stderr)
     return 2
 

@@ -21,7 +21,14 @@ effective_batch and optimizer.lr are those of the training as it is; steps= are 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print three rows and what they rest on, or what is wrong with the arguments; the exit code is 0, 1 or 2."""
+    """Print three rows and what they rest on, or what is wrong with the arguments; the exit code is 0, 1 or 2.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0 for an answer, 1 where the task failed, 2 for bad input.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         print(USAGE)

@@ -165,7 +165,15 @@ def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float,
 
 
 def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice], Measured]:
-    """`rows.advice` of what is measured, its first row by the race."""
+    """`rows.advice` of what is measured, its first row by the race.
+
+    Args:
+        config: The task.
+        budget: Bytes of memory, or None.
+
+    Returns:
+        The rows, and what they rest on.
+    """
     device = choose_device(config.device)
     with deterministic(config.precision, device):
         setting = Setting(config, device)

@@ -59,7 +59,17 @@ class Run:
 
 
 def advised(path: Path) -> Iterator[str]:
-    """What is printed; ValueError for a file that is no report."""
+    """What is printed.
+
+    Args:
+        path: A report that a watch has written.
+
+    Yields:
+        Lines for a terminal.
+
+    Raises:
+        ValueError: The file is no report.
+    """
     report = Report.of(read(path))
     run = Run.of(report)
     yield from _measured(run, report.metrics)

@@ -37,6 +37,12 @@ class Match(NamedTuple):
 def read(path: Path) -> list[Advisory]:
     """Return the advisories of a file.
 
+    Args:
+        path: A JSON file.
+
+    Returns:
+        The advisories.
+
     Raises:
         ValueError: It is no file of advisories.
     """
@@ -71,7 +77,14 @@ def _concerns(advisory: Advisory, pin: Pin) -> bool:
 
 
 def told(match: Match) -> Iterator[str]:
-    """Lines for people."""
+    """Lines for people.
+
+    Args:
+        match: An advisory and the pin that it concerns.
+
+    Yields:
+        Lines.
+    """
     advisory, fixed = match.advisory, match.advisory.get("fixed_in")
     yield f"  {advisory['id']}: {advisory['title']}"
     lines = {
@@ -107,7 +120,14 @@ def size(advisory: Advisory) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the advisories. Return 1 where a pinned release is affected, 0 where none is, 2 where nothing could be read."""
+    """Print the advisories of the pinned releases.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0 where no pinned release is affected, 1 where one is, 2 where nothing could be read.
+    """  # noqa: DOC501 (it is caught)
     parser = terminal.parser("affected", __doc__)
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", type=Path,

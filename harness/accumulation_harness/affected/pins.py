@@ -43,13 +43,26 @@ class Pin:
 
 
 def installed() -> Iterator[Pin]:
-    """Yield what is installed beside this command."""
+    """Yield what is installed beside this command.
+
+    Yields:
+        Name and exact version of each package.
+
+    Yields:
+        Name and exact version of each package.
+    """
     for found in metadata.distributions():
         yield from _exact(found.name, found.version, "this environment")
 
 
 def of(path: Path) -> Iterator[Pin]:
     """Yield what a file says, or the files of a folder whose names are known.
+
+    Args:
+        path: A requirements file, a lock file, a `pyproject.toml`, or a folder.
+
+    Yields:
+        What is pinned.
 
     Raises:
         ValueError: Nothing can be read.

@@ -29,7 +29,14 @@ LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
+    """Audit, print and save; the exit code. `arguments` are those of the command line unless given.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0 for `equivalent`, 1 for `different`, 2 for what could not be judged.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed(given)  # refused at once
     if options.explain:

@@ -53,7 +53,11 @@ Of ranks that another program starts, rank 0 says what all have shown:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """The options of the command.
+
+    Returns:
+        A parser that exits with a message where a value has the wrong form.
+    """
     made = argparse.ArgumentParser(
         prog="accumulation-harness audit",
         description=DESCRIPTION,
@@ -115,7 +119,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the command line asks for. Ends the process where it asks for what does not go together."""
+    """What the command line asks for. Ends the process where it asks for what does not go together.
+
+    Args:
+        arguments: Words of the command line.
+
+    Returns:
+        The options, checked against each other.
+    """
     made = parser()
     own, rest = _apart(arguments)
     given = made.parse_args(own)
@@ -213,7 +224,14 @@ def _target(text: str) -> Path:
 
 
 def judge(given: argparse.Namespace) -> tuple[int, str, str]:
-    """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
+    """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes.
+
+    Args:
+        given: The parsed command line.
+
+    Returns:
+        Exit code, text for stdout, text for stderr.
+    """
     begun, said, remarks = time.monotonic(), "", ""
     read_script(given)
     subject = subject_of(given)
@@ -263,7 +281,11 @@ def _audited(given: argparse.Namespace) -> Report | None:
 
 
 def read_script(given: argparse.Namespace) -> None:
-    """Where nothing says how a script is told the two numbers: what its text shows, where that is both."""
+    """Where nothing says how a script is told the two numbers: what its text shows, where that is both.
+
+    Args:
+        given: The parsed command line.
+    """
     from accumulation_harness.audit.user_code.asking import advised
     from accumulation_harness.audit.user_code.target import Target
 
@@ -320,7 +342,14 @@ def _tell(line: str) -> None:
 
 
 def subject_of(given: argparse.Namespace) -> Subject:
-    """What the command line asks for, before the audited code can change the working folder."""
+    """What the command line asks for, before the audited code can change the working folder.
+
+    Args:
+        given: The parsed command line.
+
+    Returns:
+        Files, functions and settings, with absolute paths.
+    """
     from accumulation_harness.audit.report.subject import Place, Subject
 
     return Subject(
@@ -396,7 +425,12 @@ def _import() -> None:
 
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:
-    """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
+    """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that.
+
+    Args:
+        descriptor: An open file descriptor, to which the answer is written as JSON.
+        arguments: Words of the command line.
+    """
     if "PYTHONSAFEPATH" not in os.environ:  # our modules were to be found before the folder's
         sys.path.insert(0, os.getcwd())
     given = parsed(arguments)

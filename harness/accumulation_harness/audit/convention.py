@@ -9,14 +9,30 @@ from accumulation_harness.audit.evidence import Backward, Run
 
 
 def takes_the_whole_batch(run: Run, reference: Run) -> bool:
-    """Whether most windows of `run` held 1/N of the reference's rows, in N parts: it has cut a micro-batch once more."""
+    """Whether most windows of `run` held 1/N of the reference's rows, in N parts: it has cut a micro-batch once more.
+
+    Args:
+        run: A recorded run.
+        reference: The run with whole batches.
+
+    Returns:
+        True where it has to be given the whole batch.
+    """
     n, mine = run.accumulation_steps, _windows(run)
     rows = max(map(sum, _windows(reference)), default=0)
     return 2 * sum(len(window) == n and 0 < sum(window) * n == rows for window in mine) > len(mine)
 
 
 def cuts_the_same_windows(run: Run, reference: Run) -> bool:
-    """Whether its windows hold as many rows as the reference's, the full ones in N parts."""
+    """Whether its windows hold as many rows as the reference's, the full ones in N parts.
+
+    Args:
+        run: A recorded run.
+        reference: The run with whole batches.
+
+    Returns:
+        True where both have the same windows.
+    """
     mine, theirs = _windows(run), _windows(reference)
     full = max(map(sum, theirs), default=0)
     parts = {len(window) for window in mine if sum(window) == full}
@@ -32,13 +48,28 @@ def _windows(run: Run) -> list[list[int]]:
 
 
 def rows_of(run: Run) -> Counter[str]:
-    """All rows that its windows held; those that are computed from weights are left out."""
+    """All rows that its windows held; those that are computed from weights are left out.
+
+    Args:
+        run: A recorded run.
+
+    Returns:
+        Fingerprint of a row -> how often it was seen.
+    """
     backwards = [b for track in run.tracks[:1] for step in track.steps for b in step.backwards if not b.computed]
     return Counter(row for b in backwards for row in b.rows or ())
 
 
 def other_rows(run: Run, reference: Run) -> bool:
-    """Whether both trained on as many rows, and some of the run's are none of the reference's."""
+    """Whether both trained on as many rows, and some of the run's are none of the reference's.
+
+    Args:
+        run: A recorded run.
+        reference: The run with whole batches.
+
+    Returns:
+        True where the two numbers change which rows are taken.
+    """
     mine, theirs = rows_of(run), rows_of(reference)
     return bool(mine) and mine.total() == theirs.total() and not mine.keys() <= theirs.keys()
 

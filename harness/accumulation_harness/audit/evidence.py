@@ -158,7 +158,14 @@ class Backward:
 
 
 def given_by(backwards: Sequence[Backward]) -> Vector | None:
-    """[P] what these gave together; None where that was not kept of each."""
+    """[P] what these gave together; None where that was not kept of each.
+
+    Args:
+        backwards: Backwards of one window.
+
+    Returns:
+        [P] sum, or None.
+    """
     parts = [b.contribution for b in backwards if b.contribution is not None]
     return np.asarray(np.sum(parts, axis=0)) if parts and len(parts) == len(backwards) else None
 
@@ -516,5 +523,12 @@ SPECIAL = {  # attribute of an intervention -> what a run with it does
 
 
 def special(what: Intervention) -> tuple[str, ...]:
-    """What is special about a run, in words; nothing of one that is only watched."""
+    """What is special about a run, in words; nothing of one that is only watched.
+
+    Args:
+        what: How a run is disturbed.
+
+    Returns:
+        Phrases, one for each field that is not as in a watched run.
+    """
     return tuple(words for name, words in SPECIAL.items() if getattr(what, name) != getattr(WATCH, name))

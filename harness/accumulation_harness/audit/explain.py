@@ -47,7 +47,17 @@ Numbers = tuple[Any, ...]  # of one name: at each N
 
 
 def explained(given: argparse.Namespace) -> str:
-    """The answer to `--explain`, in lines. Raises ValueError for what is not there."""
+    """The answer to `--explain`, in lines.
+
+    Args:
+        given: The parsed command line.
+
+    Returns:
+        Lines that say how the function would be called.
+
+    Raises:
+        ValueError: The target or a setting names nothing.
+    """
     target, settings = Target.of(given.train), Settings.of(given.set, given.set_env, given.set_file, given.rest)
     arms = [1, *(n for n in given.accumulation_steps if n != 1)]
     numbers = [numbers_of(given.batch_size // n, n) for n in arms]

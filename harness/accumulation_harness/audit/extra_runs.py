@@ -105,7 +105,14 @@ class Judged:
 
 
 def explained(compared: Sequence[Facts]) -> list[Finding]:
-    """The findings of all optimizers, one per cause."""
+    """The findings of all optimizers, one per cause.
+
+    Args:
+        compared: What was measured of each optimizer.
+
+    Returns:
+        The findings, those of one cause merged.
+    """
     found = [finding for item in compared for finding in explain(item.run, item.steps)]
     if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
         found = [f for f in found if not f.unreproduced]

@@ -27,7 +27,22 @@ def checked(
     processes: int,
     max_steps: int | None,
 ) -> list[int]:
-    """The arms, as `arms_of` the numbers of accumulation steps. Raises ValueError, in one line, for what cannot be run."""
+    """The arms, as `arms_of` the numbers of accumulation steps.
+
+    Args:
+        train: The audited function.
+        reference: A plain loop to compare with, or None.
+        batch_size: Rows of a whole batch.
+        accumulation_steps: Numbers of micro-batches.
+        processes: Ranks that are started.
+        max_steps: Optimizer steps of a run, or None.
+
+    Returns:
+        The numbers of micro-batches that are compared with the reference.
+
+    Raises:
+        ValueError: An argument cannot be run; it is named with its value.
+    """
     _check_function("train", train)
     if reference is not None:
         _check_function("reference", reference)
@@ -50,7 +65,17 @@ def checked(
 
 
 def causes_of(names: Collection[str]) -> frozenset[Cause]:
-    """The causes of these names. Raises ValueError for a name that is no cause, and for a text in place of a set of them."""
+    """The causes of these names.
+
+    Args:
+        names: Names of causes.
+
+    Returns:
+        The causes.
+
+    Raises:
+        ValueError: A name is no cause, or a text stands in place of a set.
+    """
     if isinstance(names, str):
         raise ValueError(f"expected allow as a set of causes, as {{'stochastic_layers'}}, got {names!r}")
     for name in names:
@@ -61,7 +86,18 @@ def causes_of(names: Collection[str]) -> frozenset[Cause]:
 
 
 def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
-    """Those that are compared with the reference: N=1 as well where it is another function. Raises ValueError for none."""
+    """Those that are compared with the reference: N=1 as well where it is another function.
+
+    Args:
+        steps: The numbers that were asked for.
+        independent: Whether the reference is another function.
+
+    Returns:
+        The numbers, 1 first where it is compared.
+
+    Raises:
+        ValueError: Nothing is left to compare.
+    """
     arms = ([1] if independent else []) + [n for n in steps if n != 1]
     if not arms:
         raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
@@ -69,7 +105,17 @@ def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
 
 
 def format_of(path: Path) -> Format:
-    """The format that the path's ending names. Raises ValueError for an ending that names none."""
+    """The format that the path's ending names.
+
+    Args:
+        path: File that a report is saved to.
+
+    Returns:
+        The format.
+
+    Raises:
+        ValueError: The ending names no format.
+    """
     if path.suffix not in ENDINGS:
         *others, last = ENDINGS
         raise ValueError(f"expected a path ending in {', '.join(others)} or {last}, got {path}")
@@ -93,7 +139,14 @@ def _check_function(name: str, function: Any) -> None:
 
 
 def takes_sizes(signature: inspect.Signature) -> bool:
-    """Whether a function can be called with a micro-batch size and their number, and with nothing that is not offered."""
+    """Whether a function can be called with a micro-batch size and their number, and with nothing that is not offered.
+
+    Args:
+        signature: That of the audited function.
+
+    Returns:
+        True where both numbers can be handed over by position.
+    """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [p for p in signature.parameters.values() if p.name not in OFFERED]
     is_open = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own)

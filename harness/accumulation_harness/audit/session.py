@@ -102,7 +102,19 @@ def judged(
     allowed: frozenset[Cause],
     progress: Progress | None,
 ) -> Report:
-    """The report of one audit."""
+    """The report of one audit.
+
+    Args:
+        runner: Makes the runs.
+        arms: The numbers of accumulation steps.
+        batch_size: Rows of a whole batch.
+        max_steps: Optimizer steps of a run, or None for as many as are quick.
+        allowed: Causes that make no arm different.
+        progress: Called with what runs, or None.
+
+    Returns:
+        Verdict, findings and what could not be seen.
+    """
     most = Most(MAX_STEPS, few=FEW_STEPS) if max_steps is None else Most(max_steps)
     runs = Runs(runner, batch_size, runner.functions[True] is not None, most, progress or (lambda line: None))
     return with_allowed(Session(runs, arms).report(), allowed)

@@ -19,7 +19,17 @@ MOST = 0.5  # share of the elements whose update is known, below which nothing i
 
 
 def hidden(reference: Run, nulls: Sequence[Run], candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[Unseen]:
-    """One statement each; empty when every class of fault would have shown."""
+    """One statement each; empty when every class of fault would have shown.
+
+    Args:
+        reference: The run with whole batches.
+        nulls: Runs that differ from the reference by rounding alone.
+        candidates: Number of accumulation steps -> its run.
+        results: Verdicts of the arms.
+
+    Yields:
+        Statements of what these runs could not have shown.
+    """
     steps = reference.steps
     if not steps:
         return

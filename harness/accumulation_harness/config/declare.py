@@ -34,12 +34,30 @@ class Bounds:
 
 
 def integers(low: int, high: int, why: str) -> Bounds:
-    """From `low` to `high`, both included."""
+    """From `low` to `high`, both included.
+
+    Args:
+        low: Least value.
+        high: Greatest value.
+        why: What lies beyond, for the message.
+
+    Returns:
+        The bounds.
+    """
     return Bounds(low=low, high=high, why=why, is_integer=True)
 
 
 def numbers(low: float, high: float, why: str) -> Bounds:
-    """From `low` to `high`, both included."""
+    """From `low` to `high`, both included.
+
+    Args:
+        low: Least value.
+        high: Greatest value.
+        why: What lies beyond, for the message.
+
+    Returns:
+        The bounds.
+    """
     return Bounds(low=low, high=high, why=why)
 
 

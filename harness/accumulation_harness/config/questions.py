@@ -42,7 +42,15 @@ class Need:
 
 
 def value_of(config: Any, name: str) -> Any:
-    """The value of the field of that dotted name; None where there is no such field."""
+    """The value of the field of that dotted name; None where there is no such field.
+
+    Args:
+        config: A tree of dataclasses.
+        name: Dotted name, as `optimizer.lr`.
+
+    Returns:
+        The value, or None.
+    """
     for part in name.split("."):
         config = getattr(config, part, None)
     return config
@@ -75,7 +83,11 @@ class Question:
 
 @cache
 def folders() -> Mapping[str, Question]:
-    """Every folder's QUESTION by its name, in the order of the page."""
+    """Every folder's QUESTION by its name, in the order of the page.
+
+    Returns:
+        Name -> question.
+    """
     path = importlib.import_module(FOLDER).__path__
     found = {one.name: importlib.import_module(f"{FOLDER}.{one.name}").QUESTION for one in pkgutil.iter_modules(path)}
     return dict(sorted(found.items(), key=lambda item: (item[1].place is None, item[1].place, item[0])))
@@ -114,6 +126,10 @@ def module_of(study: str) -> str:
 
 
 def grids() -> dict[str, Path]:
-    """The `grid.yaml` of each question that has one."""
+    """The `grid.yaml` of each question that has one.
+
+    Returns:
+        Name -> path.
+    """
     paths = {name: Path(str(importlib.import_module(f"{FOLDER}.{name}").__file__)).with_name("grid.yaml") for name in questions()}
     return {name: path for name, path in paths.items() if path.exists()}

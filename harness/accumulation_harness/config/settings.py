@@ -61,7 +61,11 @@ class Setting:
 
 @cache
 def settings() -> dict[str, Setting]:
-    """All of them by name, in the order of the dataclasses. A field that says nothing is filled in otherwise, and is none."""
+    """All of them by name, in the order of the dataclasses. A field that says nothing is filled in otherwise, and is none.
+
+    Returns:
+        Name -> setting.
+    """
     return {setting.name: setting for setting in _of(HarnessConfig())}
 
 
@@ -78,7 +82,14 @@ def _of(config: Any, prefix: str = "") -> Iterator[Setting]:
 
 
 def expected(name: str) -> str | None:
-    """What a value of the setting looks like; None for a name that is no setting."""
+    """What a value of the setting looks like; None for a name that is no setting.
+
+    Args:
+        name: Dotted name of a setting, or of a group of them.
+
+    Returns:
+        A phrase for an error message, or None.
+    """
     if name in settings():
         return settings()[name].values
     inner = [one.removeprefix(f"{name}.") for one in settings() if one.startswith(f"{name}.")]
@@ -86,7 +97,14 @@ def expected(name: str) -> str | None:
 
 
 def meant(name: str) -> str:
-    """Which setting a name that is none may have meant: of that last part, called so elsewhere, or spelt nearly so."""
+    """Which setting a name that is none may have meant: of that last part, called so elsewhere, or spelt nearly so.
+
+    Args:
+        name: A name that is no setting.
+
+    Returns:
+        The end of an error message; empty where nothing is near.
+    """
     last = name.rpartition(".")[2]
     called = {alias: one.name for one in settings().values() for alias in (one.name.rpartition(".")[2], *one.also)}
     groups = {one.partition(".")[0] for one in settings()}
@@ -98,7 +116,11 @@ def meant(name: str) -> str:
 
 
 def text() -> str:
-    """For a terminal: a line for each setting, and its meaning below where the line is full."""
+    """For a terminal: a line for each setting, and its meaning below where the line is full.
+
+    Returns:
+        Lines, at most as wide as a terminal.
+    """
     width = max(len(f"{one.name}={one.written}") for one in settings().values()) + 2
     lines = []
     for one in settings().values():
@@ -108,7 +130,11 @@ def text() -> str:
 
 
 def markdown() -> str:
-    """docs/settings.md."""
+    """docs/settings.md.
+
+    Returns:
+        The page.
+    """
     return "\n".join(
         [
             "# Settings",

@@ -82,7 +82,13 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
 
 
 def tell_data(field: str, target: str, arguments: str) -> None:
-    """Print the fingerprint of a task's data, where it has one: the method may be another class's of the same file."""
+    """Print the fingerprint of a task's data, where it has one: the method may be another class's of the same file.
+
+    Args:
+        field: The setting that holds the target.
+        target: `FILE.py:NAME` or `package.module:NAME`.
+        arguments: Arguments of the target, as JSON.
+    """
     task = load(field, target)(**json.loads(arguments))
     print(SAYS + (digest_of(task.fingerprint()) if hasattr(task, "fingerprint") else ""))
 

@@ -111,7 +111,14 @@ def is_secret(key: str, value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is one that JSON has, NaN and infinities left out."""
+    """Whether a value is one that JSON has, NaN and infinities left out.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        True where JSON can hold it.
+    """
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(one) for key, one in value.items())
     if isinstance(value, (list, tuple)):

@@ -23,7 +23,14 @@ for every seed; the same command resumes. Exit codes: 0 done, 1 a training faile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, and print what the trainings say of each other; the exit code as `run` has it."""
+    """Train, and print what the trainings say of each other; the exit code as `run` has it.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0 where every training ended, 1 where one failed, 2 for bad input.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         print(USAGE)
@@ -41,7 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def trials(config: HarnessConfig, seeds: int) -> list[HarnessConfig]:
-    """One for each seed from the configured one on."""
+    """One for each seed from the configured one on.
+
+    Args:
+        config: The trial that is asked for.
+        seeds: How many.
+
+    Returns:
+        Configurations that differ in the seed alone.
+
+    Raises:
+        ConfigError: There are fewer seeds left below those that tune.
+    """
     name = config.name or "converge"
     if config.seed + seeds > TUNING_SEEDS:
         raise ConfigError("seeds", seeds, f"at most {TUNING_SEEDS - config.seed} from seed={config.seed} on")

@@ -31,7 +31,14 @@ LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
 def found(source: Source) -> list[Hit]:
-    """Return the hits of a module in the order of its lines, without those that a comment silences."""
+    """Return the hits of a module in the order of its lines, without those that a comment silences.
+
+    Args:
+        source: A module.
+
+    Returns:
+        The hits.
+    """
     told = {hit for rule in RULES for hit in rule(source) if not source.silenced(hit)} if source.is_worth_reading else ()
     return sorted(told)
 
@@ -40,6 +47,12 @@ def files(path: Path) -> Iterator[Path | OSError]:
     """Yield a file, or the Python files and notebooks below a folder and the errors of folders that cannot be read.
 
     Folders of caches, builds and environments are left out.
+
+    Args:
+        path: A file or a folder.
+
+    Yields:
+        Paths, and what could not be read.
     """
     if path.is_dir():
         errors: list[OSError] = []
@@ -52,7 +65,14 @@ def files(path: Path) -> Iterator[Path | OSError]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print hits, or patches. Return 0 where there is no hit, 1 where there is one, 2 where a path could not be read."""
+    """Print hits, or patches. Return 0 where there is no hit, 1 where there is one, 2 where a path could not be read.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
     called = Path(sys.argv[0]).name  # the short name is for hooks
     name = "accumulation-lint" if called.startswith("accumulation-lint") else "accumulation-harness lint"
     parser = argparse.ArgumentParser(prog=name, description="Static checks for gradient-accumulation bugs; nothing is run.")
@@ -101,7 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(path: Path, place: str, hit: Hit, format: str) -> str:
-    """Return a hit as a line of a format."""
+    """Return a hit as a line of a format.
+
+    Args:
+        path: The file.
+        place: Line, or cell and line.
+        hit: What was found.
+        format: Name of a format.
+
+    Returns:
+        One line.
+    """
     if format == "text":
         return f"{path}:{place}:{hit.column}: {hit.told()}"
     level = "error" if hit.sure else "notice"

@@ -22,7 +22,15 @@ Lines = list[str]
 
 
 def mended(text: str, found: Callable[[Source], list[Hit]]) -> str:
-    """Return the text of a module with every change that is certain, or as it is; `found` returns the hits of a module."""
+    """Return the text of a module with every change that is certain, or as it is; `found` returns the hits of a module.
+
+    Args:
+        text: Source of a module.
+        found: Source -> hits.
+
+    Returns:
+        The text, changed where a change is certain.
+    """
     for _ in range(MOST):
         source = Source(text)
         before = found(source)
@@ -38,13 +46,31 @@ def mended(text: str, found: Callable[[Source], list[Hit]]) -> str:
 
 
 def patch(path: Path, before: str, after: str) -> Iterator[str]:
-    """Yield the lines of a patch, as `patch -p0` takes it."""
+    """Yield the lines of a patch, as `patch -p0` takes it.
+
+    Args:
+        path: The file.
+        before: Its text.
+        after: The text that it shall have.
+
+    Yields:
+        Lines of a unified diff.
+    """
     lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), str(path), str(path))
     yield from (line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
 def write(path: Path, before: str, after: str) -> None:
-    """Write a text in the file's own encoding and with its own ends of lines. Raises ValueError where there are several."""
+    """Write a text in the file's own encoding and with its own ends of lines.
+
+    Args:
+        path: The file.
+        before: Its text.
+        after: The text that it shall have.
+
+    Raises:
+        ValueError: The file has several kinds of line ends.
+    """
     old = read_file(path)
     encoding, _ = tokenize.detect_encoding(io.BytesIO(old).readline)
     newline = "\r\n" if b"\r\n" in old else "\n"

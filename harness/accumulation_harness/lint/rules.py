@@ -92,7 +92,14 @@ class Window:
 
 
 def apart(events: list[Event]) -> list[list[Event]]:
-    """Return what happened for each group of optimizers that step together: backwards go to the steps that follow them."""
+    """Return what happened for each group of optimizers that step together: backwards go to the steps that follow them.
+
+    Args:
+        events: What happens on a way through a function.
+
+    Returns:
+        One list for each group.
+    """
     followed: dict[ast.AST, set[str]] = {}
     backward = None
     for event in events:
@@ -115,7 +122,14 @@ def apart(events: list[Event]) -> list[list[Event]]:
 
 
 def windows(events: list[Event]) -> list[Window]:
-    """Return the windows between steps, if all optimizers step together."""
+    """Return the windows between steps, if all optimizers step together.
+
+    Args:
+        events: What happens on a way through a function.
+
+    Returns:
+        The windows in order.
+    """
     groups: list[list[Event]] = [[]]
     stepped = False
     for event in events:
@@ -136,6 +150,12 @@ def hits(source: Source) -> Iterator[Hit]:
     """Yield what is wrong on the ways through the functions of a file.
 
     What a setting may mend is told only where every way that comes by there shows it.
+
+    Args:
+        source: A module.
+
+    Yields:
+        The hits.
     """
     for ways in runs(source):
         shown: dict[Hit, tuple[tuple[ast.AST, ...], int]] = {}

@@ -676,7 +676,14 @@ class Run:
 
 
 def runs(source: Source) -> Iterator[list[Run]]:
-    """Yield, of each function that nothing followed so far calls, the ways through it."""
+    """Yield, of each function that nothing followed so far calls, the ways through it.
+
+    Args:
+        source: A module.
+
+    Yields:
+        The ways through one function.
+    """
     visited: set[ast.AST] = set()
     for root in source.roots:
         if root in visited:

@@ -25,7 +25,14 @@ SHORT = f"the last window of an epoch may hold fewer micro-batches: the Trainer 
 
 
 def hits(source: Source) -> Iterator[Hit]:
-    """Yield each such `compute_loss`, and the first loss of each such forward."""
+    """Yield each such `compute_loss`, and the first loss of each such forward.
+
+    Args:
+        source: A module.
+
+    Yields:
+        The hits.
+    """
     is_read = "compute_loss" in source.text or "labels" in source.text
     classes = source.classes if is_read else {}
     for node in classes.values():

@@ -161,7 +161,16 @@ OPERATORS: dict[type[ast.operator | ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def arithmetic(how: ast.operator, left: Value, right: Value) -> Value:
-    """Return the result where both are numbers, and None otherwise."""
+    """Return the result where both are numbers, and None otherwise.
+
+    Args:
+        how: The operator.
+        left: Its left value.
+        right: Its right value.
+
+    Returns:
+        A number, or None.
+    """
     if not isinstance(left, (int, float)) or not isinstance(right, (int, float)) or abs(left) + abs(right) > 1e9:
         return None
     try:

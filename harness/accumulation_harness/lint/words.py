@@ -45,17 +45,39 @@ Node = TypeVar("Node", bound=ast.AST)
 
 
 def inside(node: ast.AST, kinds: type[Node] | tuple[type[Node], ...]) -> Iterator[Node]:
-    """Yield a node and those below it, of these kinds."""
+    """Yield a node and those below it, of these kinds.
+
+    Args:
+        node: Where to look.
+        kinds: Types of nodes.
+
+    Returns:
+        The nodes, outer ones first.
+    """
     return (one for one in ast.walk(node) if isinstance(one, kinds))
 
 
 def names(node: ast.AST) -> set[str]:
-    """Return the variables inside a node."""
+    """Return the variables inside a node.
+
+    Args:
+        node: Where to look.
+
+    Returns:
+        Their names.
+    """
     return {one.id for one in inside(node, ast.Name)}
 
 
 def dotted(node: ast.AST | None) -> str:
-    """Return `a.b.c` of such an expression (of `a[0].b`: `a.b`), and an empty string of any other."""
+    """Return `a.b.c` of such an expression (of `a[0].b`: `a.b`), and an empty string of any other.
+
+    Args:
+        node: An expression.
+
+    Returns:
+        The name, or an empty text.
+    """
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -65,22 +87,50 @@ def dotted(node: ast.AST | None) -> str:
 
 
 def end(name: str) -> str:
-    """Return the last identifier of a dotted name, in lower case."""
+    """Return the last identifier of a dotted name, in lower case.
+
+    Args:
+        name: A dotted name, with or without `()`.
+
+    Returns:
+        One identifier.
+    """
     return name.rstrip("()").rpartition(".")[2].lower()
 
 
 def last(node: ast.AST | None) -> str:
-    """Return the last identifier of an expression, in lower case."""
+    """Return the last identifier of an expression, in lower case.
+
+    Args:
+        node: An expression.
+
+    Returns:
+        One identifier, or an empty text.
+    """
     return node.attr.lower() if isinstance(node, ast.Attribute) else end(dotted(node))
 
 
 def receiver(call: ast.Call) -> ast.expr | None:
-    """Return `a` of `a.f()`."""
+    """Return `a` of `a.f()`.
+
+    Args:
+        call: A call.
+
+    Returns:
+        The expression, or None of `f()`.
+    """
     return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def identifiers(node: ast.AST) -> Iterator[str]:
-    """Yield every identifier and every string key inside an expression, in lower case."""
+    """Yield every identifier and every string key inside an expression, in lower case.
+
+    Args:
+        node: Where to look.
+
+    Yields:
+        Names, attributes and keys.
+    """
     for inner in ast.walk(node):
         match inner:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=name)):
@@ -89,5 +139,12 @@ def identifiers(node: ast.AST) -> Iterator[str]:
 
 @cache
 def is_number(name: str) -> bool:
-    """Whether a name usually stands for the number of micro-batches in a window, or for the micro-batches themselves."""
+    """Whether a name usually stands for the number of micro-batches in a window, or for the micro-batches themselves.
+
+    Args:
+        name: An identifier in lower case.
+
+    Returns:
+        True for `accumulation_steps`, `num_batches` and the like.
+    """
     return NUMBER.search(name) is not None and NO_NUMBER.search(name) is None

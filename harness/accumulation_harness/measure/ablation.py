@@ -93,7 +93,15 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
 
 
 def gap(setting: Setting, run: Run) -> float:
-    """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
+    """||a - g|| / ||g|| of one window; NaN when the step was skipped.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        run: A recipe and the settings under which it takes one window.
+
+    Returns:
+        The relative distance of the arm's gradient a to the reference's g.
+    """
     changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm)
     arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
     if run.frozen_statistics:

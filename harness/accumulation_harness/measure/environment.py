@@ -44,7 +44,11 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
 
 
 def vectors() -> str:
-    """Name the instructions of PyTorch, and the settings by which libraries choose theirs: the last digits depend on them."""
+    """Name the instructions of PyTorch, and the settings by which libraries choose theirs: the last digits depend on them.
+
+    Returns:
+        As `AVX2 MKL_CBWR=COMPATIBLE`.
+    """
     return " ".join(
         [torch.backends.cpu.get_cpu_capability(), *(f"{name}={os.environ[name]}" for name in CHOICES if name in os.environ)]
     )
@@ -60,7 +64,14 @@ def _processor() -> str:
 
 
 def name_of(device: torch.device) -> str:
-    """The card's name, or the kind of device."""
+    """The card's name, or the kind of device.
+
+    Args:
+        device: Device of a trial.
+
+    Returns:
+        A name.
+    """
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -74,6 +74,13 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
 
     Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
     not finite, no gradient, random numbers that are not dropout's.
+
+    Args:
+        workload: The task.
+        initial: Its model.
+        ids: [n] numbers of samples.
+        device: Device of the trial.
+        dtype: Floating format of the trial.
     """
     window = workload.batch(ids)
     if not _same(window.inputs, workload.batch(ids).inputs):

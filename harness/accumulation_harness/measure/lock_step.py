@@ -223,7 +223,14 @@ class Taken:
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
-    """Hex digits of the SHA-256 of their formats, shapes and bytes."""
+    """Hex digits of the SHA-256 of their formats, shapes and bytes.
+
+    Args:
+        tensors: Tensors in a fixed order.
+
+    Returns:
+        64 hex digits.
+    """
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -618,6 +625,13 @@ def arm_state(arm: Arm) -> dict[str, Tensor]:
 
 
 def carried_by(arm: Arm) -> Snapshot:
-    """All that an arm carries from window to window, where it lies."""
+    """All that an arm carries from window to window, where it lies.
+
+    Args:
+        arm: The arm that trains.
+
+    Returns:
+        Views of its tensors and numbers, by path.
+    """
     roots = {"model": arm.model, "optimizer": arm.optimizer, "schedule": arm.schedule, "scaler": arm.scaler, "ema": arm.ema}
     return snapshot(roots, in_place)

@@ -184,7 +184,18 @@ class Live(TorchDispatchMode):
 
 
 def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
-    """(M_s, a) of M = M_s + a b by least squares, in bytes; a is per sample. One size alone has no fit."""
+    """(M_s, a) of M = M_s + a b by least squares, in bytes; a is per sample. One size alone has no fit.
+
+    Args:
+        micro_batches: Sizes b.
+        totals: Bytes M of each.
+
+    Returns:
+        M_s and a.
+
+    Raises:
+        ValueError: There is only one size.
+    """
     if len(set(micro_batches)) < 2:
         raise ValueError(f"expected two or more sizes of micro-batches, got {sorted(set(micro_batches))}")
     slope, static = np.polyfit(np.asarray(micro_batches, dtype=float), np.asarray(totals, dtype=float), 1)
@@ -232,5 +243,12 @@ def state_tensors(arm: Arm) -> Iterator[Tensor]:
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Those that there are."""
+    """Those that there are.
+
+    Args:
+        parameters: Parameters of a model.
+
+    Returns:
+        Gradients.
+    """
     return (p.grad for p in parameters if p.grad is not None)

@@ -56,13 +56,27 @@ def _leaves(value: object, device: torch.device) -> Iterator[Tensor]:
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """The tensors that are kept for single parameters, as they are."""
+    """The tensors that are kept for single parameters, as they are.
+
+    Args:
+        optimizer: Any optimizer.
+
+    Returns:
+        Tensors, not copied.
+    """
     states = [state for one in with_inner(optimizer) for state in one.state.values() if isinstance(state, dict)]
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def state_steps(optimizer: Optimizer) -> dict[str, float]:
-    """By parameter group the mean of the counters called `step`, the group's own and its parameters'; nothing without one."""
+    """By parameter group the mean of the counters called `step`, the group's own and its parameters'; nothing without one.
+
+    Args:
+        optimizer: Any optimizer.
+
+    Returns:
+        Name of the group -> mean.
+    """
     found = {}
     for name, group in zip(group_names(optimizer), optimizer.param_groups, strict=True):
         states = [group, *(one.state.get(p, {}) for one in with_inner(optimizer) for p in group["params"])]
@@ -73,12 +87,24 @@ def state_steps(optimizer: Optimizer) -> dict[str, float]:
 
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """Of each parameter group, in order."""
+    """Of each parameter group, in order.
+
+    Args:
+        optimizer: Any optimizer.
+
+    Returns:
+        One for each group.
+    """
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def set_learning_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
-    """One for each parameter group; a rate that is a tensor stays one."""
+    """One for each parameter group; a rate that is a tensor stays one.
+
+    Args:
+        optimizer: Any optimizer.
+        rates: One for each parameter group.
+    """
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -87,7 +113,14 @@ def set_learning_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
 
 
 def with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizer, and those that it holds as attributes (Muon for the matrices beside Adam for the rest, say)."""
+    """The optimizer, and those that it holds as attributes (Muon for the matrices beside Adam for the rest, say).
+
+    Args:
+        optimizer: Any optimizer.
+
+    Returns:
+        The outer one first.
+    """
     found = [optimizer]
     for one in found:
         found += [

@@ -57,7 +57,14 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the plan, or what is wrong with the arguments; the exit code is 0 or 2."""
+    """Print the plan, or what is wrong with the arguments; the exit code is 0 or 2.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0, or 2 for bad input.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
     asks = bool({"-h", "--help"} & set(given))
@@ -109,7 +116,17 @@ def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterabl
 
 
 def by_trying(config: TrialConfig) -> Iterator[str]:
-    """A line for every b that was tried, the last with the one that fits; at b = 1 the error itself goes on."""
+    """A line for every b that was tried, the last with the one that fits; at b = 1 the error itself goes on.
+
+    Args:
+        config: The trial.
+
+    Yields:
+        Lines for a terminal.
+
+    Raises:
+        RuntimeError: Not even one sample fits; it is what the device says.
+    """
     size, b = config.effective_batch, config.effective_batch
     while (error := failure(config, b)) is not None:
         if b == 1:
@@ -147,7 +164,12 @@ def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError
 
 
 def take_windows(config: TrialConfig, micro_batch: int) -> None:
-    """Train on windows of B samples in micro-batches of b."""
+    """Train on windows of B samples in micro-batches of b.
+
+    Args:
+        config: The trial.
+        micro_batch: b.
+    """
     size = config.effective_batch
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
     device = choose_device(config.device)

@@ -91,7 +91,18 @@ class TrialPlan:
 
 
 def explain(config: TrialConfig, budget: int) -> list[str]:
-    """What a trial takes of `budget` bytes, by its parts, and how long; ConfigError with what would fit where it does not."""
+    """What a trial takes of `budget` bytes, by its parts, and how long.
+
+    Args:
+        config: The trial.
+        budget: Bytes of memory.
+
+    Returns:
+        Lines for a terminal.
+
+    Raises:
+        ConfigError: It does not fit; the message says what would.
+    """
     device = choose_device(config.device)
     with deterministic(config.precision, device):
         few = dataclasses.replace(config, effective_batch=min(LOOKED_AT, config.effective_batch))

@@ -63,7 +63,17 @@ class PoisonedWindow:
 def measurement(
     setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, ours: bool
 ) -> Measurement[dict[str, PoisonedWindow]]:
-    """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's."""
+    """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        recipes: Name of an arm -> its recipe.
+        windows: Numbers of the samples of each window.
+        ours: Whether all arms are our right ones, and nothing but the scaler is the precision's.
+
+    Returns:
+        What identifies it, and how it is made.
+    """
     config = setting.config
     is_scaled = config.precision == Precision.float16
     settings = DEPENDS_ON + (("loss_scale",) if is_scaled else ())
@@ -196,7 +206,15 @@ def _replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
 
 
 def without(parts: Parts, lost: int) -> Iterator[Tensor]:
-    """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number."""
+    """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number.
+
+    Args:
+        parts: Gradients of the micro-batches.
+        lost: Which one is dropped.
+
+    Yields:
+        [P] gradients, one for each weighting.
+    """
     kept = [k for k in range(len(parts.parts)) if k != lost]
     rest = summed(parts.shares_of(kept)) if kept else torch.zeros_like(parts.parts[lost])
     yield rest

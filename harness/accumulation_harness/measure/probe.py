@@ -432,13 +432,28 @@ class Probe:
 
 
 def moved_by_rounding(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Weights in float64 moved by a few units in the last place, at random."""
+    """Weights in float64 moved by a few units in the last place, at random.
+
+    Args:
+        weights: Any shape.
+        generator: Draws the signs.
+
+    Returns:
+        The same shape in float64.
+    """
     signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
     return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
 
 
 def inside_causes(setting: Setting) -> dict[Causes, Inside]:
-    """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
+    """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+
+    Returns:
+        Causes -> what a micro-batch computes.
+    """
     exact, causes = setting.exact, dict[Causes, Inside]()
     mixes = setting.has_batch_norm or exact.mixes_rows
     model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * exact.is_stateful
@@ -467,7 +482,16 @@ def _fingerprint(weights: Tensor) -> tuple[float, float]:
 
 
 def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
-    """`Loss.error`; zero within the format that the loss was reported in."""
+    """`Loss.error`; zero within the format that the loss was reported in.
+
+    Args:
+        arm: The arm, for the format of its loss.
+        reported: The loss that it reported.
+        exact: The reference's.
+
+    Returns:
+        A relative error.
+    """
     error = exact.error(reported)
     return 0.0 if error <= arm.loss_resolution else error
 

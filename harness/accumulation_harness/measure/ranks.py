@@ -91,7 +91,15 @@ def _own_terms(wire: Wire, own: Tensor) -> Tensor:
 
 
 def averaged(wire: Wire, flat: Tensor) -> Tensor:
-    """1/W sum_r g_r over the W ranks, [P]."""
+    """1/W sum_r g_r over the W ranks, [P].
+
+    Args:
+        wire: How ranks exchange.
+        flat: [P] gradient of this rank.
+
+    Returns:
+        [P].
+    """
     return wire.sum_gradients(flat) / wire.world
 
 
@@ -101,7 +109,15 @@ def _once(position: int, num: int) -> bool:
 
 
 def every(position: int, num: int) -> bool:
-    """Synchronise after each micro-batch."""
+    """Synchronise after each micro-batch.
+
+    Args:
+        position: Number of the micro-batch.
+        num: Micro-batches of a window.
+
+    Returns:
+        True.
+    """
     return True
 
 
@@ -183,7 +199,19 @@ UNSYNCHRONISED: Mapping[str, Way] = {
 
 
 def sizes(num: int, split: Split, num_samples: int) -> list[int]:
-    """Sizes of `num` parts: even ones differ by one sample at most, ragged ones rise. ConfigError where a part would be empty."""
+    """Sizes of `num` parts: even ones differ by one sample at most, ragged ones rise.
+
+    Args:
+        num: Micro-batches.
+        split: How they are cut.
+        num_samples: Samples of the rank.
+
+    Returns:
+        [num] sizes that add up to `num_samples`.
+
+    Raises:
+        ConfigError: A part would be empty.
+    """
     if num_samples < num:
         raise ConfigError("accumulation_steps", num, f"at most the {num_samples} samples of the smallest rank's share")
     if split == Split.ragged:
@@ -230,7 +258,18 @@ class Trace:
 
 
 def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
-    """This rank's share of the training, from the trial's initial weights."""
+    """This rank's share of the training, from the trial's initial weights.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        way: How ranks synchronise.
+        num: Micro-batches of a window.
+        rank: Number of this rank.
+        world: Number of ranks.
+
+    Returns:
+        Weights and gradients of each step.
+    """
     config, wire = setting.config, Wire(world=world)
     arm = setting.arm(way(wire, num, config.split), precision=Precision.float64, clip_norm=None)
     watch = Watch(arm)

@@ -137,7 +137,17 @@ def _is_decided(own: Rounding, config: TrialConfig) -> bool:
 
 
 def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:
-    """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes."""
+    """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        recipes: Name of an arm -> its recipe.
+        ids: [n] numbers of the window's samples.
+        ours: Whether all arms are our right ones, whose first gradient no optimizer changes.
+
+    Returns:
+        What identifies it, and how it is made.
+    """
     is_scaled = ("loss_scale",) if setting.config.precision == Precision.float16 else ()
     settings = (*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON))
     depends_on = partial(setting.identity, settings, [ids], arms=[*recipes])

@@ -103,7 +103,19 @@ class FileShelf(Shelf):
 
 
 def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
-    """In files as asked for, or where the arms would take more than half of the memory that is available."""
+    """In files as asked for, or where the arms would take more than half of the memory that is available.
+
+    Args:
+        config: The trial.
+        model: The model of one arm.
+        device: Device of the training.
+
+    Returns:
+        Where arms lie while others train.
+
+    Raises:
+        ConfigError: Arms shall lie in files and train on a GPU.
+    """
     if config.arms == Arms.one_by_one and device.type != "cpu":
         raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
     num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults) + len(config.methods)) + config.nulls

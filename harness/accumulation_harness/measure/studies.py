@@ -77,13 +77,29 @@ def _judged(config: TrialConfig, on_step: OnStep, shared: Measurements | None = 
 
 
 def candidates(config: TrialConfig) -> list[Candidate]:
-    """The arms that are judged: right ones, the control, and those with the configured faults and methods."""
+    """The arms that are judged: right ones, the control, and those with the configured faults and methods.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        The arms.
+    """
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     return with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
 
 
 def by_design(config: TrialConfig, candidate: Candidate, reasons: str) -> Row:
-    """Cause and reasons of an arm with a bank: explained where an oracle reproduces its gradients, nameless where that fails."""
+    """Cause and reasons of an arm with a bank: explained where an oracle reproduces its gradients, nameless where that fails.
+
+    Args:
+        config: The trial.
+        candidate: An arm with a bank.
+        reasons: Why it differs.
+
+    Returns:
+        Columns `cause`, `explained`, `reasons`.
+    """
     device, exact = choose_device(config.device), dataclasses.replace(config, precision=Precision.float64)
     with deterministic(exact.precision, device):
         error = bank_error(Setting(exact, device), candidate.arm, candidate.recipe, full_batch(exact), BANK_WINDOWS)

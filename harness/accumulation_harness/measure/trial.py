@@ -121,7 +121,14 @@ def accumulated(config: TrialConfig, accumulation_steps: int) -> Recipe:
 
 
 def reference(config: TrialConfig) -> Recipe:
-    """The full batch run op by op, whatever its candidates are: so a compiler or a graph that errs is seen in all of them."""
+    """The full batch run op by op, whatever its candidates are: so a compiler or a graph that errs is seen in all of them.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        A recipe of one micro-batch.
+    """
     return dataclasses.replace(full_batch(config), execution=Execution.eager)
 
 
@@ -275,7 +282,15 @@ def num_threads(setting: Setting, available: int) -> int:
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
-    """Raise `ConfigError` where a micro-batch would be too small to train on, or a window larger than the data."""
+    """Refuse a trial whose micro-batches are too small to train on, or whose windows are larger than the data.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        candidates: The arms.
+
+    Raises:
+        ConfigError: A micro-batch is too small, or a window larger than the data.
+    """
     config, num_samples = setting.config, setting.exact.num_samples
     if config.effective_batch > num_samples:
         raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
@@ -295,7 +310,15 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
 
 
 def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
-    """Raise `ConfigError` at a window without any loss term, whose mean loss is 0 / 0."""
+    """Refuse a window without any loss term, whose mean loss would be 0 / 0.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        stream: Numbers of the samples of each window.
+
+    Raises:
+        ConfigError: A window has no loss term.
+    """
     exact = setting.exact
     has_terms = torch.zeros(exact.num_samples, dtype=torch.bool)
     for ids in torch.cat(list(stream)).unique().split(setting.config.effective_batch):  # each sample once, however many windows

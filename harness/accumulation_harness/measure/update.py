@@ -153,7 +153,15 @@ class Twin:
 
 
 def carried(optimizer: Optimizer, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
-    """All that an optimizer carries, but for its parameters, its rates and what others have hung on it."""
+    """All that an optimizer carries, but for its parameters, its rates and what others have hung on it.
+
+    Args:
+        optimizer: Any optimizer.
+        keep: What is kept of a tensor.
+
+    Returns:
+        Values by path.
+    """
     own = snapshot({"optimizer": optimizer}, keep)
     values = {path.removeprefix("optimizer."): value for path, value in own.values.items() if not NO_STATE.search(path)}
     return Snapshot(values, own.unread)
@@ -298,24 +306,59 @@ def _averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: floa
 
 
 def decayed(start: Tensor, decay: Tensor) -> Tensor:
-    """[P]: the direction in which a weight decay pulls; the weights themselves where there is none."""
+    """[P]: the direction in which a weight decay pulls; the weights themselves where there is none.
+
+    Args:
+        start: [P] weights.
+        decay: [P] decays of a step, or one zero.
+
+    Returns:
+        [P].
+    """
     return start * decay if decay.dim() and bool(decay.any()) else start
 
 
 def factors_left(decay: Tensor, arm: Arm, *, fewest: int) -> list[Tensor]:
-    """What is left of the weights after `fewest` decoupled weight decays, up to one for every micro-batch."""
+    """What is left of the weights after `fewest` decoupled weight decays, up to one for every micro-batch.
+
+    Args:
+        decay: [P] decays of a step.
+        arm: The arm, for its number of micro-batches.
+        fewest: Decays of the first factor.
+
+    Returns:
+        (1 - decay)^k for k from `fewest` to N.
+    """
     return [(1 - decay) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
 
 
 def is_decays(shrunk: float, start: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether ||change|| / ||weights|| is what one of the `factors` makes of the weights [P]."""
+    """Whether ||change|| / ||weights|| is what one of the `factors` makes of the weights [P].
+
+    Args:
+        shrunk: ||change|| / ||weights|| that was measured.
+        start: [P] weights.
+        factors: What decays may leave of them.
+
+    Returns:
+        True where one fits.
+    """
     length = torch.linalg.vector_norm(start)
     made = (float(torch.linalg.vector_norm((1 - factor) * start) / length) for factor in factors)
     return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
 
 
 def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
-    """||difference|| / unit, and the cosine of the difference with `along`."""
+    """||difference|| / unit, and the cosine of the difference with `along`.
+
+    Args:
+        difference: [P].
+        along: [P].
+        unit: Length that counts as 1.
+
+    Returns:
+        Length and cosine.
+    """
     length = torch.linalg.vector_norm(difference)
     if length == 0:
         return Movement()

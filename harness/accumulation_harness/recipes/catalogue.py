@@ -40,7 +40,14 @@ class Fault:
 
 
 def always(config: TrialConfig) -> bool:
-    """Of a fault that changes every trial."""
+    """Of a fault that changes every trial.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        True.
+    """
     return True
 
 

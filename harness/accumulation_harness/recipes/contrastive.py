@@ -45,7 +45,14 @@ def grad_cache(recipe: Recipe) -> Recipe:
 
 
 def grad_cache_other_draws(recipe: Recipe) -> Recipe:
-    """Wrong where there is dropout: the second forward draws other masks than the one whose outputs the gradient is of."""
+    """Wrong where there is dropout: the second forward draws other masks than the one whose outputs the gradient is of.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, loop=_cached(same_draws=False))
 
 

@@ -70,7 +70,14 @@ def loss_not_divided(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
 
 
 def loss_divided_twice(recipe: Recipe) -> Recipe:
-    """Divided by N in the trainer and again in the library below it (accelerate#3533, transformers#40052)."""
+    """Divided by N in the trainer and again in the library below it (accelerate#3533, transformers#40052).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
 
     def too_often(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
         return [total * num for total in recipe.normalise(terms, num)]
@@ -80,12 +87,27 @@ def loss_divided_twice(recipe: Recipe) -> Recipe:
 
 @_in_place_of("normalise")
 def mean_of_means(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-    """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842)."""
+    """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842).
+
+    Args:
+        terms: Loss terms of each micro-batch.
+        num: Loss terms of the window.
+
+    Returns:
+        What each micro-batch's sum is divided by, in place of `num`.
+    """
     return [n * len(terms) for n in terms]
 
 
 def short_window_divided_by_n(recipe: Recipe) -> Recipe:
-    """Sums divided by the terms of a full window, also where the epoch's last window is short (transformers#39659)."""
+    """Sums divided by the terms of a full window, also where the epoch's last window is short (transformers#39659).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
 
     def as_if_full(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
         return [total.double() * num / len(terms) for total in recipe.normalise(terms, num)]  # an integer would become float32
@@ -98,17 +120,39 @@ def short_window_divided_by_n(recipe: Recipe) -> Recipe:
 
 @_in_place_of("arrange")
 def window_misplaced(window: Batch, _step: int) -> Batch:
-    """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185)."""
+    """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185).
+
+    Args:
+        window: The samples of the window.
+        _step: Not used.
+
+    Returns:
+        The window without its last eighth.
+    """
     return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
 
 
 def gradients_cleared_in_window(recipe: Recipe) -> Recipe:
-    """`zero_grad` before every micro-batch: only the last one counts (accelerate#1299, opacus#93)."""
+    """`zero_grad` before every micro-batch: only the last one counts (accelerate#1299, opacus#93).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, before_micro_batch=(clear,))
 
 
 def gradients_not_cleared(recipe: Recipe) -> Recipe:
-    """No `zero_grad` at the boundary: stale gradients stay in the sum (tez#38, pytorch#47175)."""
+    """No `zero_grad` at the boundary: stale gradients stay in the sum (tez#38, pytorch#47175).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, at_boundary=_boundary_without(clear))
 
 
@@ -127,22 +171,50 @@ def step_every_micro_batch(recipe: Recipe) -> Recipe:
 
 
 def schedule_per_micro_batch(recipe: Recipe) -> Recipe:
-    """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632)."""
+    """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, after_backward=(step_schedule,), at_boundary=_boundary_without(step_schedule))
 
 
 def clip_per_micro_batch(recipe: Recipe) -> Recipe:
-    """The running sum is clipped after every backward (transformers#986, accelerate#641)."""
+    """The running sum is clipped after every backward (transformers#986, accelerate#641).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, after_backward=(clip,))
 
 
 def clip_before_unscale(recipe: Recipe) -> Recipe:
-    """Clipping sees the scaled gradients (TorchSSL#59, transformers#40799)."""
+    """Clipping sees the scaled gradients (TorchSSL#59, transformers#40799).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, at_boundary=(clip, unscale, *_boundary_without(clip, unscale)))
 
 
 def scaler_updated_in_window(recipe: Recipe) -> Recipe:
-    """The loss scale grows after the window's first backward (pytorch#36601, accelerate#2866)."""
+    """The loss scale grows after the window's first backward (pytorch#36601, accelerate#2866).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
 
     def grow_once(arm: Arm) -> None:
         if arm.scaler.is_enabled() and arm.position == 0:
@@ -158,7 +230,11 @@ def scaler_updated_in_window(recipe: Recipe) -> Recipe:
 
 @_in_place_of("after_backward")
 def accumulator_overwritten(arm: Arm) -> None:
-    """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498)."""
+    """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498).
+
+    Args:
+        arm: The arm that trains.
+    """
     kept = arm.memory.setdefault("kept", {})
     for p in arm.model.parameters():
         if p.grad is not None and arm.position == 0:
@@ -169,7 +245,11 @@ def accumulator_overwritten(arm: Arm) -> None:
 
 @_in_place_of("after_backward")
 def low_precision_accumulator(arm: Arm) -> None:
-    """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703)."""
+    """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703).
+
+    Args:
+        arm: The arm that trains.
+    """
     for p in arm.model.parameters():
         if p.grad is not None:
             p.grad = p.grad.bfloat16().to(p.dtype)
@@ -204,13 +284,24 @@ def underflow_from_division(recipe: Recipe) -> Recipe:
 
 @_in_place_of("report")
 def loss_report_differs(contributions: Sequence[Tensor]) -> Tensor:
-    """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706)."""
+    """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706).
+
+    Args:
+        contributions: What each micro-batch adds to the window's loss.
+
+    Returns:
+        The loss that is reported.
+    """
     return contributions[-1] * len(contributions)
 
 
 @_in_place_of("after_backward")
 def weight_decay_per_micro_batch(arm: Arm) -> None:
-    """Decoupled weight decay acts after every backward (keras#19990)."""
+    """Decoupled weight decay acts after every backward (keras#19990).
+
+    Args:
+        arm: The arm that trains.
+    """
     group = arm.optimizer.param_groups[0]
     if arm.position > 0:  # the optimizer's own decay is the first
         with torch.no_grad():
@@ -237,19 +328,42 @@ def optimizer_state_per_micro_batch(arm: Arm) -> None:
 
 
 def ema_per_micro_batch(recipe: Recipe) -> Recipe:
-    """The moving average of the weights moves with every backward (F5-TTS#631, Lightning#11688)."""
+    """The moving average of the weights moves with every backward (F5-TTS#631, Lightning#11688).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
     return dataclasses.replace(recipe, after_backward=(update_ema,))
 
 
 @_in_place_of("auxiliary_share")
 def auxiliary_loss_scale(own: Tensor, normaliser: Tensor) -> Tensor:
-    """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000)."""
+    """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000).
+
+    Args:
+        own: Loss terms of each sample.
+        normaliser: What their losses are divided by.
+
+    Returns:
+        Weight of each sample's penalty: 1.
+    """
     return torch.ones_like(own)
 
 
 @_in_place_of("forward")
 def cached_weights_stale(arm: Arm, micro_batch: Batch) -> Any:
-    """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047)."""
+    """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047).
+
+    Args:
+        arm: The arm that trains.
+        micro_batch: Its samples.
+
+    Returns:
+        The outputs of the old weights.
+    """
     if arm.position == 0 and arm.windows % 2 == 0:
         arm.memory["weights"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
     cached = arm.memory["weights"]
@@ -260,12 +374,28 @@ def cached_weights_stale(arm: Arm, micro_batch: Batch) -> Any:
 
 @_in_place_of("prepare")
 def normaliser_depends_on_split(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
-    """Advantages are normalised within each micro-batch (verl#907)."""
+    """Advantages are normalised within each micro-batch (verl#907).
+
+    Args:
+        workload: The task.
+        window: The samples of the window.
+        chunks: Rows of each micro-batch.
+
+    Returns:
+        The micro-batches, prepared one by one.
+    """
     return [workload.prepared(window.rows(chunk)) for chunk in chunks]
 
 
 def non_finite_micro_batch(recipe: Recipe) -> Recipe:
-    """A micro-batch whose gradient is not finite is left out, and the others are weighted up by number (espnet#3283)."""
+    """A micro-batch whose gradient is not finite is left out, and the others are weighted up by number (espnet#3283).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
 
     def keep(arm: Arm) -> None:
         arm.memory["sum"] = [None if p.grad is None else p.grad.clone() for p in arm.model.parameters()]
@@ -292,25 +422,48 @@ def non_finite_micro_batch(recipe: Recipe) -> Recipe:
 
 @_in_place_of("before_micro_batch")
 def resume_in_window(arm: Arm) -> None:
-    """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
+    """A checkpoint inside a window forgets the gradients so far (transformers#22143).
+
+    Args:
+        arm: The arm that trains.
+    """
     if arm.windows == 1 and arm.position == 1:
         clear(arm)
 
 
 @_in_place_of("after_backward")
 def counter_wrong(arm: Arm) -> None:
-    """Samples are counted once more for every micro-batch (nanochat#177)."""
+    """Samples are counted once more for every micro-batch (nanochat#177).
+
+    Args:
+        arm: The arm that trains.
+    """
     arm.samples += len(arm.seen[arm.position])
 
 
 @_in_place_of("arrange")
 def samples_repeated(window: Batch, _step: int) -> Batch:
-    """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308)."""
+    """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308).
+
+    Args:
+        window: The samples of the window.
+        _step: Not used.
+
+    Returns:
+        As many samples, the first twice and the last never.
+    """
     return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))
 
 
 def foreign_gradients(recipe: Recipe) -> Recipe:
-    """Another loss has left its gradients behind before the window begins (Lightning#8284)."""
+    """Another loss has left its gradients behind before the window begins (Lightning#8284).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this fault.
+    """
 
     def leave_something(arm: Arm) -> None:
         for p in arm.model.parameters():

@@ -70,17 +70,33 @@ def _own_share(own: Tensor, normaliser: Tensor) -> Tensor:
 
 
 def forward(arm: Arm, micro_batch: Batch) -> Any:
-    """The model's outputs, [n, ...] for n samples."""
+    """The model's outputs, [n, ...] for n samples.
+
+    Args:
+        arm: The arm that trains.
+        micro_batch: Its n samples.
+
+    Returns:
+        What the workload's `losses` take.
+    """
     return arm.workload.forward(arm.model, micro_batch)
 
 
 def unscale(arm: Arm) -> None:
-    """Divide the gradients by the loss scale, in place; nothing where there is none."""
+    """Divide the gradients by the loss scale, in place; nothing where there is none.
+
+    Args:
+        arm: The arm that trains.
+    """
     arm.scaler.unscale_(arm.optimizer)
 
 
 def clip(arm: Arm) -> None:
-    """Clip the window's gradient to L2 norm `arm.clip_norm`, where there is one, and note whether that changed it."""
+    """Clip the window's gradient to L2 norm `arm.clip_norm`, where there is one, and note whether that changed it.
+
+    Args:
+        arm: The arm that trains.
+    """
     if arm.clip_norm is not None:
         norm = torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
         arm.clipped.append(norm > arm.clip_norm)
@@ -96,18 +112,30 @@ def step(arm: Arm) -> None:
 
 
 def update_scale(arm: Arm) -> None:
-    """Let the scaler grow or halve its loss scale."""
+    """Let the scaler grow or halve its loss scale.
+
+    Args:
+        arm: The arm that trains.
+    """
     arm.scaler.update()
 
 
 def update_ema(arm: Arm) -> None:
-    """Move the exponential moving average of the weights, where the trial keeps one."""
+    """Move the exponential moving average of the weights, where the trial keeps one.
+
+    Args:
+        arm: The arm that trains.
+    """
     if arm.ema is not None:
         arm.ema.update_parameters(arm.model)
 
 
 def step_schedule(arm: Arm) -> None:
-    """Move the learning-rate schedule by one optimizer step."""
+    """Move the learning-rate schedule by one optimizer step.
+
+    Args:
+        arm: The arm that trains.
+    """
     arm.schedule.step()
 
 
@@ -179,7 +207,12 @@ class Arm:
 
 
 def run(stages: Iterable[Stage], arm: Arm) -> None:
-    """Run the stages in order."""
+    """Run the stages in order.
+
+    Args:
+        stages: Functions of the arm.
+        arm: The arm that trains.
+    """
     for stage in stages:
         stage(arm)
 
@@ -278,7 +311,12 @@ def _own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) ->
 
 
 def set_mode(optimizer: torch.optim.Optimizer, mode: Literal["train", "eval"]) -> None:
-    """Move the weights to where a schedule-free optimizer trains, or to where it is evaluated; others have no such modes."""
+    """Move the weights to where a schedule-free optimizer trains, or to where it is evaluated; others have no such modes.
+
+    Args:
+        optimizer: Any optimizer.
+        mode: `train` or `eval`.
+    """
     change = getattr(optimizer, mode, None)
     if callable(change):
         change()

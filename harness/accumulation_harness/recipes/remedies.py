@@ -24,7 +24,14 @@ Transform = Callable[[Recipe], Recipe]
 
 
 def corrected_momentum(recipe: Recipe) -> Recipe:
-    """Momentum 1 - (1 - m)^(1/N) at each of a window's N micro-batches: then 1 - m of the old statistics is left after it."""
+    """Momentum 1 - (1 - m)^(1/N) at each of a window's N micro-batches: then 1 - m of the old statistics is left after it.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def correct(arm: Arm) -> None:
         usual = arm.memory.setdefault("momenta", [layer.momentum for layer in batch_norms(arm.model)])
@@ -35,7 +42,14 @@ def corrected_momentum(recipe: Recipe) -> Recipe:
 
 
 def window_statistics(recipe: Recipe) -> Recipe:
-    """Running statistics move once for each window, by its micro-batches' statistics pooled (law of total variance)."""
+    """Running statistics move once for each window, by its micro-batches' statistics pooled (law of total variance).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def watch(arm: Arm) -> None:
         if "parts" not in arm.memory:
@@ -56,7 +70,14 @@ def window_statistics(recipe: Recipe) -> Recipe:
 
 
 def frozen_statistics(recipe: Recipe) -> Recipe:
-    """The statistics of the first window, for ever: BatchNorm becomes a fixed scale and shift."""
+    """The statistics of the first window, for ever: BatchNorm becomes a fixed scale and shift.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def settle(arm: Arm) -> None:
         if not arm.windows:
@@ -78,7 +99,14 @@ def frozen(recipe: Recipe) -> Recipe:
 
 
 def two_pass_statistics(recipe: Recipe) -> Recipe:
-    """The window's statistics and the gradient through them, in two passes over the window for each layer: the full batch's."""
+    """The window's statistics and the gradient through them, in two passes over the window for each layer: the full batch's.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def settle(arm: Arm) -> None:
         order, loss_of = _statistics_passes(arm)
@@ -88,7 +116,14 @@ def two_pass_statistics(recipe: Recipe) -> Recipe:
 
 
 def detached_statistics(recipe: Recipe) -> Recipe:
-    """The window's statistics as constants: the statistics passes without the reduction passes."""
+    """The window's statistics as constants: the statistics passes without the reduction passes.
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def settle(arm: Arm) -> None:
         _statistics_passes(arm)
@@ -97,7 +132,14 @@ def detached_statistics(recipe: Recipe) -> Recipe:
 
 
 def ghost_full_batch(recipe: Recipe) -> Recipe:
-    """The full batch in one forward, normalised in chunks of b (Hoffer et al. 2017)."""
+    """The full batch in one forward, normalised in chunks of b (Hoffer et al. 2017).
+
+    Args:
+        recipe: A right recipe.
+
+    Returns:
+        The recipe with this remedy.
+    """
 
     def chunk(arm: Arm) -> None:
         sizes = recipe.split(sum(map(len, arm.seen)))
@@ -129,7 +171,14 @@ def before(recipe: Recipe, stage: Stage) -> Recipe:
 
 
 def whole(window_size: int) -> list[int]:
-    """One micro-batch of everything."""
+    """One micro-batch of everything.
+
+    Args:
+        window_size: Samples of the window.
+
+    Returns:
+        Its sizes.
+    """
     return [window_size]
 
 

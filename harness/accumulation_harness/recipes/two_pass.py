@@ -35,7 +35,14 @@ class Moments:
 
 
 def moments(x: Tensor) -> Moments:
-    """The moments of x [n, C, ...] over all but the channels, detached."""
+    """The moments of x [n, C, ...] over all but the channels, detached.
+
+    Args:
+        x: [n, C, ...].
+
+    Returns:
+        Count, mean [C] and variance [C], divided by the count.
+    """
     others = [0, *range(2, x.dim())]
     values = x.detach()
     mean = values.mean(others)
@@ -43,7 +50,14 @@ def moments(x: Tensor) -> Moments:
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:
-    """Moments of all values together, by the law of total variance: mean of var_k + variance of mean_k, weighted by count."""
+    """Moments of all values together, by the law of total variance: mean of var_k + variance of mean_k, weighted by count.
+
+    Args:
+        parts: Moments of disjoint sets of values.
+
+    Returns:
+        Their count, mean and variance.
+    """
     count = sum(part.count for part in parts)
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(0)
     spread = [(part.variance + (part.mean - mean).square()) * (part.count / count) for part in parts]
@@ -132,7 +146,16 @@ def _along(channels: Tensor, x: Tensor) -> Tensor:
 
 
 def statistics_passes(layers: Sequence[WindowNorm], loss_of: LossOf, num: int) -> list[WindowNorm]:
-    """Window statistics of all layers, from `num` micro-batches: one pass each, as far as that layer. Returns their order."""
+    """Window statistics of all layers, from `num` micro-batches: one pass each, as far as that layer. Returns their order.
+
+    Args:
+        layers: The normalising layers.
+        loss_of: Number of a micro-batch -> its loss.
+        num: N, the micro-batches of the window.
+
+    Returns:
+        The layers in the order in which the model calls them.
+    """
     order: list[WindowNorm] = []
     for layer in layers:
         layer.reset()
@@ -152,6 +175,11 @@ def reduction_passes(order: Sequence[WindowNorm], loss_of: LossOf, num: int) -> 
     """Adjoints of the statistics, last layer first: sum over micro-batches of the gradient with respect to mean and variance.
 
     What a statistic does to the statistics of later layers is in it, because those already add their gradient to their inputs'.
+
+    Args:
+        order: The layers in the order in which the model calls them.
+        loss_of: Number of a micro-batch -> its loss.
+        num: N, the micro-batches of the window.
     """
     for layer in reversed(order):
         assert layer.window is not None

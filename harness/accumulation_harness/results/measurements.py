@@ -146,7 +146,11 @@ def _body(path: Path) -> bytes | None:
 
 @cache
 def code() -> str:
-    """16 hex digits of the SHA-256 of the harness' own source: what another version has measured is another measurement."""
+    """16 hex digits of the SHA-256 of the harness' own source: what another version has measured is another measurement.
+
+    Returns:
+        The digits.
+    """
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

@@ -88,7 +88,14 @@ def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(arms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """`verdict/ARM` and `cause/ARM` of every arm, and `verdict` and `cause` of the trial: the worst at any N."""
+    """`verdict/ARM` and `cause/ARM` of every arm, and `verdict` and `cause` of the trial: the worst at any N.
+
+    Args:
+        arms: Rows of the judged arms.
+
+    Returns:
+        Name of a W&B summary -> text.
+    """
     found = {f"{name}/{arm_of(arm)}": str(arm[name]) for arm in arms for name in ("verdict", "cause")}
     right = [arm for arm in arms if arm["arm"] == ACCUMULATED]
     if not right:

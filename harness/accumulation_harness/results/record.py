@@ -43,7 +43,12 @@ class StoredTrial:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write `trial.json`, whose first line is the checksum of the others; the `evidence` of the arms comes last."""
+    """Write `trial.json`, whose first line is the checksum of the others; the `evidence` of the arms comes last.
+
+    Args:
+        folder: Folder of the trial.
+        record: Settings, environment and arms.
+    """
     arms = [{name: value for name, value in arm.items() if name != "evidence"} for arm in record["arms"]]
     whole = {"format": FORMAT, **record, "arms": arms, "evidence": [arm.get("evidence") for arm in record["arms"]]}
     body = (",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in whole.items()) + "}\n").encode()
@@ -91,7 +96,17 @@ def read_trial(folder: Path, *, evidence: bool = False) -> StoredTrial:
 
 
 def read_steps(trial: StoredTrial) -> bytes:
-    """Content of `steps.parquet`; StoreError when it is not the one that was written with `trial.json`."""
+    """Content of `steps.parquet`.json`.
+
+    Args:
+        trial: A trial whose record has been read.
+
+    Returns:
+        Parquet.
+
+    Raises:
+        StoreError: The file is missing or is another one.
+    """
     path = trial.folder / "steps.parquet"
     try:
         content = read_file(path)
@@ -103,7 +118,12 @@ def read_steps(trial: StoredTrial) -> bytes:
 
 
 def write_failed(folder: Path, error: str) -> None:
-    """Write `failed.json`; `error` is a traceback or its last line."""
+    """Write `failed.json`; `error` is a traceback or its last line.
+
+    Args:
+        folder: Folder of the trial.
+        error: A traceback, or its last line.
+    """
     last = (error.strip().splitlines() or ["unknown"])[-1]
     record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "error": last, "traceback": error}
     write_atomically(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())

@@ -6,7 +6,11 @@ from accumulation_harness.system.processes import run_command
 
 
 def main() -> int:
-    """As `run.main`, and nothing of it is left behind."""
+    """As `run.main`, and nothing of it is left behind.
+
+    Returns:
+        The exit code of `run.main`.
+    """
     return run_command(_main)
 
 

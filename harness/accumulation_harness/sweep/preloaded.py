@@ -29,7 +29,13 @@ MODULES = (
 
 
 def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what nobody has caught; not that a parent was killed while it said what its child should run."""
+    """Print what nobody has caught; not that a parent was killed while it said what its child should run.
+
+    Args:
+        kind: Type of the exception.
+        error: The exception.
+        trace: Where it was raised.
+    """
     if not issubclass(kind, (EOFError, ConnectionError)):
         sys.__excepthook__(kind, error, trace)
 

@@ -20,7 +20,11 @@ from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 
 def main() -> int:
-    """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
+    """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n.
+
+    Returns:
+        The exit code.
+    """
     if (answer := packages.versions() if "--version" in sys.argv else usage.asked(sys.argv[1:], conf_dir())) is not None:
         print(answer)
         return 0

@@ -30,7 +30,14 @@ class Standing:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print where the trials of a store stand; the exit code is 1 where there are none."""
+    """Print where the trials of a store stand; the exit code is 1 where there are none.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0, or 1 without a trial.
+    """
     parser = terminal.parser("status", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     options = parser.parse_args(arguments)

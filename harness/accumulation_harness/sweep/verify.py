@@ -25,7 +25,14 @@ WRONG = (State.damaged, State.stale)  # the others are on their way
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is wrong, a line each, and how many trials are in which state; exit code 1 where something is, 2 without any."""
+    """Print what is wrong, a line each, and how many trials are in which state; exit code 1 where something is, 2 without any.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0 where all is as it should be, 1 where something is wrong, 2 without a trial.
+    """
     parser = terminal.parser("verify", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     root: Path = parser.parse_args(arguments).results

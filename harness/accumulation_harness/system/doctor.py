@@ -18,14 +18,28 @@ PACKAGES = ("accumulation-harness", "hydra-core", "wandb", "pandas", "scipy", "a
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what was found."""
+    """Print what was found.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0.
+    """
     terminal.parser("doctor", __doc__).parse_args(arguments)
     print(collect_env.get_pretty_env_info(), *told(), sep="\n")
     return 0
 
 
 def told() -> Iterator[str]:
-    """What torch's own report does not say."""
+    """What torch's own report does not say.
+
+    Yields:
+        Lines.
+
+    Yields:
+        Lines.
+    """
     yield f"commit {commit()['commit']}; " + ", ".join(f"{name} {found}" for name in PACKAGES if (found := version(name)))
     reason, shown = accelerator.why_unavailable(), driver.answer()
     if shown.problem:

@@ -41,7 +41,11 @@ def version() -> str | None:
 
 @cache
 def answer() -> Answer:
-    """What `nvidia-smi` says of all cards, whichever CUDA_VISIBLE_DEVICES shows; asked once, for it may take its time or hang."""
+    """What `nvidia-smi` says of all cards, whichever CUDA_VISIBLE_DEVICES shows; asked once, for it may take its time or hang.
+
+    Returns:
+        Cards and driver; empty without the tool.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Answer()

@@ -17,7 +17,17 @@ LEFT_SECONDS = 600.0  # that such a file is not written to any more: its writer 
 
 
 def open_file(path: Path) -> io.FileIO:
-    """A regular file, to be read. OSError for anything else: a pipe would wait, a device has no end."""
+    """A regular file, to be read.
+
+    Args:
+        path: Any path.
+
+    Returns:
+        The open file.
+
+    Raises:
+        OSError: It is no regular file, or cannot be opened.
+    """
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file

@@ -68,7 +68,14 @@ class Difference:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """The tensor's numbers in memory of their own."""
+    """The tensor's numbers in memory of their own.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        A detached copy.
+    """
     return tensor.detach().clone()
 
 

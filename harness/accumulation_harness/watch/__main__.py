@@ -12,7 +12,14 @@ from accumulation_harness.watch.compare import compared, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report, or the comparison; the exit code."""
+    """Print the report, or the comparison; the exit code.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+
+    Returns:
+        0, or what the verdicts come to: 1 where one is `different`, 2 where none can be had.
+    """
     parser = argparse.ArgumentParser(prog="accumulation-harness watch", description="Reports of watched training runs.")
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser(

@@ -175,7 +175,14 @@ class Workload(Protocol):
 
 
 def wide(outputs: Tensor) -> Tensor:
-    """Outputs in the format of their losses: float32 or wider."""
+    """Outputs in the format of their losses: float32 or wider.
+
+    Args:
+        outputs: Outputs of a model, in any format.
+
+    Returns:
+        The same in float64 where they are float64, else float32.
+    """
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 

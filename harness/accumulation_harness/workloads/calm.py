@@ -39,7 +39,14 @@ def has_draws(model: nn.Module) -> bool:
 
 
 def is_calm(model: nn.Module) -> bool:
-    """Whether it is marked and shall not draw."""
+    """Whether it is marked and shall not draw.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        True where its dropout is switched off.
+    """
     return not getattr(model, MARK, True)
 
 

@@ -111,7 +111,15 @@ def _harvest(library: str, folder: Path) -> Iterator[Pair]:
 
 
 def pairs_of(module: str, content: bytes) -> Iterator[Pair]:
-    """The pairs of a file of Python; none of one that cannot be parsed."""
+    """The pairs of a file of Python; none of one that cannot be parsed.
+
+    Args:
+        module: Its dotted name.
+        content: The file.
+
+    Yields:
+        Query and passage of each documented function.
+    """
     try:
         source = content.decode()
         with warnings.catch_warnings():

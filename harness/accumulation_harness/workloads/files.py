@@ -32,7 +32,19 @@ def _refuse(root: str, expected: str, cause: Exception | None = None) -> NoRetur
 
 
 def read_data(root: str, file: Path, most: int) -> bytes:
-    """Content of a regular file of at most `most` bytes. ConfigError for anything else."""
+    """Content of a regular file of at most `most` bytes.
+
+    Args:
+        root: The folder, for the message.
+        file: A file in it.
+        most: Bytes that it may have.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        ConfigError: It is no regular file, cannot be read or is too long.
+    """
     try:
         content = read_file(file, most + 1)
     except OSError as error:

@@ -99,7 +99,18 @@ def make_conv1d(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -
 
 
 def make_mlp(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10) -> nn.Sequential:
-    """Two hidden layers of 8 * width units, each Linear-norm-ReLU, and a Linear."""
+    """Two hidden layers of 8 * width units, each Linear-norm-ReLU, and a Linear.
+
+    Args:
+        shape: Channels, height and width of an image.
+        width: 1/8 of the hidden units.
+        norm: Normalisation after each hidden layer.
+        dropout: Probability.
+        num_classes: C.
+
+    Returns:
+        A model of [n, channels, height, width] -> [n, C] logits.
+    """
     channels, height, side = shape
     hidden = 8 * width
     bias = norm == Norm.none
@@ -147,7 +158,17 @@ class GlobalAverage(nn.Module):
 
 
 def make_resnet18(shape: Shape, *, width: int, norm: Norm, dropout: float = 0.0) -> nn.Sequential:
-    """ResNet-18 for 32x32 images: 3x3 stem, stages of 8, 16, 32 and 64 times `width` channels with two blocks each."""
+    """ResNet-18 for 32x32 images: 3x3 stem, stages of 8, 16, 32 and 64 times `width` channels with two blocks each.
+
+    Args:
+        shape: Channels, height and width of an image.
+        width: 1/8 of the first stage's channels.
+        norm: Normalisation after each convolution.
+        dropout: Probability, before the last layer.
+
+    Returns:
+        A model of [n, channels, height, width] -> [n, 10] logits.
+    """
     base = 8 * width
     layers: list[nn.Module] = [
         nn.Conv2d(shape[0], base, 3, padding=1, bias=norm == Norm.none),
@@ -180,5 +201,12 @@ def _pooling(side: int) -> list[nn.Module]:
 
 
 def dropping(probability: float) -> list[nn.Module]:
-    """Dropout, or no layer at all: then a training step draws nothing from the random generator."""
+    """Dropout, or no layer at all: then a training step draws nothing from the random generator.
+
+    Args:
+        probability: Probability of dropping a value.
+
+    Returns:
+        One layer, or none for probability 0.
+    """
     return [nn.Dropout(probability)] if probability else []

@@ -144,7 +144,14 @@ class AsComplex(nn.Module):
 
 
 def with_real_parameters(model: nn.Module) -> None:
-    """Keep each complex parameter as real ones, in place; ValueError where one has several names."""
+    """Keep each complex parameter as real ones, in place.
+
+    Args:
+        model: Its complex parameters become real ones of shape [..., 2].
+
+    Raises:
+        ValueError: A complex parameter has several names.
+    """
     places = [
         (layer, name) for layer in model.modules() for name, own in layer.named_parameters(recurse=False) if own.is_complex()
     ]

@@ -38,7 +38,14 @@ TEMPLATES = (
 
 
 def read_mnist1d(seed: int) -> ImageSet:
-    """20,000 training and 10,000 test images [1, 1, 40], the same 30,000 for every seed, split by `seed`."""
+    """20,000 training and 10,000 test images [1, 1, 40], the same 30,000 for every seed, split by `seed`.
+
+    Args:
+        seed: Seed of the split.
+
+    Returns:
+        Training and test images with their labels.
+    """
     samples, labels = generate(NUM_TRAIN + NUM_TEST, SEED)
     order = np.random.default_rng(seed).permutation(len(labels))
     images = torch.from_numpy(samples[order].astype(np.float32)).view(-1, 1, 1, PLACES)
@@ -46,7 +53,15 @@ def read_mnist1d(seed: int) -> ImageSet:
 
 
 def generate(num_samples: int, seed: int) -> tuple[Values, NDArray[np.int64]]:
-    """Samples [n, 40] of mean 0 and standard deviation 1 over all values, and labels [n]: as many of every digit, in order."""
+    """Samples [n, 40] of mean 0 and standard deviation 1 over all values, and labels [n]: as many of every digit, in order.
+
+    Args:
+        num_samples: n.
+        seed: Seed of the noise.
+
+    Returns:
+        Samples and labels.
+    """
     from scipy.ndimage import gaussian_filter1d  # scipy is slow to import: only where it is used
 
     rng = np.random.default_rng(seed)
@@ -66,7 +81,11 @@ def generate(num_samples: int, seed: int) -> tuple[Values, NDArray[np.int64]]:
 
 
 def templates() -> Values:
-    """[10, 12]: each digit's template, whitened, from 0 to 0, over 6."""
+    """[10, 12]: each digit's template, whitened, from 0 to 0, over 6.
+
+    Returns:
+        The templates.
+    """
     x = np.asarray(TEMPLATES, dtype=np.float64)
     x = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
     return np.asarray((x - x[:, :1]) / 6)

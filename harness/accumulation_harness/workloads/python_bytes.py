@@ -20,7 +20,11 @@ GENERATED = "version.py"  # differs from build to build of one version
 
 @cache
 def read_sources() -> tuple[bytes, ...]:
-    """The files of the installed torch in the order of their names, without bytes that are zero: trainings compare by build."""
+    """The files of the installed torch in the order of their names, without bytes that are zero: trainings compare by build.
+
+    Returns:
+        The content of each file.
+    """
     paths = sorted(path for path in Path(torch.__file__).parent.glob("**/*.py") if path.name != GENERATED)
     return tuple(path.read_bytes().replace(b"\0", b"") for path in paths)
 

@@ -19,7 +19,15 @@ START_SCALE, START_SCALE_SIGMOID, START_BIAS = 1 / 0.07, 10.0, -10.0  # CLIP's; 
 
 
 def trigrams(text: str, length: int) -> NDArray[np.int64]:
-    """[length] bucket (1 to 4095) of the three bytes from each position on, of the lower-cased UTF-8; 0 beyond the end."""
+    """[length] bucket (1 to 4095) of the three bytes from each position on, of the lower-cased UTF-8; 0 beyond the end.
+
+    Args:
+        text: Any text.
+        length: Number of buckets.
+
+    Returns:
+        [length] int64.
+    """
     found = np.zeros(length, dtype=np.int64)
     raw = np.frombuffer(f" {text.lower()} ".encode()[: length + 2], dtype=np.uint8).astype(np.int64)
     if len(raw) >= 3:

@@ -37,7 +37,19 @@ class ShapeError(ValueError):
 
 @overflow_is_expected
 def facts(candidate: Run, reference: Run, floor: Floor) -> list[Facts]:
-    """One `Facts` per optimizer, paired in the order in which they were made. Raises `ShapeError` when they do not pair."""
+    """One `Facts` per optimizer, paired in the order in which they were made.
+
+    Args:
+        candidate: The run with micro-batches.
+        reference: The run with whole batches.
+        floor: What rounding explains.
+
+    Returns:
+        One for each optimizer.
+
+    Raises:
+        ShapeError: The two runs made different optimizers.
+    """
     mine, theirs = stitched(candidate), stitched(reference)
     if len(mine) != len(theirs):
         raise ShapeError(f"{len(mine)} optimizers instead of {len(theirs)}")

@@ -233,22 +233,51 @@ class Aligned:
 
 
 def is_handed(step: Step) -> bool:
-    """Whether the function has handed it over: nothing is known of its optimizer."""
+    """Whether the function has handed it over: nothing is known of its optimizer.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        True where a step came from `hand`.
+    """
     return not step.lrs
 
 
 def moves(nulls: Sequence[Step], step: Step) -> bool:
-    """Whether the weights after a step are others in some null."""
+    """Whether the weights after a step are others in some null.
+
+    Args:
+        nulls: The same step in runs that differ by rounding alone.
+        step: A recorded optimizer step.
+
+    Returns:
+        True where one has other weights.
+    """
     return any(not np.array_equal(null.after, step.after) for null in nulls)
 
 
 def stands_in(step: Step) -> bool:
-    """Whether weights alone were handed over: the update, with its sign turned, stands for the gradient."""
+    """Whether weights alone were handed over: the update, with its sign turned, stands for the gradient.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        True where the gradient is an update.
+    """
     return is_handed(step) and not step.backwards and np.array_equal(step.gradient, step.before - step.after)
 
 
 def beyond_rounding(seen: Sequence[float]) -> float:
-    """The gate of a buffer or an average of weights, from its relative distances among equal computations."""
+    """The gate of a buffer or an average of weights, from its relative distances among equal computations.
+
+    Args:
+        seen: Relative distances among equal computations.
+
+    Returns:
+        The gate.
+    """
     return max(FACTOR * max(seen, default=0.0), LEAST)
 
 

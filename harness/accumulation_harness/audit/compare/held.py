@@ -100,7 +100,15 @@ def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bo
 
 
 def rests(path: str, held: Held) -> bool:
-    """Whether it stays as it is from one window to the next, somewhere: as a copy does that is not taken in each."""
+    """Whether it stays as it is from one window to the next, somewhere: as a copy does that is not taken in each.
+
+    Args:
+        path: Path of the value in the loop's state.
+        held: What a run kept.
+
+    Returns:
+        True where two windows begin with the same value.
+    """
     values = [held.at(window, path) for window in range(len(held.states))]
     return any(a is not None and b is not None and np.array_equal(a, b) for a, b in pairwise(values))
 
@@ -186,14 +194,31 @@ def _counts(path: str, mine: Held, theirs: Held) -> float:
 
 
 def numbers(mine: Held, theirs: Held, window: int) -> dict[str, tuple[float, float]]:
-    """What was one number as a window began, here and in the reference, by its path."""
+    """What was one number as a window began, here and in the reference, by its path.
+
+    Args:
+        mine: What the accumulated run kept.
+        theirs: What the reference kept.
+        window: Which window.
+
+    Returns:
+        Path -> number here, number in the reference.
+    """
     own = {**mine.fixed, **(mine.states[window] if window < len(mine.states) else {})}
     pairs = [(path, value, theirs.at(window, path)) for path, value in own.items()]
     return {path: (float(a[0]), float(b[0])) for path, a, b in pairs if b is not None and a.size == b.size == 1}
 
 
 def laid_out(mine: Held, theirs: Held) -> tuple[tuple[str, float, float], ...]:
-    """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's."""
+    """The numbers of the schedules that never move and are not the reference's: path, number, and the reference's.
+
+    Args:
+        mine: What the accumulated run kept.
+        theirs: What the reference kept.
+
+    Returns:
+        Path, number, and the reference's number.
+    """
     own, usual = _keyed(mine), _keyed(theirs)
     keys = [
         (path, float(a), float(b))
@@ -215,7 +240,15 @@ def _keyed(held: Held) -> dict[str, list[int]]:
 
 
 def laid_out_alike(mine: Held, theirs: Held) -> tuple[float, ...]:
-    """The whole numbers of the schedules that never move and are the reference's."""
+    """The whole numbers of the schedules that never move and are the reference's.
+
+    Args:
+        mine: What the accumulated run kept.
+        theirs: What the reference kept.
+
+    Returns:
+        The numbers, each once.
+    """
     return tuple(dict.fromkeys(a for _, a, b in _of_schedules(mine, theirs) if a == b and a > 0 and a == round(a)))
 
 
@@ -247,7 +280,16 @@ def keeps(path: str, shaken: Run, usual: Run) -> bool | None:
 
 
 def feels(shaken: Run, usual: Run, *, given: bool = False) -> bool:
-    """Whether a step took another gradient after the other values; `given`: while what its backwards gave was as ever."""
+    """Whether a step took another gradient after the other values; `given`: while what its backwards gave was as ever.
+
+    Args:
+        shaken: The run that found other values.
+        usual: The run as it is.
+        given: Whether the backwards must have given what they gave before.
+
+    Returns:
+        True where one did.
+    """
     tracks = zip(shaken.tracks, usual.tracks, strict=False)
     return any(
         not distance(a.gradient, b.gradient) <= LEAST
@@ -258,7 +300,14 @@ def feels(shaken: Run, usual: Run, *, given: bool = False) -> bool:
 
 
 def moved_inside(usual: Held) -> frozenset[str]:
-    """What the second micro-batch of a window finds otherwise than the first one did, weights and optimizers left out."""
+    """What the second micro-batch of a window finds otherwise than the first one did, weights and optimizers left out.
+
+    Args:
+        usual: What a run kept.
+
+    Returns:
+        Paths.
+    """
     first, second = usual.starts if len(usual.starts) == 2 else ({}, {})
     moved = (path for path, value in first.items() if path in second and not np.array_equal(value, second[path], equal_nan=True))
     return frozenset(path for path in moved if first[path].shape == second[path].shape and usual.role(path) in OWN)
@@ -268,7 +317,15 @@ OWN = (None, "model", "trained")  # roles of what a loop or a model may keep
 
 
 def carried(shaken: Held, usual: Held) -> dict[str, bool]:
-    """What one micro-batch leaves to the next; whether a part of it is new and the rest as it was, as in a queue."""
+    """What one micro-batch leaves to the next; whether a part of it is new and the rest as it was, as in a queue.
+
+    Args:
+        shaken: What the run with other values kept.
+        usual: What a run kept.
+
+    Returns:
+        Path -> whether only a part of it is new.
+    """
     found: dict[str, bool] = {}
     for path in moved_inside(usual):
         a, b = (held.starts[1].get(path) if len(held.starts) == 2 else None for held in (shaken, usual))

@@ -154,7 +154,16 @@ def _multiples(pairs: Sequence[Pair]) -> RowFacts:
 
 
 def separated(mine: Run, reference: Run, index: int) -> bool:
-    """Whether the reference's loss couples rows that are in different micro-batches of the candidate's step `index`."""
+    """Whether the reference's loss couples rows that are in different micro-batches of the candidate's step `index`.
+
+    Args:
+        mine: The accumulated run.
+        reference: The run with whole batches.
+        index: Which effective step.
+
+    Returns:
+        True where micro-batches cut a coupling.
+    """
     if reference.coupled_copies > mine.coupled_copies:
         return True
     if not reference.coupled or not mine.tracks:
@@ -165,14 +174,32 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
 
 
 def of_all(reference: Run, index: int) -> bool:
-    """Whether the loss of every row that was looked at depends on the outputs of most others of the reference's step `index`."""
+    """Whether the loss of every row that was looked at depends on the outputs of most others of the reference's step `index`.
+
+    Args:
+        reference: The run with whole batches.
+        index: Which effective step.
+
+    Returns:
+        True where rows are coupled with most others.
+    """
     partners = Counter(row for row, _ in reference.coupled)
     rows = sum(step.num_rows for step in effective(reference.tracks[0])[index : index + 1]) if reference.tracks else 0
     return bool(partners) and 2 * min(partners.values()) >= rows - 1
 
 
 def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
-    """Whether later micro-batches of a step, each with a forward, give something else where the first met other weights."""
+    """Whether later micro-batches of a step, each with a forward, give something else where the first met other weights.
+
+    Args:
+        usual: The run as it is.
+        other: The run whose first micro-batch met other weights.
+        index: Which effective step.
+        gate: The distance that rounding explains.
+
+    Returns:
+        True where the first micro-batch leaves something to later ones.
+    """
     windows = [step.backwards for run in (usual, other) for step in effective(run.tracks[0])[index : index + 1]]
     pairs = zip(windows[0][1:], windows[-1][1:], strict=False) if len(windows) == 2 else ()
     given = [(a.contribution, b.contribution) for a, b in pairs if a.forwards]

@@ -183,5 +183,12 @@ class Facts:
 
 
 def steps_of(compared: Sequence[Facts]) -> list[StepFacts]:
-    """Of all optimizers."""
+    """Of all optimizers.
+
+    Args:
+        compared: What was measured of each optimizer.
+
+    Returns:
+        Their steps, one optimizer after another.
+    """
     return [step for item in compared for step in item.steps]

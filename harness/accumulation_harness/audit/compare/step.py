@@ -57,7 +57,16 @@ class Compared:
 
 
 def compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
-    """Of these two; `distance`: the one that is to be told, where it is another one."""
+    """Of these two; `distance`: the one that is to be told, where it is another one.
+
+    Args:
+        a: [P] gradient with micro-batches.
+        g: [P] gradient of the reference.
+        distance: The distance that is reported instead of the vectors' own, or None.
+
+    Returns:
+        Distance, scale, cosine and residual of `a` beside `g`.
+    """
     own, size = float(np.linalg.norm(a)), float(np.linalg.norm(g))
     if not size > 0:  # nothing to compare with: never a pass
         return Compared(distance=math.nan if distance is None else distance, scale=math.nan, cosine=math.nan)

@@ -19,12 +19,27 @@ MOST_PARTS = 64  # micro-batch gradients decomposed into
 
 
 def giving(step: Step) -> list[Backward]:
-    """The backwards that gave a finite gradient other than zero, where contributions were kept."""
+    """The backwards that gave a finite gradient other than zero, where contributions were kept.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        In their order.
+    """
     return [b for b in step.backwards if b.contribution is not None and b.finite and b.contribution.any()]
 
 
 def by_forward(backwards: Sequence[Backward], gate: float) -> list[Vector]:
-    """What each gave; a second backward of one forward that gives a multiple of the first counts that one again."""
+    """What each gave; a second backward of one forward that gives a multiple of the first counts that one again.
+
+    Args:
+        backwards: Those of a window.
+        gate: The relative distance within which two are multiples.
+
+    Returns:
+        [P] vectors, one for each forward.
+    """
     parts: list[Vector] = []
     for b in backwards:
         if b.contribution is None:
@@ -37,7 +52,15 @@ def by_forward(backwards: Sequence[Backward], gate: float) -> list[Vector]:
 
 
 def decomposed(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
-    """`g` as a sum of the parts; nothing is known of too many."""
+    """`g` as a sum of the parts; nothing is known of too many.
+
+    Args:
+        g: [P] gradient of the reference.
+        parts: [P] vectors.
+
+    Returns:
+        Weights w with g = sum of w_k part_k, and the residual.
+    """
     return weighted_sum(g, parts) if 0 < len(parts) <= MOST_PARTS else WeightedSum()
 
 
@@ -64,14 +87,30 @@ def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> WeightedSum:
 
 
 def emptied_at_last(mine: Step, a: Vector) -> tuple[str, ...]:
-    """The tensors without a gradient at the step, although the window's backwards gave them one."""
+    """The tensors without a gradient at the step, although the window's backwards gave them one.
+
+    Args:
+        mine: The step with micro-batches.
+        a: [P] gradient that the optimizer took.
+
+    Returns:
+        Their names.
+    """
     if mine.total is None or mine.total.shape != a.shape:
         return ()
     return tuple(mine.tensors[place][0] for place in emptied(mine.total, a, mine.counts))
 
 
 def since_clear(mine: Step, a: Vector) -> Vector:
-    """What each tensor was given after its gradient was cleared for the last time."""
+    """What each tensor was given after its gradient was cleared for the last time.
+
+    Args:
+        mine: The step with micro-batches.
+        a: [P] gradient that the optimizer took.
+
+    Returns:
+        [P] sum.
+    """
     kept, parts = np.zeros_like(a), slices(mine)
     places = list(parts.values())
     for b in mine.backwards:
@@ -84,13 +123,28 @@ def since_clear(mine: Step, a: Vector) -> Vector:
 
 
 def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
-    """Every part clamped by value, then added: where m are clamped to one side, the largest element is m times the value."""
+    """Every part clamped by value, then added: where m are clamped to one side, the largest element is m times the value.
+
+    Args:
+        a: [P] gradient that the optimizer took.
+        parts: [P] what each micro-batch gave.
+
+    Returns:
+        Relative distance of `a` to the nearest such sum.
+    """
     limits = [np.abs(a).max() / count for count in range(1, len(parts) + 1)]
     return min(distance(a, np.sum([np.clip(part, -limit, limit) for part in parts], axis=0)) for limit in limits)
 
 
 def shrinking(changes: Sequence[Change]) -> tuple[int, bool]:
-    """How many changes there are, if all make elements smaller; whether by unequal factors that are not the same each time."""
+    """How many changes there are, if all make elements smaller; whether by unequal factors that are not the same each time.
+
+    Args:
+        changes: Changes of gradients inside a window.
+
+    Returns:
+        Number of changes, and whether their factors are unequal.
+    """
     known = [f for f in map(_factors, changes) if f is not None]
     if not known or len(known) < len(changes) or len({f.size for f in known}) != 1:
         return 0, False
@@ -114,7 +168,15 @@ def _factors(change: Change) -> Vector | None:
 
 
 def narrow_format(a: Vector, g: Vector) -> Format | None:
-    """The 16-bit format that holds every element of `a` while it does not hold those of `g`."""
+    """The 16-bit format that holds every element of `a` while it does not hold those of `g`.
+
+    Args:
+        a: [P] gradient with micro-batches.
+        g: [P] gradient of the reference.
+
+    Returns:
+        Its name, or None.
+    """
     formats: tuple[Format, ...] = ("bfloat16", "float16")
     return next((name for name in formats if _holds(a, name) and not _holds(g, name)), None)
 
@@ -128,7 +190,16 @@ def _holds(values: Vector, name: Format) -> bool:
 
 
 def lost(mine: Step, theirs: Step, nulls: Sequence[Step]) -> float:
-    """Share of the reference's elements that are exactly 0 here, above the largest share among the nulls."""
+    """Share of the reference's elements that are exactly 0 here, above the largest share among the nulls.
+
+    Args:
+        mine: The step with micro-batches.
+        theirs: The reference's step.
+        nulls: The same step in runs that differ from the reference by rounding alone.
+
+    Returns:
+        A share of 0 to 1.
+    """
     there = theirs.gradient != 0
 
     def share(step: Step) -> float:

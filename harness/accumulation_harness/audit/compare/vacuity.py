@@ -76,7 +76,17 @@ NEAR = 100.0  # gates of the other nulls, within which another order of the rows
 
 
 def not_rounding(permuted: Run, reference: Run, nulls: Sequence[Run], *, drift: bool) -> str | None:
-    """What a run with its rows in another order does besides; None where it differs by rounding, as the `nulls` do."""
+    """What a run with its rows in another order does besides; None where it differs by rounding, as the `nulls` do.
+
+    Args:
+        permuted: The run with its rows in another order.
+        reference: The run with whole batches.
+        nulls: Runs that differ from the reference by rounding alone.
+        drift: Whether weights may drift apart as those of the nulls do.
+
+    Returns:
+        A sentence, or None.
+    """
     if permuted.error is not None:
         return permuted.error
     try:

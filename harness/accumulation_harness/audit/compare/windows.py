@@ -18,7 +18,14 @@ R = TypeVar("R", Step, Backward, Clip)
 
 
 def effective(track: Track) -> list[Step]:
-    """The steps that could move parameters, each with the backwards of the idle steps before it."""
+    """The steps that could move parameters, each with the backwards of the idle steps before it.
+
+    Args:
+        track: Steps of one optimizer.
+
+    Returns:
+        The steps.
+    """
     kept, waiting = [], []
     for step in track.steps:
         if not step.effective:
@@ -33,7 +40,15 @@ def effective(track: Track) -> list[Step]:
 
 
 def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[Step]]:
-    """The effective steps of both. Where both begin with steps that move nothing (SOAP's basis), these are left out."""
+    """The effective steps of both. Where both begin with steps that move nothing (SOAP's basis), these are left out.
+
+    Args:
+        mine: Steps with micro-batches.
+        theirs: The reference's steps.
+
+    Returns:
+        Steps of the accumulated run, steps of the reference.
+    """
     both = takewhile(lambda pair: not (pair[0].effective or pair[1].effective), zip(mine.steps, theirs.steps, strict=False))
     num = sum(1 for _ in both)
     a, b = (effective(replace(track, steps=track.steps[num:])) for track in (mine, theirs))
@@ -41,7 +56,15 @@ def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[St
 
 
 def without_constants(mine: Track, theirs: Track) -> tuple[Track, Track]:
-    """Both without the rows that every backward of both was made with (a prompt): these are none of the windows'."""
+    """Both without the rows that every backward of both was made with (a prompt): these are none of the windows'.
+
+    Args:
+        mine: Steps with micro-batches.
+        theirs: The reference's steps.
+
+    Returns:
+        Both tracks.
+    """
     every = [set(b.rows) for track in (mine, theirs) for step in track.steps for b in step.backwards if b.rows]
     constant = set.intersection(*every) if len(every) >= FEWEST_BACKWARDS else set()
     if not constant:
@@ -61,14 +84,29 @@ FEWEST_BACKWARDS = 4  # in which a row that is in all of them is no row of the d
 
 
 def until_not_finite(mine: list[Step], theirs: list[Step]) -> tuple[list[Step], list[Step]]:
-    """The steps of both that begin with finite weights at N=1; of later ones nothing can be said."""
+    """The steps of both that begin with finite weights at N=1; of later ones nothing can be said.
+
+    Args:
+        mine: Steps of the accumulated run.
+        theirs: Steps of the reference.
+
+    Returns:
+        Both, cut at the same place.
+    """
     broken = (place for place, step in enumerate(theirs) if place and not np.isfinite(step.before).all())
     end = next(broken, max(len(mine), len(theirs)))
     return mine[:end], theirs[:end]
 
 
 def evaluations(step: Step) -> list[tuple[Backward, ...]]:
-    """The window cut where gradients were cleared: closures and two-pass steps evaluate their gradient more than once."""
+    """The window cut where gradients were cleared: closures and two-pass steps evaluate their gradient more than once.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        Backwards of each evaluation.
+    """
     cuts = [k for k, b in enumerate(step.backwards) if k and b.start == "cleared"]
     edges = [0, *cuts, len(step.backwards)]
     return [step.backwards[a:b] for a, b in pairwise(edges)]
@@ -125,7 +163,15 @@ def _last(step: Step, part: tuple[Backward, ...]) -> Step:
 
 
 def consumed_distance(mine: Step, theirs: Step) -> float:
-    """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well."""
+    """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well.
+
+    Args:
+        mine: The step with micro-batches.
+        theirs: The reference's step.
+
+    Returns:
+        Relative distance.
+    """
     apart = distance(mine.gradient, theirs.gradient)
     if mine.sums is None or theirs.sums is None:
         return apart
@@ -133,7 +179,15 @@ def consumed_distance(mine: Step, theirs: Step) -> float:
 
 
 def compare_rows(mine: Step, theirs: Step) -> Rows:
-    """Whether the windows of the two steps hold the same rows, each as often; other ones made from weights tell nothing."""
+    """Whether the windows of the two steps hold the same rows, each as often; other ones made from weights tell nothing.
+
+    Args:
+        mine: The step with micro-batches.
+        theirs: The reference's step.
+
+    Returns:
+        `same`, `other` or `unknown`, and what `Rows` has besides.
+    """
     a, b = mine.rows, theirs.rows
     if not a or not b:
         return "unknown"
@@ -163,38 +217,83 @@ def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
 
 
 def state_distance(mine: Step, theirs: Step) -> float:
-    """The largest relative distance of an entry of the optimizer's state that both steps have; 0 without any."""
+    """The largest relative distance of an entry of the optimizer's state that both steps have; 0 without any.
+
+    Args:
+        mine: The step with micro-batches.
+        theirs: The reference's step.
+
+    Returns:
+        Relative distance.
+    """
     shared = [key for key in theirs.state if key in mine.state and mine.state[key].shape == theirs.state[key].shape]
     return max((finite(distance(mine.state[key], theirs.state[key])) for key in shared), default=0.0)
 
 
 def finite(value: float) -> float:
-    """The value; infinity for NaN, which would compare as within any gate or none."""
+    """The value; infinity for NaN, which would compare as within any gate or none.
+
+    Args:
+        value: A distance.
+
+    Returns:
+        The distance, never NaN.
+    """
     return math.inf if math.isnan(value) else value
 
 
 def relative(apart: Vector, sizes: Vector) -> Vector:
-    """Distances of these sizes; infinite for NaN, and where the size alone is zero."""
+    """Distances of these sizes; infinite for NaN, and where the size alone is zero.
+
+    Args:
+        apart: [n] distances.
+        sizes: [n] sizes.
+
+    Returns:
+        [n] distances over sizes.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(apart == 0, 0.0, apart / sizes)
     return np.asarray(np.where(np.isnan(found), math.inf, found))
 
 
 def slices(step: Step) -> dict[str, slice]:
-    """Tensor's name -> where it lies in the vectors of a step."""
+    """Tensor's name -> where it lies in the vectors of a step.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        Name -> slice.
+    """
     edges = pairwise(np.cumsum([0, *step.counts]))
     return {name: slice(int(a), int(b)) for (name, _), (a, b) in zip(step.tensors, edges, strict=True)}
 
 
 def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
-    """What is compared of a step's gradients tensor by tensor, with the elements of each: before clipping, as taken, and sums."""
+    """What is compared of a step's gradients tensor by tensor, with the elements of each: before clipping, as taken, and sums.
+
+    Args:
+        step: A recorded optimizer step.
+
+    Returns:
+        Pairs of a vector and the number of elements of each tensor in it.
+    """
     counts = step.counts
     sums = [(step.sums, tuple(-(-count // SUMMED) for _, count in step.tensors))] if step.sums is not None else []
     return [(step.unclipped, counts), (step.gradient, counts), *sums]
 
 
 def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
-    """The step as if its optimizer held these of its tensors alone."""
+    """The step as if its optimizer held these of its tensors alone.
+
+    Args:
+        step: A recorded optimizer step.
+        chosen: Places of the tensors that are kept.
+
+    Returns:
+        Another step.
+    """
     own, size = step.elements(chosen), sum(step.counts)
     blocks = np.cumsum([0, *(-(-count // SUMMED) for _, count in step.tensors)])
     summed = np.concatenate([np.arange(blocks[i], blocks[i + 1]) for i in chosen])
@@ -228,7 +327,14 @@ RESTORED = 1e-3  # relative; gradients found by a resumed run are those that wer
 
 
 def stitched(run: Run) -> list[Track]:
-    """The tracks of a run, those of the same tensors joined where one begins after another has ended; `run` stays as it is."""
+    """The tracks of a run, those of the same tensors joined where one begins after another has ended; `run` stays as it is.
+
+    Args:
+        run: A recorded run.
+
+    Returns:
+        The tracks.
+    """
     kept: list[Track] = []
     for track in run.tracks:
         last = next((t for t in kept if sizes(t) == sizes(track) and 0 < t.last_backward < track.first_backward), None)
@@ -267,5 +373,12 @@ def _continued(last: Track, track: Track) -> list[Step]:
 
 
 def sizes(track: Track) -> list[int]:
-    """Elements of each tensor of the optimizer."""
+    """Elements of each tensor of the optimizer.
+
+    Args:
+        track: Steps of one optimizer.
+
+    Returns:
+        Counts, in the order of the tensors.
+    """
     return [count for _, count in track.tensors]

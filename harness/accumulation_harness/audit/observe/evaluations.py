@@ -15,7 +15,11 @@ from accumulation_harness.observe.patches import Patches
 
 
 def standing_now() -> Callable[[], None]:
-    """What puts the shared generators back to where they are now, also that of a GPU which is used for the first time since."""
+    """What puts the shared generators back to where they are now, also that of a GPU which is used for the first time since.
+
+    Returns:
+        A function that puts them back.
+    """
     of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.initial_seed()
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 

@@ -161,7 +161,14 @@ def _rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:
 
 
 def read(leaf: Any) -> tuple[Vector, float]:
-    """The numbers of an array in float64, and the unit roundoff of its format; by DLPack where NumPy does not know the format."""
+    """The numbers of an array in float64, and the unit roundoff of its format; by DLPack where NumPy does not know the format.
+
+    Args:
+        leaf: An array of any framework.
+
+    Returns:
+        [elements] float64, and eps / 2 of its format.
+    """
     tensor = leaf
     if not isinstance(leaf, Tensor):
         try:

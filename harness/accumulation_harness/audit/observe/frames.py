@@ -24,12 +24,20 @@ PASSES_ON = ("<", str(Path(__file__).parents[2]) + os.sep, *(sysconfig.get_path(
 
 
 def callers() -> Iterator[str]:
-    """Yield the packages whose code leads here, innermost first; one name for all code between that is not installed."""
+    """Yield the packages whose code leads here, innermost first; one name for all code between that is not installed.
+
+    Returns:
+        Names of packages.
+    """
     return (owner for owner, _ in groupby(owner for owner, _ in _frames()))
 
 
 def site() -> Site | None:
-    """The innermost line of the audited code, which is that of the outermost owner; None where none leads here."""
+    """The innermost line of the audited code, which is that of the outermost owner; None where none leads here.
+
+    Returns:
+        File, line and function, or None.
+    """
     every = [*_frames()]
     place = next((k for k, (owner, _) in enumerate(every) if owner == every[-1][0]), None)
     if place is None:
@@ -39,7 +47,11 @@ def site() -> Site | None:
 
 
 def line() -> str:
-    """`model.py:12`: the innermost line that is neither torch's nor ours."""
+    """`model.py:12`: the innermost line that is neither torch's nor ours.
+
+    Returns:
+        `FILE:LINE`, or an empty text.
+    """
     frame = next((frame for owner, frame in _frames() if owner != "torch"), None)
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -43,7 +43,15 @@ class Generators:
 
 
 def drawn(before: Standing, after: Standing) -> bool:
-    """Whether a generator that was known before has been drawn from."""
+    """Whether a generator that was known before has been drawn from.
+
+    Args:
+        before: States of the generators.
+        after: States of the generators later.
+
+    Returns:
+        True where one has moved.
+    """
     return any(after.get(key) != state for key, state in before.items())
 
 

@@ -21,6 +21,12 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
     """Put the followed run's parameters after step `step` of those that could move them (-1: at its start), then perturb them.
 
     `index`: the place of the optimizer among those that were made.
+
+    Args:
+        live: The optimizer that is followed.
+        what: What is to be done to the run.
+        index: The place of the optimizer among those that were made.
+        step: The step that has just ended.
     """
     if live.track.start is None and not live.track.steps:
         live.track.start = live.last_parameters = live.weights()
@@ -58,7 +64,15 @@ def _follow(live: LiveTrack, track: Track, step: int) -> None:
 
 
 def lend(lives: Sequence[LiveTrack], model: nn.Module | None) -> Callable[[], None]:
-    """Other weights; what puts their own back, and counts on where the model has counted."""
+    """Other weights; what puts their own back, and counts on where the model has counted.
+
+    Args:
+        lives: Optimizers that are followed.
+        model: Model whose counting buffers are put back as well, or None.
+
+    Returns:
+        A function that puts everything back.
+    """
     own = [(live, [dense(p).clone() for p in live.parameters]) for live in lives]
     parts = [] if model is None else [*model.modules()]
     counts = [{name: value for name, value in vars(part).items() if type(value) in (int, float)} for part in parts]

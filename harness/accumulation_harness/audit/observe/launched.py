@@ -58,7 +58,12 @@ class Launched(Ranks):
 
 
 def answer(train: Train, rank: Rank) -> None:
-    """The life of a rank besides 0: it makes the runs that rank 0 asks for."""
+    """The life of a rank besides 0: it makes the runs that rank 0 asks for.
+
+    Args:
+        train: The audited function.
+        rank: Number and variables of this rank.
+    """
     os.environ |= rank.variables
     meeting = _next_meeting()
     store = meeting.store()

@@ -150,7 +150,15 @@ def _leaves(root: Any) -> list[Tensor]:
 
 
 def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
-    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what other modules made."""
+    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what other modules made.
+
+    Args:
+        outputs: Outputs of modules, [n, ...].
+        made: What other modules gave, [n, ...].
+
+    Returns:
+        True where one does.
+    """
     for output in outputs:
         inside = [t for t in made if t is not output and t.shape[0] == output.shape[0] > 1]
         for row in range(2 if inside else 0):
@@ -217,7 +225,15 @@ def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator
 
 
 def term_names(loss: Any, forwards: int = 1) -> tuple[str, ...]:
-    """What autograd calls the addends of the loss, in order; empty where it is not a sum."""
+    """What autograd calls the addends of the loss, in order; empty where it is not a sum.
+
+    Args:
+        loss: The loss, a scalar tensor.
+        forwards: Forwards of the window so far.
+
+    Returns:
+        Names of operations.
+    """
     return tuple(operation(_below_reductions(node)) for node in _terms(loss, forwards))
 
 
@@ -232,7 +248,16 @@ def _terms(loss: Any, forwards: int = 1) -> list[Any]:
 def slopes_by_term(
     loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]], forwards: int = 1
 ) -> list[dict[tuple[int, str], Matrix]]:
-    """Of each addend by every row of the outputs: (number of the output, name of the row) -> slope [positions, features]."""
+    """Of each addend by every row of the outputs: (number of the output, name of the row) -> slope [positions, features].
+
+    Args:
+        loss: The loss, a scalar tensor.
+        outputs: Names of rows, and the output [n, ...] that holds them.
+        forwards: Forwards of the window so far.
+
+    Returns:
+        One mapping for each addend.
+    """
     named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
     slopes = _each_alone(loss, [output for _, output in named], forwards) if named else ()
     return [

@@ -61,7 +61,14 @@ def pooled(runs: Sequence[Run], like: Run | None = None) -> Run:
 
 
 def holders(runs: Sequence[Run]) -> list[list[int]]:
-    """The ranks, those together that hold the same: replicas. FSDP1 leaves every rank a part."""
+    """The ranks, those together that hold the same: replicas. FSDP1 leaves every rank a part.
+
+    Args:
+        runs: One for each rank.
+
+    Returns:
+        Lists of ranks; one of several ranks is of replicas.
+    """
     groups: list[list[int]] = []
     for rank, run in enumerate(runs):
         same = None if run.sharded else next((group for group in groups if _are_replicas(runs[group[0]], run)), None)
@@ -167,7 +174,15 @@ def _rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
 
 
 def disagreement(candidate: Run, gate: float) -> list[Finding]:
-    """Ranks that step on gradients of their own. All arms of the same run may have it; it is wrong at every N."""
+    """Ranks that step on gradients of their own. All arms of the same run may have it; it is wrong at every N.
+
+    Args:
+        candidate: The run with micro-batches.
+        gate: The distance that rounding explains.
+
+    Returns:
+        One finding for the first step that differs, or none.
+    """
     for t, apart in enumerate(candidate.rank_distances):
         if not apart <= gate:
             evidence = {"distance_between_ranks": apart, "gate": gate, "ranks": candidate.ranks}

@@ -41,7 +41,14 @@ class Sums:
 
 
 def are_hooked(parameters: Sequence[Tensor]) -> bool:
-    """Whether the run has hooks of its own on some of these parameters, which may change what they are given."""
+    """Whether the run has hooks of its own on some of these parameters, which may change what they are given.
+
+    Args:
+        parameters: Parameters of the model.
+
+    Returns:
+        True where one has a hook.
+    """
     plain = [p for p in parameters if type(p) in (Tensor, nn.Parameter)]
     return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in plain)
 

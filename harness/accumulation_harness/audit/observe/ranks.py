@@ -150,7 +150,15 @@ def _serve_here(
 
 
 def serve(rank: Rank, meeting: Meeting, address: Address, link: Connection, *, cuda: bool) -> None:
-    """Join the group, and answer jobs until there are none, or one fails: to leave ends the others' waiting for this rank."""
+    """Join the group, and answer jobs until there are none, or one fails: to leave ends the others' waiting for this rank.
+
+    Args:
+        rank: Number and variables of this rank.
+        meeting: Address at which the group meets.
+        address: Address at which rank 0 listens.
+        link: The connection to rank 0.
+        cuda: Whether the ranks use GPUs.
+    """
     if cuda:
         torch.cuda.set_device(rank.local % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"  # a loop may stay on the CPU of a machine with GPUs

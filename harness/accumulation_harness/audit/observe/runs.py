@@ -81,7 +81,15 @@ class Local(Functions):
 
 
 def failed(job: Job, error: str) -> Run:
-    """Of a job that shows nothing."""
+    """Of a job that shows nothing.
+
+    Args:
+        job: What was asked for.
+        error: Why nothing came of it.
+
+    Returns:
+        A run without tracks.
+    """
     return Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, error=error)
 
 
@@ -191,7 +199,15 @@ OURS = str(Path(__file__).parents[1])  # the folder of the audit
 
 
 def described(error: BaseException, train: Train | None = None) -> str:
-    """The exception in one line, with the place in the audited code: in the file of `train`, if it came through there."""
+    """The exception in one line, with the place in the audited code: in the file of `train`, if it came through there.
+
+    Args:
+        error: What was raised.
+        train: The audited function, if the place is to be in its file.
+
+    Returns:
+        `TYPE: MESSAGE (FILE:LINE)`.
+    """
     every = traceback.extract_tb(error.__traceback__)
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     if every and every[-1].filename.startswith(OURS) and _is_out_of_memory(error):
@@ -207,5 +223,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def load_module(file: Path) -> Any:
-    """The file as a module of its own name, read anew."""
+    """The file as a module of its own name, read anew.
+
+    Args:
+        file: A Python file.
+
+    Returns:
+        The module.
+    """
     return import_file(file, f"audited_{file.stem}")

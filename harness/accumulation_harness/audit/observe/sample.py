@@ -116,7 +116,14 @@ _kept: list[bool] = []
 
 
 def sample_of(tensors: Iterable[Tensor]) -> Sample:
-    """The sample of a model of these sizes."""
+    """The sample of a model of these sizes.
+
+    Args:
+        tensors: Parameters or gradients of a model.
+
+    Returns:
+        Which elements are kept, and how the others are summed.
+    """
     return _of_sizes(tuple(map(size, tensors)), bool(_kept) or in_a_group())
 
 
@@ -140,12 +147,26 @@ def _one_of_each(n: int, count: int, random: np.random.Generator) -> npt.NDArray
 
 
 def looked_at(tensors: Sequence[Tensor]) -> Vector:
-    """The kept elements of these tensors."""
+    """The kept elements of these tensors.
+
+    Args:
+        tensors: Parameters or gradients of a model.
+
+    Returns:
+        [kept] float64.
+    """
     return sample_of(tensors).take(tensors)
 
 
 def by_position(row: Tensor) -> Matrix:
-    """[positions, features] of one row's slope (tokens and their logits, say); one position where it is not kept whole."""
+    """[positions, features] of one row's slope (tokens and their logits, say); one position where it is not kept whole.
+
+    Args:
+        row: [positions, features], or of another shape.
+
+    Returns:
+        [positions, features] float64.
+    """
     values = looked_at([row])
     return values.reshape(-1, row.shape[-1]) if row.ndim > 1 and 0 < row.numel() == values.size else values.reshape(1, -1)
 
@@ -159,13 +180,27 @@ def _picked(tensor: Tensor, at: Tensor | None) -> Tensor:
 
 
 def all_finite(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether every element is: one pass that reads, since a sum with a part that is not finite is not."""
+    """Whether every element is: one pass that reads, since a sum with a part that is not finite is not.
+
+    Args:
+        tensors: Tensors; None counts as finite.
+
+    Returns:
+        True where no element is infinite or NaN.
+    """
     present = [dense(tensor) for tensor in tensors if tensor is not None]
     return all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in present)
 
 
 def size_of(tensors: Iterable[Tensor | None]) -> float:
-    """The norm of all elements, in float64."""
+    """The norm of all elements, in float64.
+
+    Args:
+        tensors: Tensors; None counts as zeros.
+
+    Returns:
+        sqrt(sum of x^2) over all elements.
+    """
     present = [dense(tensor) for tensor in tensors if tensor is not None]
     return float(norm(Elements(present))) if present else 0.0
 

@@ -14,7 +14,14 @@ from accumulation_harness.audit.evidence import Vector
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The whole tensor, strided and local; for a DTensor this is a collective of all ranks. A complex one as pairs of reals."""
+    """The whole tensor, strided and local; for a DTensor this is a collective of all ranks. A complex one as pairs of reals.
+
+    Args:
+        tensor: A tensor of any layout, device and dtype.
+
+    Returns:
+        A strided, detached tensor, [..., 2] of a complex one.
+    """
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
@@ -23,12 +30,26 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def size(tensor: Tensor) -> int:
-    """Its number of elements, as `dense` gives them."""
+    """Its number of elements, as `dense` gives them.
+
+    Args:
+        tensor: A tensor.
+
+    Returns:
+        The number, twice that of the elements of a complex one.
+    """
     return tensor.numel() * (1 + tensor.is_complex())
 
 
 def vector(tensors: Iterable[Tensor]) -> Vector:
-    """One float64 vector of all elements in order, on the host; of what is large, a `Sample` is taken instead."""
+    """One float64 vector of all elements in order, on the host; of what is large, a `Sample` is taken instead.
+
+    Args:
+        tensors: Tensors of any shapes.
+
+    Returns:
+        [P] float64.
+    """
     parts = [dense(tensor).reshape(-1).to("cpu", torch.float64) for tensor in tensors]
     joined: Vector = torch.cat(parts).numpy().copy() if parts else np.zeros(0)
     return joined
@@ -36,7 +57,12 @@ def vector(tensors: Iterable[Tensor]) -> Vector:
 
 @torch.no_grad()
 def put(tensors: Sequence[Tensor], values: Vector) -> None:
-    """Write `values` [P] into the tensors in order; into sharded ones each rank's own part."""
+    """Write `values` [P] into the tensors in order; into sharded ones each rank's own part.
+
+    Args:
+        tensors: Tensors with P elements together.
+        values: [P] float64.
+    """
     start = 0
     for p in tensors:
         write(p, torch.from_numpy(values[start : start + size(p)]))
@@ -48,6 +74,10 @@ def write(tensor: Tensor, values: Tensor) -> None:
     """Write all elements of the tensor; into a sharded one this rank's own part.
 
     Autograd is not told: a penalty on the weights may have been built before the first forward, and stands with the new ones.
+
+    Args:
+        tensor: The tensor that is written.
+        values: All its elements, flat.
     """
     pairs = torch.view_as_complex(values.double().reshape(*tensor.shape, 2)) if tensor.is_complex() else values
     value = pairs.reshape(tensor.shape).to(tensor.device, tensor.dtype)
@@ -59,12 +89,27 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
 
 def roundoff(dtype: torch.dtype) -> float:
-    """Unit roundoff: half the distance from 1 to the next number."""
+    """Unit roundoff: half the distance from 1 to the next number.
+
+    Args:
+        dtype: A format.
+
+    Returns:
+        eps / 2; 0 for integers.
+    """
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Tensors in nested containers, in order."""
+    """Tensors in nested containers, in order.
+
+    Args:
+        values: Tensors, mappings, sequences and objects, nested.
+        depth: How deep is looked.
+
+    Yields:
+        The tensors that were found.
+    """
     if isinstance(values, Tensor):
         yield values
     elif depth and isinstance(values, dict):
@@ -135,7 +180,14 @@ def _hash(row: Tensor) -> str:
 
 
 def broken(values: Any) -> bool:
-    """Whether a floating tensor in there holds a non-finite number (masks of -inf are common in inputs: only NaN counts)."""
+    """Whether a floating tensor in there holds a non-finite number (masks of -inf are common in inputs: only NaN counts).
+
+    Args:
+        values: Anything that holds tensors.
+
+    Returns:
+        True where one holds a NaN.
+    """
     return any(t.is_floating_point() and not t.is_meta and bool(dense(t).isnan().any()) for t in tensors_in(values))
 
 
@@ -154,7 +206,14 @@ COUNTED = (
 
 
 def counts_in(value: Any) -> dict[str, float]:
-    """What a training function returned, in a mapping, as the number of steps, samples or tokens it has seen."""
+    """What a training function returned, in a mapping, as the number of steps, samples or tokens it has seen.
+
+    Args:
+        value: What the training function returned.
+
+    Returns:
+        Name -> count, empty for anything else.
+    """
     if not isinstance(value, dict):
         return {}
     found = {key: value[key] for key in COUNTED if key in value}
@@ -166,7 +225,14 @@ def counts_in(value: Any) -> dict[str, float]:
 
 
 def losses_in(value: Any) -> tuple[float, ...] | None:
-    """Losses a training function returned: a sequence of numbers, or a mapping that holds one under `losses` or `loss`."""
+    """Losses a training function returned: a sequence of numbers, or a mapping that holds one under `losses` or `loss`.
+
+    Args:
+        value: What the training function returned.
+
+    Returns:
+        The losses, or None.
+    """
     if isinstance(value, dict):
         value = value.get("losses", value.get("loss"))
     if isinstance(value, Tensor):

@@ -53,13 +53,27 @@ class Chart:
 
 
 def charts(conclusion: Conclusion) -> list[Chart]:
-    """Of each arm that differs and each optimizer: weights and modules where they are known, and the distances of all windows."""
+    """Of each arm that differs and each optimizer: weights and modules where they are known, and the distances of all windows.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        In the order in which they are drawn.
+    """
     wrong = [line for line in conclusion.lines if line.arm.findings]
     return [*decisive(conclusion), *_by_title(map(_distances, wrong or conclusion.lines))]
 
 
 def decisive(conclusion: Conclusion) -> list[Chart]:
-    """Those that say what is wrong: weights of the micro-batches, and the module in which a difference begins."""
+    """Those that say what is wrong: weights of the micro-batches, and the module in which a difference begins.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        At most two for each optimizer that differs.
+    """
     pairs = [(line, line.first) for line in conclusion.lines if line.arm.findings]
     wrong = [(line, step) for line, step in pairs if step is not None and not step.agrees]
     return _by_title(chart for line, step in wrong for chart in (_weights(line, step), _modules(line, step)))
@@ -85,7 +99,15 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
 
 
 def known(step: StepFacts, parts: WeightedSum) -> bool:
-    """Whether the parts make up the vector, each with one weight and no other."""
+    """Whether the parts make up the vector, each with one weight and no other.
+
+    Args:
+        step: What was measured of one pair of steps.
+        parts: A gradient as a weighted sum.
+
+    Returns:
+        True where the weights may be shown.
+    """
     return len(parts.weights) > 1 and parts.residual <= step.gate and parts.told_apart
 
 
@@ -143,7 +165,14 @@ def beyond(distance: float, gate: float) -> float:
 
 
 def lines(chart: Chart) -> Iterator[str]:
-    """For a terminal; `┊` stands at what is right, and a weight that is subtracted is hatched."""
+    """For a terminal; `┊` stands at what is right, and a weight that is subtracted is hatched.
+
+    Args:
+        chart: Bars with their unit.
+
+    Yields:
+        Lines of a terminal.
+    """
     scale, shown = COLUMNS / chart.unit, chart.bars[:MOST]
     width = max(4, *(len(bar.label) for bar in shown))
     at = round(chart.mark * scale)
@@ -159,7 +188,14 @@ def lines(chart: Chart) -> Iterator[str]:
 
 
 def text(conclusion: Conclusion) -> str:
-    """The charts as one SVG."""
+    """The charts as one SVG.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        An SVG document.
+    """
     drawn, y = [], ROW
     for chart in charts(conclusion):
         drawn.append(_text(0, y, chart.title, "title"))

@@ -48,12 +48,28 @@ SAME = {"pytorch_lightning": "lightning"}
 
 
 def change(conclusion: Conclusion, cause: Cause) -> str:
-    """What to change, and in the words of the package that trains, if something is known for the cause there."""
+    """What to change, and in the words of the package that trains, if something is known for the cause there.
+
+    Args:
+        conclusion: What the audit concluded.
+        cause: What was found.
+
+    Returns:
+        One or more sentences.
+    """
     return f"{MEANINGS[cause].remedy} {advice(conclusion, cause)}".rstrip()
 
 
 def advice(conclusion: Conclusion, cause: Cause) -> str:
-    """`With PACKAGE: what to write.`, or nothing. A loop is one of torch alone where no other package calls its backward."""
+    """`With PACKAGE: what to write.`, or nothing. A loop is one of torch alone where no other package calls its backward.
+
+    Args:
+        conclusion: What the audit concluded.
+        cause: What was found.
+
+    Returns:
+        A sentence, or an empty text.
+    """
     callers = [SAME.get(name, name) for name in conclusion.callers]
     named = [package for package in ADVICE if package in callers and (package != "torch" or callers[1:2] == [UNINSTALLED])]
     known = ADVICE[named[0]].get(cause) if named else None

@@ -21,7 +21,14 @@ NUMBERS = re.compile(r"\[\s+([-+.\w,\s]*?)\s+\]")  # a list that holds nothing e
 
 
 def document(conclusion: Conclusion) -> dict[str, Any]:
-    """In JSON types; numbers that are not finite are None."""
+    """In JSON types; numbers that are not finite are None.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        A tree of dicts, lists, texts and finite numbers.
+    """
     subject = conclusion.subject
     return {
         "verdict": conclusion.verdict,
@@ -148,7 +155,14 @@ def _steps(line: Line) -> Iterator[dict[str, Any]]:
 
 
 def text(conclusion: Conclusion) -> str:
-    """Strict JSON: a non-finite number is written as null. At most `MOST_BYTES`; how much was left out is said."""
+    """Strict JSON: a non-finite number is written as null. At most `MOST_BYTES`; how much was left out is said.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        The JSON.
+    """
     whole, most = document(conclusion), MOST_ITEMS
     while len(written := _written(_shortened(whole, most))) > MOST_BYTES and most > 1:
         most //= 2

@@ -17,7 +17,14 @@ SUITE = "gradient accumulation"
 
 
 def text(conclusion: Conclusion) -> str:
-    """A failure is a finding, an error is what could not be judged."""
+    """A failure is a finding, an error is what could not be judged.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        An XML document.
+    """
     cases = list(_cases(conclusion))
     counts = {
         "tests": str(len(cases)),

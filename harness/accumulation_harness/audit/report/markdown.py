@@ -34,7 +34,14 @@ LEGEND = (
 
 
 def text(conclusion: Conclusion) -> str:
-    """Status, table, findings with their remedies, what could not be judged, and what could not be seen."""
+    """Status, table, findings with their remedies, what could not be judged, and what could not be seen.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        Markdown.
+    """
     subject = conclusion.subject
     what = "" if subject is None else f"{code(subject.name)}: "
     parts = [
@@ -64,7 +71,14 @@ def text(conclusion: Conclusion) -> str:
 
 
 def table(lines: Iterable[Line]) -> str:
-    """A table of the arms."""
+    """A table of the arms.
+
+    Args:
+        lines: The arms.
+
+    Returns:
+        Lines without a last line end.
+    """
     rows: list[Sequence[str]] = [HEAD, ["---"] * len(HEAD)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [*rows, *(_cells(line) for line in lines)])
 
@@ -82,7 +96,15 @@ def _cells(line: Line) -> list[str]:
 
 
 def found(conclusion: Conclusion, findings: Iterable[Finding]) -> str:
-    """A list of what was found, by N, and at which line."""
+    """A list of what was found, by N, and at which line.
+
+    Args:
+        conclusion: What the audit concluded.
+        findings: Those that are listed.
+
+    Returns:
+        Items of a Markdown list.
+    """
     places = ((f, conclusion.where(f)) for f in findings)
     return listed(
         f"N={f.accumulation_steps}{f.since}: {escaped(f.message)}" + (f" ({code(where)})" if where else "") for f, where in places
@@ -90,7 +112,14 @@ def found(conclusion: Conclusion, findings: Iterable[Finding]) -> str:
 
 
 def listed(lines: Iterable[str]) -> str:
-    """One item per line."""
+    """One item per line.
+
+    Args:
+        lines: The items.
+
+    Returns:
+        Lines joined.
+    """
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -111,7 +140,14 @@ def escaped(words: str) -> str:
 
 
 def code(words: str) -> str:
-    """On one line, as it stands; a name in it is no mention of a user."""
+    """On one line, as it stands; a name in it is no mention of a user.
+
+    Args:
+        words: Any text.
+
+    Returns:
+        The text between as many backticks as it needs.
+    """
     line = " ".join(words.split())
     ticks = "`" * (1 + _longest_run(line))
     padding = " " if line.startswith("`") or line.endswith("`") else ""
@@ -119,7 +155,15 @@ def code(words: str) -> str:
 
 
 def block(words: str, language: str = "") -> str:
-    """A fenced block."""
+    """A fenced block.
+
+    Args:
+        words: Any text.
+        language: Its language, for colours.
+
+    Returns:
+        The block, fenced by as many backticks as it needs.
+    """
     fence = "`" * max(3, 1 + _longest_run(words))
     return f"{fence}{language}\n{words.rstrip()}\n{fence}"
 

@@ -97,7 +97,15 @@ class Reproduction:
 
 
 def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
-    """The first script that was run and showed a difference; None when none did. All of them together may take `seconds`."""
+    """The first script that was run and showed a difference; None when none did. All of them together may take `seconds`.
+
+    Args:
+        conclusion: What the audit concluded.
+        seconds: Time for all attempts together.
+
+    Returns:
+        The script with its output, or None.
+    """
     subject, begun = conclusion.subject, time.monotonic()
     if subject is None or not is_tried(subject):
         return None
@@ -113,7 +121,14 @@ def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
 
 
 def is_tried(subject: Subject) -> bool:
-    """Whether it is a function that a script can import and call, in one process."""
+    """Whether it is a function that a script can import and call, in one process.
+
+    Args:
+        subject: What was audited.
+
+    Returns:
+        True for a function of one process without settings.
+    """
     if subject.processes > 1 or subject.settings:
         return False
     names = [(place.file.stem, place.function) for place in (subject.train, subject.reference) if place is not None]

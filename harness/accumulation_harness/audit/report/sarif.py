@@ -13,7 +13,14 @@ from accumulation_harness.judge import sarif
 
 
 def text(conclusion: Conclusion) -> str:
-    """One run. Findings are at their own line, or else at the `def` of the audited function, where that is known."""
+    """One run. Findings are at their own line, or else at the `def` of the audited function, where that is known.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        A SARIF 2.1.0 document.
+    """
     subject = conclusion.subject
     where, function = ([], "") if subject is None else ([_location(subject)], subject.name)
     told = [("error", line) for line in conclusion.problems] + [("note", line) for line in conclusion.hidden]

@@ -18,7 +18,15 @@ TOOL = "accumulation-harness"
 
 
 def seen_from(file: Path, folder: Path) -> str:
-    """The path relative to a folder that it is in, with forward slashes; absolute otherwise."""
+    """The path relative to a folder that it is in, with forward slashes; absolute otherwise.
+
+    Args:
+        file: An absolute path.
+        folder: An absolute path.
+
+    Returns:
+        A path with forward slashes.
+    """
     return (file.relative_to(folder) if file.is_relative_to(folder) else file).as_posix()
 
 

@@ -17,7 +17,14 @@ NUMBERS = ("N", "steps", "largest distance", "gate there", "scale", "cosine")
 
 
 def text(conclusion: Conclusion) -> str:
-    """A table of the arms, then every finding with its remedy, and what could not be judged or seen."""
+    """A table of the arms, then every finding with its remedy, and what could not be judged or seen.
+
+    Args:
+        conclusion: What the audit concluded.
+
+    Returns:
+        Lines, each ended.
+    """
     return "".join(f"{line.rstrip()}\n" for line in _lines(conclusion))
 
 

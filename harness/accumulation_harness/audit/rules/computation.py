@@ -41,7 +41,14 @@ CLEAR = 10.0  # gates; a difference without a prediction of its own is not named
 
 
 def other_computation(facts: StepFacts) -> list[Finding]:
-    """What terms, rows, layers and extra runs say of the difference; `unexplained` where they say nothing. Never empty."""
+    """What terms, rows, layers and extra runs say of the difference; `unexplained` where they say nothing. Never empty.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        At least one finding.
+    """
     if found := [*_by_term(facts)]:
         return found
     for rule in RULES:
@@ -237,7 +244,15 @@ def _moved_state(facts: StepFacts) -> Iterator[Finding]:
 
 
 def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
-    """`what`: how the gradients are once every micro-batch finds the state that moves as the window's first one does."""
+    """`what`: how the gradients are once every micro-batch finds the state that moves as the window's first one does.
+
+    Args:
+        facts: What was measured of one pair of steps.
+        what: How the gradients are then, in words.
+
+    Yields:
+        At most one finding.
+    """
     held = facts.probe.held
     if _undisturbed(facts):
         moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")

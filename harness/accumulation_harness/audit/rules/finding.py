@@ -20,13 +20,36 @@ ROW_ROUNDINGS = 30.0  # or, in coarse arithmetic, so many roundings
 
 
 def finding(facts: RunFacts | StepFacts, step: int | None, cause: Cause, kind: Kind, message: str, **evidence: Any) -> Finding:
-    """A finding about one optimizer, whose name stands first in the evidence. `step` is None for one about the whole run."""
+    """A finding about one optimizer, whose name stands first in the evidence. `step` is None for one about the whole run.
+
+    Args:
+        facts: What was measured of one optimizer, or of one pair of its steps.
+        step: The optimizer step, or None.
+        cause: The cause.
+        kind: What is wrong: gradient, update, state.
+        message: What happened, a sentence.
+        evidence: Name -> number or text that the rule has read.
+
+    Returns:
+        The finding.
+    """
     known = {"optimizer": facts.track, "what": kind, **evidence}
     return Finding(facts.accumulation_steps, step, cause, known, message, kind, facts.track)
 
 
 def at(facts: StepFacts, cause: Cause, kind: Kind, message: str, **more: Any) -> Finding:
-    """A finding about one optimizer step, with what is known of its gradient; `more`: what the rule has read besides."""
+    """A finding about one optimizer step, with what is known of its gradient; `more`: what the rule has read besides.
+
+    Args:
+        facts: What was measured of one pair of steps.
+        cause: The cause.
+        kind: What is wrong: gradient, update, state.
+        message: What happened, a sentence.
+        more: Name -> number or text that the rule has read besides.
+
+    Returns:
+        The finding.
+    """
     known: dict[str, Any] = {"distance": facts.raw.distance, "gate": facts.gate}
     if facts.wrong:
         parts = facts.parts
@@ -36,17 +59,40 @@ def at(facts: StepFacts, cause: Cause, kind: Kind, message: str, **more: Any) ->
 
 
 def equal(weights: tuple[float, ...]) -> bool:
-    """Whether positive weights differ by no more than `UNEQUAL`."""
+    """Whether positive weights differ by no more than `UNEQUAL`.
+
+    Args:
+        weights: One for each micro-batch, above zero.
+
+    Returns:
+        True where they are equal.
+    """
     return max(weights) - min(weights) <= UNEQUAL * max(weights)
 
 
 def made_of(facts: StepFacts, parts: WeightedSum) -> bool:
-    """Whether the parts make up what they should, with weights that mean something."""
+    """Whether the parts make up what they should, with weights that mean something.
+
+    Args:
+        facts: What was measured of one pair of steps.
+        parts: A gradient as a weighted sum.
+
+    Returns:
+        True where residual and condition are within their limits.
+    """
     return parts.residual <= facts.gate and parts.condition <= CONDITION_LIMIT
 
 
 def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
-    """Whether several parts make up the gradient, and each counts by more than rounding moves its weight."""
+    """Whether several parts make up the gradient, and each counts by more than rounding moves its weight.
+
+    Args:
+        facts: What was measured of one pair of steps.
+        parts: A gradient as a weighted sum.
+
+    Returns:
+        True where the weights can be read.
+    """
     return len(parts.weights) > 1 and made_of(facts, parts) and min(parts.weights) > parts.rounding
 
 
@@ -70,25 +116,53 @@ def other_factors(facts: StepFacts) -> bool:
 
 
 def weights_of_rows(facts: StepFacts) -> tuple[float, ...]:
-    """How often the rows of each micro-batch count, where they do so alike and some micro-batch gives no gradient at all."""
+    """How often the rows of each micro-batch count, where they do so alike and some micro-batch gives no gradient at all.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        One for each micro-batch; empty where they are not known.
+    """
     rows = facts.probe.by_row
     alike = rows is not None and max(rows.outputs, rows.residual, rows.spread) <= same_row(facts)
     return tuple(part[0] for part in rows.factors) if rows is not None and alike and facts.without_terms else ()
 
 
 def listed(weights: tuple[float, ...]) -> str:
-    """Weights with three digits, for a message; 0 where three digits of the largest hold nothing of one."""
+    """Weights with three digits, for a message; 0 where three digits of the largest hold nothing of one.
+
+    Args:
+        weights: One for each micro-batch.
+
+    Returns:
+        `1, 0, 2`.
+    """
     largest = max(map(abs, weights), default=0.0)
     return ", ".join(f"{w if abs(w) > SAME_FACTOR * largest else 0:.3g}" for w in weights)
 
 
 def same_row(facts: StepFacts) -> float:
-    """The relative distance below which two outputs (or slopes) of a row are the same in this arithmetic."""
+    """The relative distance below which two outputs (or slopes) of a row are the same in this arithmetic.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        The distance.
+    """
     return max(SAME_ROW, ROW_ROUNDINGS * facts.roundoff)
 
 
 def same_factor(facts: StepFacts) -> float:
-    """The relative distance below which two factors of a gradient are the same."""
+    """The relative distance below which two factors of a gradient are the same.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        The distance.
+    """
     return max(facts.gate, SAME_FACTOR)
 
 

@@ -32,7 +32,15 @@ ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as 
 
 
 def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs."""
+    """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+        steps: What was measured of each aligned pair of steps.
+
+    Returns:
+        The findings.
+    """
     found = structure(run, steps)
     changed = min(run.rates_apart.values(), default=math.inf)  # a rate or another number of the optimizer's is another from here
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
@@ -75,7 +83,14 @@ def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
 
 
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
-    """What `explain` looks at only where nothing else was found; empty where gradients or updates differ."""
+    """What `explain` looks at only where nothing else was found; empty where gradients or updates differ.
+
+    Args:
+        compared: What was measured of each optimizer.
+
+    Returns:
+        The findings.
+    """
     if not all(step.agrees for step in steps_of(compared)):
         return []
     return [one for item in compared for one in (*buffers(item.run), *reported(item.run), *counts(item.run))]

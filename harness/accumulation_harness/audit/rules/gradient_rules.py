@@ -116,7 +116,15 @@ ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
-    """What the gradient of this step says; when it agrees, what the update and the state say. Empty when nothing differs."""
+    """What the gradient of this step says; when it agrees, what the update and the state say. Empty when nothing differs.
+
+    Args:
+        facts: What was measured of one pair of steps.
+        judge_update: Whether update and state are judged, too.
+
+    Returns:
+        The findings of this step.
+    """
     found = [*_seen_directly(facts)]
     if facts.gradients_agree:
         found = found or [*_underflow(facts)]

@@ -42,6 +42,13 @@ def located(finding: Finding, run: Run) -> Finding:
 
     Of several lines, one that makes the call itself goes before one that calls a package, then the one that comes oftener (as a
     call inside a window does), but no oftener than the backward.
+
+    Args:
+        finding: What was found.
+        run: The run whose calls were recorded.
+
+    Returns:
+        The finding, with file and line where they are known.
     """
     asked = OF_KINDS.get(finding.kind) if finding.cause is Cause.unexplained else None
     calls = CALLS.get(finding.cause, LOSS) if asked is None else asked

@@ -26,7 +26,14 @@ SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by les
 
 
 def unequal_replicas(facts: StepFacts) -> Iterator[Finding]:
-    """The reference gradient weighs what the ranks gave otherwise than equally."""
+    """The reference gradient weighs what the ranks gave otherwise than equally.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Yields:
+        At most one finding.
+    """
     seen, flat, ranks = facts.by_rank, facts.by_rank.weights, facts.ranks
     if not made_of(facts, seen) or min(flat) <= 0:
         return
@@ -42,7 +49,14 @@ def unequal_replicas(facts: StepFacts) -> Iterator[Finding]:
 
 
 def weighted(facts: StepFacts) -> list[Finding]:
-    """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right."""
+    """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        The findings; empty where the weights explain nothing.
+    """
     if facts.line <= facts.gate:
         return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
     if not known_weights(facts, facts.parts) or not facts.sum_line <= facts.gate:
@@ -55,7 +69,14 @@ def weighted(facts: StepFacts) -> list[Finding]:
 
 
 def not_of_the_loss(facts: StepFacts) -> Iterator[Finding]:
-    """Backwards that count in the step, and whose right weight is 0: they are of another loss, or of before the window."""
+    """Backwards that count in the step, and whose right weight is 0: they are of another loss, or of before the window.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Yields:
+        At most one finding.
+    """
     parts, foreign, k = facts.parts, facts.not_of_the_loss, len(facts.parts.weights)
     right = tuple(0.0 if place in foreign else 1.0 if parts.free else w for place, w in enumerate(parts.weights))
     own = tuple(w for place, w in enumerate(right) if place not in foreign)
@@ -75,7 +96,14 @@ def not_of_the_loss(facts: StepFacts) -> Iterator[Finding]:
 
 
 def means_of_some(facts: StepFacts) -> list[Finding]:
-    """Micro-batches without any loss term have their share of the mean, and the others hold equal numbers of terms."""
+    """Micro-batches without any loss term have their share of the mean, and the others hold equal numbers of terms.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Returns:
+        At most one finding.
+    """
     k, without = facts.backwards, facts.without_terms
     if not 0 < without < k or not facts.line <= facts.gate:
         return []
@@ -194,7 +222,14 @@ def _growing(facts: StepFacts) -> Finding | None:
 
 
 def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
-    """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it."""
+    """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Yields:
+        At most one finding.
+    """
     weights = facts.taken.weights
     if not facts.norms_inside or not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
         return
@@ -205,7 +240,14 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
 
 
 def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
-    """Gradients are made smaller inside the window, element by element or each part before it is added elsewhere."""
+    """Gradients are made smaller inside the window, element by element or each part before it is added elsewhere.
+
+    Args:
+        facts: What was measured of one pair of steps.
+
+    Yields:
+        At most one finding.
+    """
     taken, message = facts.taken, ""
     adds_up = min(facts.scaled_sum, facts.sums, facts.sums_line) <= facts.gate and facts.backwards > 1
     if facts.shrunk_by_size:

@@ -24,7 +24,14 @@ SAME_PLACE = 0.1  # steps, by which a place between two steps may be off: rates 
 
 
 def schedule(run: RunFacts) -> list[Finding]:
-    """At most one finding; empty where what a schedule may move is the reference's at all aligned steps."""
+    """At most one finding; empty where what a schedule may move is the reference's at all aligned steps.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding.
+    """
     if not run.rates_apart:
         return []
     name = min(run.rates_apart, key=lambda each: (run.rates_apart[each], each != RATE))
@@ -131,7 +138,15 @@ MANY_MORE = 1.5  # times the reference's optimizer steps, from which on every ba
 
 
 def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """At most one finding, since what follows it cannot be aligned."""
+    """At most one finding, since what follows it cannot be aligned.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+        steps: What was measured of each aligned pair of steps.
+
+    Returns:
+        At most one finding.
+    """
     evidence = {
         **_windows(run.mine),
         **{f"reference_{name}": seen for name, seen in _windows(run.reference).items()},
@@ -249,7 +264,14 @@ SMALLEST_LOSS = 1e-12  # below which a loss is compared absolutely
 
 
 def counters(run: RunFacts) -> list[Finding]:
-    """The optimizer's own step counter."""
+    """The optimizer's own step counter.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding: at the first step whose counter differs.
+    """
     pairs = [(a.state_step, b.state_step) for a, b in zip(run.mine.effective, run.reference.effective, strict=False)]
     first = next((i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
     if first is None:
@@ -298,14 +320,28 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
 
 
 def unread(run: RunFacts) -> str:
-    """What the loop keeps and moves otherwise, and nothing here reads: a log may differ, a statistic for later may not."""
+    """What the loop keeps and moves otherwise, and nothing here reads: a log may differ, a statistic for later may not.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        A sentence; empty where nothing is kept.
+    """
     kept = [one for one in run.apart if one.of_loop]
     what = "the loop keeps it from one window to the next, and no gradient depends on it: harmless if it is only logged"
     return f"{'; '.join(map(str, kept[:4]))}; {what}, what is used later may not" if kept else ""
 
 
 def ended(run: RunFacts) -> list[Finding]:
-    """What is done with the weights after the last step: averages swapped in, pruning, folding, another scale."""
+    """What is done with the weights after the last step: averages swapped in, pruning, folding, another scale.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding.
+    """
     apart, along = run.moved_after
     if apart <= MOVED * run.mine.run.roundoff:
         return []
@@ -314,7 +350,14 @@ def ended(run: RunFacts) -> list[Finding]:
 
 
 def buffers(run: RunFacts) -> list[Finding]:
-    """Tensors that a model holds besides its weights, although the gradients agree."""
+    """Tensors that a model holds besides its weights, although the gradients agree.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding.
+    """
     off = [one for one in run.apart if one.of_model]
     if not off:
         return []
@@ -328,7 +371,14 @@ def _apart(run: RunFacts, one: Apart, cause: Cause, kind: Kind, message: str) ->
 
 
 def counts(run: RunFacts) -> list[Finding]:
-    """Steps, samples or tokens that the function says it has seen, and that are not those of N=1."""
+    """Steps, samples or tokens that the function says it has seen, and that are not those of N=1.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding.
+    """
     mine, theirs = run.mine.run.counts, run.reference.run.counts
     off = [key for key, count in mine.items() if theirs.get(key, count) != count]
     if not off:
@@ -339,7 +389,14 @@ def counts(run: RunFacts) -> list[Finding]:
 
 
 def reported(run: RunFacts) -> list[Finding]:
-    """Gradients agree, but the losses the function returned do not stand to the losses differentiated as at N=1."""
+    """Gradients agree, but the losses the function returned do not stand to the losses differentiated as at N=1.
+
+    Args:
+        run: What was measured of one optimizer over the run.
+
+    Returns:
+        At most one finding.
+    """
     mine, theirs = run.mine.run.reported, run.reference.run.reported
     if mine is None or theirs is None or len(mine) != len(theirs):
         return []

@@ -12,7 +12,11 @@ from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
 
 
 def main(script: str) -> None:
-    """As `python SCRIPT` does it, but that what it calls changes nothing here."""
+    """As `python SCRIPT` does it, but that what it calls changes nothing here.
+
+    Args:
+        script: Path of the script.
+    """
     folder = Path.cwd()
     scratch = Scratch([folder])
     scratch.renew()

@@ -44,7 +44,16 @@ class Way(NamedTuple):
 
 
 def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
-    """What is missing, in a line, with the options that would say it; `rest`: what else the command line of the script has."""
+    """What is missing, in a line, with the options that would say it; `rest`: what else the command line of the script has.
+
+    Args:
+        target: What is to be audited.
+        source: Its file.
+        rest: Further words of its command line.
+
+    Returns:
+        One line.
+    """
     told = _in_tokens(_told(_names(source, rest)), source)
     what = f"{target.where} is a script" if not target.name else f"{target.name} takes no (batch_size, accumulation_steps)"
     if len(told) < 2 and (line := _with_numbers(source, [name for name in NAMES if name not in told])):
@@ -58,7 +67,15 @@ def asking(target: Target, source: Path, rest: Sequence[str] = ()) -> str:
 
 
 def advised(source: Path, rest: Sequence[str] = ()) -> str:
-    """The options that tell a script the two numbers, as far as its text shows; empty where it shows less than both."""
+    """The options that tell a script the two numbers, as far as its text shows; empty where it shows less than both.
+
+    Args:
+        source: The script.
+        rest: Further words of its command line.
+
+    Returns:
+        Options of `audit`, or an empty text.
+    """
     told = _in_tokens(_told(_names(source, rest)), source)
     return _options(told) if len(told) > 1 else ""
 
@@ -108,7 +125,15 @@ def _in_tokens(told: dict[str, Way], source: Path) -> dict[str, Way]:
 
 
 def texts_of(source: Path, rest: Sequence[str]) -> dict[Path, str]:
-    """A script, what it imports from its folder, and files with settings that these or its command line name."""
+    """A script, what it imports from its folder, and files with settings that these or its command line name.
+
+    Args:
+        source: The script.
+        rest: Further words of its command line.
+
+    Returns:
+        File -> its text.
+    """
     files, texts = [source], dict[Path, str]()
     files[:0] = [file for word in rest for file in _settings(Path.cwd() / word)]
     for file in files:

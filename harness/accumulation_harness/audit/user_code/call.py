@@ -254,7 +254,19 @@ class UserCode:
 
 
 def load(text: str, settings: Settings | None = None, *, in_place: bool = False) -> UserCode:
-    """The code that a text names. Raises ValueError, in a line, where it cannot be found or imported."""
+    """The code that a text names.
+
+    Args:
+        text: `FILE.py:FUNCTION`, `package.module:FUNCTION` or a script.
+        settings: How a script is told the two numbers.
+        in_place: Whether it runs in its own folder instead of a copy.
+
+    Returns:
+        What calls it.
+
+    Raises:
+        ValueError: It cannot be found or imported; the message is one line.
+    """
     return UserCode(Target.of(text), settings or Settings(), in_place=in_place)
 
 

@@ -14,7 +14,11 @@ from accumulation_harness.observe.patches import Patches, Place, Wrap
 
 @contextmanager
 def replaced(wraps: Mapping[str, Mapping[str, Wrap]]) -> Iterator[None]:
-    """`wraps`: module -> function, or Class.method, in it -> what is called in its place; what a module lacks is left out."""
+    """`wraps`: module -> function, or Class.method, in it -> what is called in its place; what a module lacks is left out.
+
+    Args:
+        wraps: Module -> function, or Class.method, in it -> what is called in its place.
+    """
     patches = Patches()
 
     def replace(*modules: ModuleType) -> None:

@@ -44,7 +44,11 @@ ATTRIBUTES: tuple[tuple[Any, str], ...] = (  # that a run may set: of what
 
 @contextmanager
 def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
-    """All of it is put back; what modules of one's own want done at the end of the process is done, and nobody is to be asked."""
+    """All of it is put back; what modules of one's own want done at the end of the process is done, and nobody is to be asked.
+
+    Args:
+        is_own: Whether a module belongs to the audited code.
+    """
     with _state_of_python(), _ends(is_own) as at_end:
         changes: dict[str, dict[str, Wrap]] = {
             "atexit": {"register": at_end},

@@ -79,7 +79,15 @@ def _split(text: str, separator: str, form: str) -> tuple[str, str]:
 
 
 def numbers_of(batch_size: int, accumulation_steps: int) -> dict[str, int]:
-    """What the placeholders stand for in a run."""
+    """What the placeholders stand for in a run.
+
+    Args:
+        batch_size: b, rows of a micro-batch.
+        accumulation_steps: N, micro-batches of a step.
+
+    Returns:
+        Placeholder -> number; `total_batch` is N * b.
+    """
     total = batch_size * accumulation_steps
     return {"batch_size": batch_size, "accumulation_steps": accumulation_steps, "total_batch": total}
 
@@ -135,7 +143,15 @@ def _is_json(text: str) -> bool:
 
 
 def source_of(path: Path, name: str = "") -> str:
-    """The text of a file; of a notebook, that of its cells as Python."""
+    """The text of a file; of a notebook, that of its cells as Python.
+
+    Args:
+        path: A Python file or a notebook.
+        name: What a notebook's cells are read up to, all if empty.
+
+    Returns:
+        Python source.
+    """
     return python_of(path.read_text(), name) if path.suffix == NOTEBOOK else path.read_text()
 
 
@@ -197,7 +213,15 @@ def _items(value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def places(path: Path, source: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Dotted keys, each with where its value begins and ends: what Python assigns or hands on, JSON, YAML, TOML and INI."""
+    """Dotted keys, each with where its value begins and ends: what Python assigns or hands on, JSON, YAML, TOML and INI.
+
+    Args:
+        path: Decides the format by its ending.
+        source: The text of the file.
+
+    Yields:
+        Key, and (begin, end) of its value in the text.
+    """
     if path.suffix not in (".py", ".json", NOTEBOOK):
         yield from _in_lines(path, source)
         return

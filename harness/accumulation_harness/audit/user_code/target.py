@@ -55,7 +55,14 @@ class Target:
 
 
 def module_of(file: Path) -> tuple[Path, str]:
-    """The folder from which a file is imported, and its dotted name: of a package where it is in one, or imports relatively."""
+    """The folder from which a file is imported, and its dotted name: of a package where it is in one, or imports relatively.
+
+    Args:
+        file: A Python file.
+
+    Returns:
+        Folder for the path of imports, and name.
+    """
     root, parts = file.parent, [file.stem]
     if not (root / "__init__.py").is_file() and _imports_relatively(file):
         root, parts = root.parent, [root.name, *parts]
@@ -73,7 +80,15 @@ def _imports_relatively(file: Path) -> bool:
 
 
 def python_of(notebook: str, name: str = "") -> str:
-    """The code of a notebook's cells, without what only a notebook understands; up to the cell that defines `name`."""
+    """The code of a notebook's cells, without what only a notebook understands; up to the cell that defines `name`.
+
+    Args:
+        notebook: The JSON of a notebook.
+        name: What is to be defined, everything if empty.
+
+    Returns:
+        Python source.
+    """
     kept, head = [HEAD], name.partition(".")[0]
     for cell in json.loads(notebook)["cells"]:
         source = "".join(cell["source"])

@@ -38,7 +38,11 @@ UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit"
 
 @contextmanager
 def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, trackers do nothing, whatever mode the code itself asks for; `tell` gets the name of each call."""
+    """Inside, trackers do nothing, whatever mode the code itself asks for; `tell` gets the name of each call.
+
+    Args:
+        tell: Gets the name of each call that is kept from a tracker.
+    """
     changes: dict[str, dict[str, Wrap]] = {
         module: {
             name: _left_out if keywords is None else partial(_changed, f"{module}.{name}", tell, keywords)
