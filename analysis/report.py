@@ -13,7 +13,7 @@ from accumulation_harness.analysis import article, caveats, faults, ledger, load
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.config.questions import questions
 from accumulation_harness.results.record import MOST_TOLD, in_one_line, told
-from accumulation_harness.results.store import State
+from accumulation_harness.results.store import State, StoreWarning
 from accumulation_harness.system import terminal
 from accumulation_harness.system.files import keep_others_out, write_atomically
 from accumulation_harness.system.processes import run_command
@@ -40,17 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     keep_others_out()
     gc.set_threshold(200_000, 50, 100)  # thousands of records are read, and all of them kept
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always", ReportWarning)
+    error: Exception | None = None
+    with warnings.catch_warnings(record=True) as seen:
+        for kind in (ReportWarning, StoreWarning):
+            warnings.simplefilter("always", kind)
+        try:
             written = write(options.results, options.out)
-    except (NothingToReport, OSError) as error:
-        print(in_one_line(f"accumulation-harness report: {error}"), file=sys.stderr)
-        return 1
-    for line in dict.fromkeys(in_one_line(str(warning.message)) for warning in seen):
-        print(f"accumulation-harness report: {line}", file=sys.stderr)
-    print(written)
-    return 0
+        except (NothingToReport, OSError) as caught:
+            error = caught
+    for line in dict.fromkeys([*(str(warning.message) for warning in seen), *([str(error)] if error else ())]):
+        print(in_one_line(f"accumulation-harness report: {line}"), file=sys.stderr)
+    if error is None:
+        print(written)
+    return 0 if error is None else 1
 
 
 def write(results: Path, out: Path) -> Path:

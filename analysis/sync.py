@@ -26,6 +26,7 @@ from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Store, StoreWarning
 from accumulation_harness.system import terminal
+from accumulation_harness.system.files import make_folders
 from accumulation_harness.system.processes import run_command
 
 SWEEP = "sweep"  # job type
@@ -68,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = [log for log in logs if not _is_uploaded(log)]
     code = tracking.upload(todo, options.project, options.entity) if todo else 0
     missing = [log for log in todo if not _is_uploaded(log)]
+    if len(missing) == len(todo) > 1:  # one log that cannot be read keeps wandb from all the others
+        for log in todo:
+            tracking.upload([log], options.project, options.entity)
+        missing = [log for log in todo if not _is_uploaded(log)]
     left = f", {len(running)} trials left because they are running" if running else ""
     print(f"{len(todo) - len(missing)} runs uploaded, {len(logs) - len(todo)} were there already{left}.")
     for log in missing:
@@ -103,7 +108,7 @@ def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
         if arms.empty or (folder / DONE).exists():
             continue
         shutil.rmtree(folder, ignore_errors=True)  # of a command that was stopped over it
-        folder.mkdir(parents=True)
+        make_folders(results, sweeps.FOLDER, folder.name)
         about = {"experiment": experiment}
         counts = {f"num_{verdict}": int(number) for verdict, number in tables.verdict_counts(arms).items()}
         with (

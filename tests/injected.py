@@ -54,7 +54,7 @@ CALLS = ("open", "os.", "shutil.", "tempfile.")
 KINDS = {"error": errno.EIO, "full disk": errno.ENOSPC, "kill": 0}
 SUMMARY = {"arms": [], "environment": {}, "seconds": {}}
 ROWS = [{"step": step, "loss": step / 3} for step in range(4)]
-MOST_SECONDS = 30  # of work that takes a few
+MOST_SECONDS = 30  # that work may take beside ten times what it takes undisturbed
 _open, _files = io.open, report.files
 
 
@@ -342,15 +342,16 @@ def snapshot(root):
 
 @cache
 def undisturbed(name):
-    """A folder before the work, what is in it before and after, what is said, how many calls it takes."""
+    """A folder before the work, what is in it before and after, what is said, how many seconds and calls it takes."""
     work = WORK[name]
     before, after = (Path(tempfile.mkdtemp(prefix="injected-")).resolve() for _ in range(2))
     work.prepare(before)
     shutil.copytree(before, after, dirs_exist_ok=True, symlinks=True)
+    began = time.monotonic()
     with disk.failing(after / work.below, {}):
         said = work.do(after)
     assert not [*work.wrong(after)], f"{name}: cannot start"
-    return before, snapshot(before), snapshot(after), in_words(said, after), disk.calls
+    return before, snapshot(before), snapshot(after), in_words(said, after), time.monotonic() - began, disk.calls
 
 
 def in_words(said, root):
@@ -359,7 +360,7 @@ def in_words(said, root):
 
 def struck(name, bad):
     """Do the work under these faults, and again without; what was wrong, in words, and how many calls there were."""
-    work, (before, old, new, calm, _) = WORK[name], undisturbed(name)
+    work, (before, old, new, calm, seconds, _) = WORK[name], undisturbed(name)
     root = Path(tempfile.mkdtemp(prefix="injected-")).resolve()
     try:
         shutil.copytree(before, root, dirs_exist_ok=True, symlinks=True)
@@ -387,7 +388,7 @@ def struck(name, bad):
         wrong += work.wrong(root) if not left else ()
         once = [path.stat().st_ino for path in root.glob(work.once) if is_done]
         again = work.do(root)
-        if time.monotonic() - began > MOST_SECONDS:
+        if time.monotonic() - began > MOST_SECONDS + 10 * seconds:
             wrong.append("hung")
         end = {path: text for path, text in snapshot(root).items() if not path.endswith(PARTIAL)}
         if end != new or (whole != new and in_words(again, root) != calm):

@@ -195,6 +195,19 @@ def test_damage_is_seen_named_kept_and_run_again(store, damage):
     assert states(store) == {"t": State.finished, "good": State.finished}
 
 
+@pytest.mark.parametrize("linked", ["e", "e/t", ".locks", ".locks/e"])
+def test_nothing_is_written_through_a_link(store, tmp_path, linked):
+    (tmp_path / "outside" / "wandb").mkdir(parents=True)
+    link = store.root / linked
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match="link"):
+        run_trial(store)
+    assert [path.name for path in (tmp_path / "outside").rglob("*")] == ["wandb"]
+    link.unlink()
+    run_trial(store)
+
+
 def test_what_is_beside_trials_is_left_alone(store):
     run_trial(store)
     (store.root / "README").write_text("x")

@@ -9,7 +9,7 @@ import pytest
 from accumulation_harness.results import sweeps
 from accumulation_harness.results.measurements import FOLDER
 from accumulation_harness.results.record import write_record
-from accumulation_harness.results.store import Store
+from accumulation_harness.results.store import LOCKS, Store
 from accumulation_harness.sweep import verify
 from tests.stored_trials import store_trial
 
@@ -55,6 +55,8 @@ WAYS = {
     "a measurement": (lambda root, trial: edit(root / FOLDER / "algebra-1", lambda b: b[:-1]), "algebra-1: its checksum"),
     "a note": (lambda root, trial: edit(next((root / ".sweeps").glob("*")), lambda b: b"["), "cannot be read (JSONDecodeError"),
     "rows in another form": (lambda root, trial: rewritten(trial), "Parquet file size is 4 bytes"),
+    "a trial is linked": (lambda root, trial: linked(trial), "is a link"),
+    "a lock is no file": (lambda root, trial: (root / LOCKS / "e" / "t").mkdir(parents=True), ".locks/e/t: expected a file"),
     "a verdict": (lambda root, trial: resigned(trial), "splendid"),
 }
 
@@ -64,6 +66,12 @@ def rewritten(folder):
     (folder / "steps.parquet").write_bytes(b"rows")
     record = json.loads((folder / "trial.json").read_text())
     write_record(folder, record | {"steps_sha256": hashlib.sha256(b"rows").hexdigest()})
+
+
+def linked(folder):
+    """Moved elsewhere, and a link in its place."""
+    folder.rename(folder.parents[2] / "elsewhere")
+    folder.symlink_to(folder.parents[2] / "elsewhere")
 
 
 def resigned(folder):

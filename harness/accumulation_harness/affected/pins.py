@@ -15,6 +15,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from accumulation_harness.system.files import read_file
+
 NAMES = (
     "*requirements*.txt", "*requirements*.in", "requirements/*.txt", "requirements/*.in", "constraints*.txt", "uv.lock",
     "poetry.lock", "pdm.lock", "pylock*.toml", "Pipfile.lock", "pixi.lock", "conda-lock.yml", "environment*.yml",
@@ -75,7 +77,7 @@ def of(path: Path) -> Iterator[Pin]:
             yield from of(file)
         return
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
         if path.name == "Pipfile.lock":
             found = _pipfile(json.loads(text), str(path))
         elif path.suffix in (".yml", ".yaml") or path.name == "pixi.lock":
@@ -135,7 +137,7 @@ def _requirement(line: str, where: str) -> Iterator[Pin]:
 def _requirements(path: Path, read: set[Path]) -> Iterator[Pin]:
     """As pip reads them: joined lines, comments, options after a requirement, files that are included."""
     read.add(path.resolve())
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_file(path).decode("utf-8-sig")
     number = 1
     for line in re.sub(r"\\\r?\n", "\\\\\f", text).split("\n"):
         joined, here = line.replace("\\\f", " "), f"{path}:{number}"

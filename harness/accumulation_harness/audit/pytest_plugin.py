@@ -58,7 +58,7 @@ def audit_accumulation(request: pytest.FixtureRequest) -> Callable[..., Report]:
     folder: Path | None = request.config.getoption(FOLDER)
     node = request.node.nodeid
     name = re.sub(r"[^\w.-]+", "_", node)
-    if name != node.replace("::", "_"):  # as that of another test may be
+    if node.count("::") > 1 or name != node.replace("::", "_"):  # as that of another test may be
         name += f"-{hashlib.sha256(node.encode()).hexdigest()[:6]}"
     done: list[Report] = []
 

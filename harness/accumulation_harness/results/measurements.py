@@ -22,7 +22,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from accumulation_harness.system import opened
-from accumulation_harness.system.files import read_file, write_atomically
+from accumulation_harness.system.files import make_folders, read_file, write_atomically
 
 FOLDER = ".measurements"
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the start of a file
@@ -73,7 +73,7 @@ class Measurements:
             return found
         lock = self._lock(measurement)
         with suppress(OSError, Timeout):  # without it we measure for ourselves
-            self._folder.mkdir(exist_ok=True)
+            make_folders(self._root, FOLDER)
             lock.acquire(timeout=MOST_WAIT)
         try:
             found = self._read(measurement)  # made since we looked

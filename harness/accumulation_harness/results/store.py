@@ -47,7 +47,7 @@ from accumulation_harness.results.record import (
 )
 from accumulation_harness.system import opened
 from accumulation_harness.system.enums import StrEnum
-from accumulation_harness.system.files import PARTIAL, read_file, write_atomically
+from accumulation_harness.system.files import PARTIAL, make_folders, read_file, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -292,8 +292,8 @@ class Store:
         from filelock import FileLock, Timeout
 
         path = self._lock_of(folder)
-        for parent in (path.parent, folder):
-            parent.mkdir(parents=True, exist_ok=True)
+        for names in ((LOCKS, folder.parent.name), (folder.parent.name, folder.name)):
+            make_folders(self.root, *names)
         lock = FileLock(path, timeout=_LOOK_SECONDS, is_singleton=False)
         try:
             lock.acquire()
@@ -358,7 +358,8 @@ class Store:
         return opened.changed(trial.record.get("files", {}), folder if looks else here, self.root)
 
     def _not_writable(self, error: OSError) -> ConfigError:
-        return ConfigError("results", self.root, f"a folder that can be written ({error.strerror}: {error.filename})")
+        where = error.filename or self.root
+        return ConfigError("results", self.root, f"a folder that can be written ({error.strerror}: {where})")
 
 
 class TrialWriter:
@@ -449,9 +450,12 @@ def _is_name(name: str) -> bool:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """The folders in it that may be ours, by name; none when it is not there or not for us to read."""
+    """The folders in it that may be ours, by name; none when it is not there, or, with a warning, not for us to read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(entry.path) for entry in entries if _is_name(entry.name) and entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError as error:
+        warnings.warn(f"{folder}: cannot be read ({error.strerror})", StoreWarning, stacklevel=2)
         return []

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.system.files import read_file, write_atomically
+from accumulation_harness.system.files import make_folders, read_file, write_atomically
 
 FOLDER = ".sweeps"
 
@@ -37,9 +37,8 @@ def announce(root: Path, trials: Sequence[str]) -> None:
     """
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
     with suppress(OSError):
-        (root / FOLDER).mkdir(parents=True, exist_ok=True)
         note = json.dumps({"trials": list(trials), "started": time.time()})
-        write_atomically(root / FOLDER / f"{name}.json", note.encode())
+        write_atomically(make_folders(root, FOLDER) / f"{name}.json", note.encode())
 
 
 def announced(root: Path) -> tuple[list[Sweep], list[str]]:

@@ -365,8 +365,10 @@ class _Pool:
                 self.children.append(Child.start(cell, self.run, self.threads, self.places[0]))
                 del self.places[0]
                 return
-            except (EOFError, OSError) as error:
-                told = f"its process could not be started ({type(error).__name__}: {error})"
+            except EOFError:
+                told = "its process could not be started: what it imports ends it, as `python -c 'import torch'` should show"
+            except OSError as error:
+                told = f"its process could not be started ({error})"
         self._fail(Failure(trial=cell.trial, summary=told, details=""), cell)
 
     def wait(self, wakeup: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from accumulation_harness.results import sweeps
 from accumulation_harness.results.record import in_one_line
-from accumulation_harness.results.store import State, Status, Store
+from accumulation_harness.results.store import State, Status, Store, StoreWarning
 from accumulation_harness.sweep.progress import clock
 from accumulation_harness.system import terminal
 from accumulation_harness.system.processes import run_command
@@ -41,14 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = terminal.parser("status", __doc__)
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     options = parser.parse_args(arguments)
-    found = {f"{one.experiment}/{one.trial}": one for one in Store(options.results).status()}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", StoreWarning)
+        found = {f"{one.experiment}/{one.trial}": one for one in Store(options.results).status()}
     asked, unread = sweeps.announced(options.results)
-    if not found and not asked:
-        print(f"{options.results}: no trials", file=sys.stderr)
-        return 1
-    for line in (*lines(found, asked, time.time()), *unread):
+    unread += [str(one.message) for one in seen]
+    for line in (*(lines(found, asked, time.time()) if found or asked else ()), *unread):
         print(in_one_line(line))
-    return 0
+    if not found and not asked and not unread:
+        print(f"{options.results}: no trials", file=sys.stderr)
+    return 0 if found or asked else 1
 
 
 def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> list[Standing]:

@@ -6,7 +6,9 @@ something is left of an attempt or of a process that was killed; and the measure
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,12 +17,17 @@ from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results import measurements, sweeps
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 from accumulation_harness.results.record import StoredTrial, StoreError, in_one_line
-from accumulation_harness.results.store import ATTEMPT, LOCKS, State, Status, Store
+from accumulation_harness.results.store import ATTEMPT, LOCKS, State, Status, Store, StoreWarning
 from accumulation_harness.system import terminal
 from accumulation_harness.system.files import PARTIAL
 from accumulation_harness.system.processes import run_command
 
 PROBE = ".filelock-probe-*"  # with which filelock tries a folder
+PLACES = {  # of the store, and what is expected there; "": whatever lies there, but no link
+    **dict.fromkeys(("*", "*/*"), ""),
+    **dict.fromkeys((LOCKS, f"{LOCKS}/*", measurements.FOLDER, sweeps.FOLDER), "folder"),
+    **dict.fromkeys((f"{LOCKS}/*/*", f"{measurements.FOLDER}/*.lock"), "file"),
+}
 WRONG = (State.damaged, State.stale)  # the others are on their way
 
 
@@ -37,17 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default="results", metavar="DIR", help="folder of the store (default: results)")
     root: Path = parser.parse_args(arguments).results
     store = Store(root)
-    statuses = [*store.status()]
-    if not statuses:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", StoreWarning)
+        statuses = [*store.status()]
+    found = [str(one.message) for one in seen]
+    found += [line for status in statuses for line in of_trial(store, status)]
+    found += [*beside_trials(root)] if os.access(root, os.R_OK | os.X_OK) else []
+    if not statuses and not found:
         print(f"{root}: no trials", file=sys.stderr)
         return 2
-    found = [line for status in statuses for line in of_trial(store, status)] + [*beside_trials(root)]
     for line in found:
         print(in_one_line(line))
     counts = Counter(str(status.state) for status in statuses)
-    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "or none that can be read"
     findings = f"{len(found)} finding{'s' * (len(found) > 1)}" if found else "all is as it should be"
-    print(f"{len(statuses)} trial{'s' * (len(statuses) > 1)} ({states}): {findings}")
+    print(f"{len(statuses)} trial{'s' * (len(statuses) != 1)} ({states}): {findings}")
     return 1 if found else 0
 
 
@@ -99,12 +110,23 @@ def beside_trials(root: Path) -> Iterator[str]:
         if path.suffix != ".lock" and not path.match(f"*{PARTIAL}") and not path.match(PROBE) and not measurements.is_whole(path):
             yield f"{path.relative_to(root)}: its checksum does not match; it is made again where it is needed"
     yield from sweeps.announced(root)[1]
+    yield from _misplaced(root)
     for folder in (measurements.FOLDER, sweeps.FOLDER, LOCKS):
         yield from (
             f"{path.relative_to(root)} is left over from a process that was killed"
             for pattern in (f"*{PARTIAL}", PROBE)
             for path in (root / folder).rglob(pattern)
         )
+
+
+def _misplaced(root: Path) -> Iterator[str]:
+    """What lies where the store has a folder or a file, and is none: no process can write there."""
+    found = {path: wanted for pattern, wanted in PLACES.items() for path in root.glob(pattern)}
+    for path, wanted in sorted(found.items()):
+        if path.is_symlink():
+            yield f"{path.relative_to(root)}: is a link, through which nothing is written"
+        elif wanted and not (path.is_dir() if wanted == "folder" else path.is_file()):
+            yield f"{path.relative_to(root)}: expected a {wanted}, got something else"
 
 
 if __name__ == "__main__":

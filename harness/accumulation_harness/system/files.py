@@ -52,6 +52,28 @@ def read_file(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
+def make_folders(root: Path, *names: str) -> Path:
+    """Make folders in one another below a root, none of which may be a link: what is written there stays below the root.
+
+    Args:
+        root: A folder, or a link to one.
+        *names: The folders, each in the one before.
+
+    Returns:
+        The last folder.
+
+    Raises:
+        OSError: One of them is a link or no folder, or cannot be made.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        root = root / name
+        if root.is_symlink():
+            raise OSError(errno.ELOOP, "Is a link, which may lead elsewhere", str(root))
+        root.mkdir(exist_ok=True)
+    return root
+
+
 def keep_others_out() -> None:
     """Where the umask lets everybody write what this process and its children create, leave that to their user alone."""
     if (mask := os.umask(0o022)) & 0o002:
@@ -79,8 +101,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             _take_over_rights(path, file.fileno())
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write that fails names no file, and nobody knows the one aside
         raise
     with suppress(OSError):
         for left in path.parent.glob(f"{glob.escape(path.name)}.[0-9]*{PARTIAL}"):
