@@ -444,8 +444,8 @@ def _why_no_step(run: Run) -> str:
             "function that steps optimizers of torch.optim in this process"
         )
     return (
-        "no optimizer of torch.optim and no backward pass were seen: the function must train in the calling process, with "
-        "torch.optim; training in a process of its own cannot be watched"
+        "no optimizer of torch.optim and no backward pass were seen: train in the calling process with torch.optim, or take a "
+        "parameter `hand` and call `weights = hand(weights=weights)` before training and after each step of your own optimizer"
     )
 
 
