@@ -6,7 +6,7 @@ What differs between the two is the running statistics' doing; what is left, the
 
 from __future__ import annotations
 
-from accumulation_harness.experiments.shared.convergence import Training, recalibrated, train, trainings
+from accumulation_harness.experiments.shared.convergence import Training, recalibrated, train, trainings, with_weights_of
 from accumulation_harness.experiments.shared.measuring import (
     FULL,
     Candidate,
@@ -47,12 +47,10 @@ def row(setting: Setting, end: Training) -> Row:
         The row.
     """
     config = setting.config
-    plain = setting.arm(full_batch(config))
-    plain.model.load_state_dict(end.arm.model.state_dict())
     return {
         **end.name.columns,
         "micro_batch": max(split_plan(config, end.name.accumulation_steps)(config.effective_batch)),
         "samples": end.samples,
-        **vars(outcome(plain, end.losses)),
+        **vars(outcome(with_weights_of(setting, end.arm), end.losses)),
         **recalibrated(setting, end.arm),
     }

@@ -263,7 +263,7 @@ def accuracy_over_b(material: Material) -> Section:
     )
     columns = (
         ("model", named), "effective_batch", "accumulation_steps", "b", "values", "n", "mean", ends,
-        ("weights", lambda each: _mean_and_interval(each) if each else "-"), "tost_p", "p_holm", "detectable", "apart",
+        ("weights", lambda each: statistics.mean_interval(each) if each else "-"), "tost_p", "p_holm", "detectable", "apart",
     )  # fmt: skip
     caption = (
         "Held-out error above the full batch's. b H W: "
@@ -289,26 +289,16 @@ def _over_values(costs: DataFrame) -> Picture | None:
     )  # fmt: skip
 
 
-def _to_hundredths(value: float) -> str:
-    """A number of points to a hundredth: no 4e-15."""
-    return number(round(value, 2) + 0.0)
-
-
 def in_points(one: Interval) -> str:
-    """An estimate with its interval, in points.
+    """An estimate with its interval, in points to a hundredth: no 4e-15.
 
     Args:
-        one: Shares of 0 to 1.
+        one: An estimate in points.
 
     Returns:
-        `MEAN (LOW to HIGH)`, in percentage points.
+        `MEAN (LOW to HIGH)`.
     """
-    mean, low, high = map(_to_hundredths, (one.estimate, one.low, one.high))
-    return f"{mean} ({low} to {high})"
-
-
-def _mean_and_interval(values: list[float]) -> str:
-    return estimated(statistics.mean_interval(values))
+    return estimated(Interval(*(round(value, 2) + 0.0 for value in (one.estimate, one.low, one.high))))
 
 
 def wu_and_he(material: Material) -> Section:

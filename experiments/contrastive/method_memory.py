@@ -65,23 +65,19 @@ def _rows(setting: Setting) -> Iterator[Row]:
         }
 
 
-def peak(method: Method, window: Batch, budget: int | None = None) -> int:
+def peak(method: Method, window: Batch) -> int:
     """The most bytes that live while the method takes `window`, which counts too.
 
     Args:
         method: An arm with its state.
         window: Its samples.
-        budget: Bytes, or None.
 
     Returns:
         Bytes.
-
-    Raises:
-        MemoryError: The window takes more than `budget`.
     """
     data = nest.tensors((window.inputs, window.targets))
     # Not through a list, which would keep a bank alive that the step replaces.
-    live = memory.Live(itertools.chain(memory.kept(method.arm), kept_beside(method.arm), data), budget)
+    live = memory.Live(itertools.chain(memory.kept(method.arm), kept_beside(method.arm), data))
     with live:
         method.take(window)
     return live.most

@@ -46,12 +46,11 @@ def accelerate_handles(arms: DataFrame) -> ClaimResult:
     )
 
 
-def lightning_handles(arms: DataFrame, default: int | None = None) -> ClaimResult:
+def lightning_handles(arms: DataFrame) -> ClaimResult:
     """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?
 
     Args:
         arms: Audited arms of Lightning.
-        default: Value of `accumulate_grad_batches`; None: the recorded one.
 
     Returns:
         The ruling, with what was measured.
@@ -59,7 +58,7 @@ def lightning_handles(arms: DataFrame, default: int | None = None) -> ClaimResul
     known = recorded("defaults").query("framework == 'lightning' and setting == 'accumulate_grad_batches'")
     if arms["function"].nunique() < 2 or known.empty:
         return undecided("It takes the audit of lightning: make trainer NAME=lightning.", len(arms))
-    value = known["value"].iloc[-1] if default is None else default
+    value = known["value"].iloc[-1]
     right = arms["verdict"].eq("equivalent")
     handled = CONFIRMED if right.all() else CONDITIONAL if right.any() else REFUTED
     return ClaimResult(

@@ -84,11 +84,25 @@ def recalibrated(setting: Setting, arm: Arm) -> Row:
     Returns:
         Columns `recalibrated_*`.
     """
-    plain = setting.arm(full_batch(setting.config))
-    plain.model.load_state_dict(arm.model.state_dict())
+    plain = with_weights_of(setting, arm)
     calibrate(plain, torch.arange(plain.workload.num_samples))
     again = vars(outcome(plain, [math.nan]))
     return {f"recalibrated_{name}": value for name, value in again.items() if name.startswith("held_out")}
+
+
+def with_weights_of(setting: Setting, arm: Arm) -> Arm:
+    """Make a fresh arm of the model as it is, with the weights and statistics of another.
+
+    Args:
+        setting: The trial's task, initial weights and windows.
+        arm: A trained arm, whose layers may have been exchanged.
+
+    Returns:
+        The arm, at the trained weights.
+    """
+    plain = setting.arm(full_batch(setting.config))
+    plain.model.load_state_dict(arm.model.state_dict())
+    return plain
 
 
 @dataclass(eq=False)

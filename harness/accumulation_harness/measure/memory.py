@@ -151,13 +151,11 @@ class Live(TorchDispatchMode):
     """Counts the bytes of all tensors that are alive, including those between operations; `most` is the largest sum so far.
 
     Each storage counts once, from the operation that creates it until its last tensor is gone. Temporaries inside an operation
-    are not seen. A MemoryError is raised after the operation that brings the sum above `budget`. `held` are tensors that are
-    there before.
+    are not seen. `held` are tensors that are there before.
     """
 
-    def __init__(self, held: Iterable[Tensor] = (), budget: int | None = None) -> None:
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.budget = budget
         self.most = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._seen = 0  # bytes of these, of which some may be gone
@@ -177,10 +175,8 @@ class Live(TorchDispatchMode):
             return
         # A weak reference keeps the address of a storage from being given to another.
         self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}
-        self._seen = live = sum(size for _, size in self._storages.values())
-        self.most = max(self.most, live)
-        if self.budget is not None and live > self.budget:
-            raise MemoryError(f"{live:,} bytes live, of {self.budget:,} that are allowed")
+        self._seen = sum(size for _, size in self._storages.values())
+        self.most = max(self.most, self._seen)
 
 
 def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
