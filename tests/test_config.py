@@ -38,7 +38,6 @@ def test_defaults_are_valid():
         ("optimizer.momentum", {"optimizer": OptimizerConfig(name=OptimizerName.nesterov, momentum=0.0)}),
         ("workload.model", {"workload": WorkloadConfig(model=Model.transformer)}),
         ("norm", {"workload": WorkloadConfig(data=Data.text, model=Model.transformer), "norm": Norm.batch}),
-        ("data.root", {"workload": WorkloadConfig(data=Data.mnist)}),
         ("data.root", {"data": DataConfig(root="/tmp")}),
         ("steps", {"steps": 10_000, "effective_batch": 50_000}),
         ("algebra_steps", {"algebra_steps": 100_000, "effective_batch": 50_000}),

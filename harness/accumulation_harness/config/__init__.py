@@ -38,8 +38,6 @@ class Data(StrEnum):
     """What is trained on; `workload=NAME` chooses data and model together."""
 
     digits = "digits"
-    mnist = "mnist"
-    cifar10 = "cifar10"
     mnist1d = "mnist1d"  # from its own generator
     text = "text"
     python_bytes = "python_bytes"  # sources that are installed anyway
@@ -90,20 +88,18 @@ class Kind:
 
     models: tuple[Model, ...]  # that fit it, the usual one first
     norms: tuple[Norm, ...] = (Norm.none, Norm.batch, Norm.group, Norm.layer)
-    root: bool | None = False  # whether it is read from files of a folder; None: where one is given
+    takes_root: bool = False  # whether it is read from the files of a folder where one is given
 
 
 CONV, MLP = (Model.conv, Model.mlp, Model.resnet18), (Model.mlp, Model.conv, Model.resnet18)
 KINDS = {
     Data.digits: Kind(CONV),
-    Data.mnist: Kind(CONV, root=True),
-    Data.cifar10: Kind((Model.resnet18, Model.conv, Model.mlp), root=True),
     Data.mnist1d: Kind((Model.conv1d,)),
-    Data.text: Kind((Model.transformer,), (Norm.layer, Norm.none), None),
+    Data.text: Kind((Model.transformer,), (Norm.layer, Norm.none), takes_root=True),
     Data.python_bytes: Kind((Model.transformer,), (Norm.layer, Norm.none)),
     Data.pairs: Kind((Model.mlp,)),
     Data.policy: Kind(CONV),
-    Data.docstrings: Kind((Model.towers,), (Norm.none,), None),
+    Data.docstrings: Kind((Model.towers,), (Norm.none,), takes_root=True),
     Data.class_weights: Kind(MLP),
     Data.ignored_labels: Kind(MLP),
 }
@@ -230,7 +226,7 @@ class WorkloadConfig:
 class DataConfig:
     """Where samples come from; `root` is a local folder, never an address."""
 
-    root: str | None = setting(None, "a local folder that holds mnist, cifar10 or a text")
+    root: str | None = setting(None, "a local folder that holds a text, or Python files for docstrings")
     last_window: LastWindow = setting(LastWindow.keep)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FLOAT16_MAX = 65504.0
-MOST_SAMPLES = 60_000  # of a data set that can be read: MNIST's
+MOST_SAMPLES = 60_000  # of a task's training set
 MOST_STEPS = 100_000
 
 

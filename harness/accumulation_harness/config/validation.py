@@ -149,10 +149,8 @@ def _check_workload(config: TrialConfig) -> None:
         raise ConfigError("workload.model", workload.model, f"{_listed(kind.models)} {data}")
     if config.norm not in kind.norms:
         raise ConfigError("norm", config.norm, f"{_listed(kind.norms)} {data}")
-    if kind.root is False and config.data.root is not None:
+    if not kind.takes_root and config.data.root is not None:
         raise ConfigError("data.root", config.data.root, f"null {data}, which is embedded")
-    if kind.root and config.data.root is None:
-        raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")
 
 
 def _listed(names: Sequence[str]) -> str:

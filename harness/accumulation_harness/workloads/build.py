@@ -13,9 +13,8 @@ from accumulation_harness.workloads import Workload
 from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.digits import read_digits
 from accumulation_harness.workloads.docstrings import QUERY_LENGTH, DocstringWorkload, read_pairs
-from accumulation_harness.workloads.files import read_cifar10, read_mnist
 from accumulation_harness.workloads.image_models import make_conv, make_conv1d, make_mlp, make_resnet18
-from accumulation_harness.workloads.images import ClassWeights, IgnoredLabels, ImageSet, ImageWorkload
+from accumulation_harness.workloads.images import ClassWeights, IgnoredLabels, ImageWorkload
 from accumulation_harness.workloads.mnist1d import read_mnist1d
 from accumulation_harness.workloads.pairs import PairsWorkload, TwoTowers
 from accumulation_harness.workloads.policy import PolicyWorkload
@@ -83,19 +82,12 @@ def smallest_micro_batch(config: TrialConfig) -> int:
 
 def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> ImageWorkload:
     workload = config.workload
-    data = _read_images(config)
+    data = read_mnist1d(config.seed) if workload.data == Data.mnist1d else read_digits()
     if workload.model == Model.resnet18 and workload.data == Data.digits:
         data = data.resized(32)
     architecture = TwoTowers if workload.data == Data.pairs else IMAGE_MODELS[workload.model]
     make_model = partial(architecture, width=workload.width, norm=config.norm, dropout=workload.dropout)
     return IMAGE_WORKLOADS.get(workload.data, ImageWorkload)(data, make_model, device=device, dtype=dtype)
-
-
-def _read_images(config: TrialConfig) -> ImageSet:
-    root = config.data.root
-    if root is not None:
-        return read_mnist(root) if config.workload.data == Data.mnist else read_cifar10(root)
-    return read_mnist1d(config.seed) if config.workload.data == Data.mnist1d else read_digits()
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:

@@ -18,15 +18,13 @@ IGNORED_EVERY = 3  # training ids are in a random order, so any third is as good
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images and labels on the CPU; a pixel x of channel c becomes (x / peak - mean[c]) / std[c]."""
+    """Images and labels on the CPU; a pixel x becomes x / peak."""
 
     images: Tensor  # [n, C, H, W] uint8, or float32 after `resized`
     labels: Tensor  # [n] int64
     held_out_images: Tensor  # [m, C, H, W]
     held_out_labels: Tensor  # [m] int64
     peak: float = 1.0
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
 
     @staticmethod
     def cut(images: Tensor, labels: Tensor, num_train: int, peak: float = 1.0) -> ImageSet:
@@ -65,8 +63,6 @@ class ImageWorkload(Workload):
         self._images = data.images.to(device)
         self._labels = data.labels.to(device)
         self._peak = data.peak
-        self._mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
-        self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
         self.held_out = Batch(
             ids=torch.arange(self.num_samples, self.num_samples + len(data.held_out_labels)),
             inputs=self._scaled(data.held_out_images.to(device)),
@@ -91,7 +87,7 @@ class ImageWorkload(Workload):
         return (outputs.argmax(1) == batch.targets).long()
 
     def _scaled(self, pixels: Tensor) -> Tensor:
-        return ((pixels.float() / self._peak - self._mean) / self._std).to(self._dtype)
+        return (pixels.float() / self._peak).to(self._dtype)
 
 
 class ClassWeights(ImageWorkload):
