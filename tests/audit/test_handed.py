@@ -11,7 +11,7 @@ from torch import nn
 
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Intervention, rounded_to
-from accumulation_harness.audit.observe.foreign import Handed
+from accumulation_harness.audit.observe.handed import Handed
 from accumulation_harness.config.targets import import_file
 
 

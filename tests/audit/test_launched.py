@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from accumulation_harness.audit.observe.places import everything
 from accumulation_harness.audit.observe.pooling import holders
 from accumulation_harness.audit.observe.runs import Functions, Job, Local
-from accumulation_harness.audit.observe.sample import everything
 from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.request import arms_of
 from accumulation_harness.audit.session import judged

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accumulation_harness.audit.evidence import Intervention
-from accumulation_harness.audit.observe import sample
+from accumulation_harness.audit.observe import places, sample
 from accumulation_harness.audit.observe.runs import Job, watch
 from scoreboard import data
 from tests.audit.asked import audited, causes_of
@@ -41,13 +41,13 @@ def language_model(dtype=torch.float32):
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Models of some thousand parameters, of which 2,000 are kept."""
-    monkeypatch.setattr(sample, "WHOLE", 2500)
-    monkeypatch.setattr(sample, "KEPT", 2000)
+    monkeypatch.setattr(places, "WHOLE", 2500)
+    monkeypatch.setattr(places, "KEPT", 2000)
     monkeypatch.setattr(data, "model", model)
     monkeypatch.setattr(data, "language_model", language_model)
-    sample._of_sizes.cache_clear()
+    places._places.cache_clear()
     yield
-    sample._of_sizes.cache_clear()
+    places._places.cache_clear()
 
 
 OF_OTHER_WIDTH = ("norm", "dropout_by_row", "noise_in_the_model")  # their layers fit the small model alone
@@ -98,9 +98,9 @@ class Words(nn.Module):
 
 def outside():
     """An element of the embedding that is not kept."""
-    places = sample.sample_of(list(Words(None).parameters())).places[0]
-    assert places is not None
-    return int(next(i for i in range(WORDS * 16) if i not in set(places.tolist())))
+    kept = sample.sample_of(list(Words(None).parameters())).places[0]
+    assert kept is not None
+    return int(next(i for i in range(WORDS * 16) if i not in set(kept.tolist())))
 
 
 def spoils(batch_size, accumulation_steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +18,5 @@ def __getattr__(name: str) -> object:
     """The public names, imported when they are used: the command's own process does without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from accumulation_harness.audit import evidence, launch, report, session
-
-    homes = {"Finding": evidence, "Report": report, "audit": session, "audit_launched": launch}
-    return getattr(homes[name], name)
+    homes = {"Finding": "evidence", "Report": "report", "audit": "session", "audit_launched": "launch"}
+    return getattr(import_module(f"{__name__}.{homes[name]}"), name)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, Format, causes_of, format_of
 from accumulation_harness.system import dynamo
+from accumulation_harness.system.packages import HAS_TORCH
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
@@ -255,19 +256,21 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
 
 def _audited(given: argparse.Namespace) -> Report | None:
     import numpy as np
-    import torch
 
-    from accumulation_harness.audit.launch import audit_launched
+    from accumulation_harness import audit
     from accumulation_harness.audit.report import Problem
-    from accumulation_harness.audit.session import audit
 
     train, asked = _asked(given)
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)  # code that seeds nothing gets the same numbers in every audit
+    random.seed(0)  # code that seeds nothing gets the same numbers in every audit
+    np.random.seed(0)
+    if HAS_TORCH:
+        import torch
+
+        torch.manual_seed(0)
     report = (
-        audit_launched(train, replicas=given.replicas, **asked)
+        audit.audit_launched(train, replicas=given.replicas, **asked)
         if given.launched
-        else audit(train, processes=given.processes, **asked)
+        else audit.audit(train, processes=given.processes, **asked)
     )
     if report is None:
         return None
@@ -419,7 +422,10 @@ def _import() -> None:
     import accumulation_harness.audit.report.github  # noqa: F401
     import accumulation_harness.audit.session  # noqa: F401
 
-    dynamo.postpone()
+    if HAS_TORCH:
+        import accumulation_harness.audit.observe.torch_run  # noqa: F401
+
+        dynamo.postpone()
     gc.freeze()
     gc.enable()
 

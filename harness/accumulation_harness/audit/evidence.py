@@ -20,6 +20,7 @@ Matrix = npt.NDArray[np.float64]
 Change = tuple[Vector, Vector]  # [P] before and after
 SUMMED = 2**10  # elements of a signed sum
 HELD = 2**10  # elements kept of a tensor as a window begins
+KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 SHORT = (8, 11)  # binary digits of a number in bfloat16 and in float16
 LAST_DIGIT = 0.4  # share of rounded numbers that have a last digit of 1: a half, but for chance
 FEWEST_ROUNDED = 8  # numbers that are short by chance
@@ -421,6 +422,11 @@ class Run:
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     parts: tuple[tuple[int, ...], ...] = ()  # ranks that hold one part each, where they started from different weights
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
+
+    def round_by(self, roundoff: float) -> None:
+        """Operations are rounded so, whatever the format of the tensors."""
+        self.roundoff = max(self.roundoff, roundoff)
+        self.arithmetic = max(self.arithmetic, roundoff)
 
     @property
     def steps(self) -> list[Step]:

@@ -17,9 +17,8 @@ from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import compare_rows
-from accumulation_harness.audit.evidence import FLOAT32, Finding, Held, Intervention, Layer, Run
+from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
-from accumulation_harness.audit.observe.live import KEPT
 from accumulation_harness.audit.rules.computation import ALMOST, moved_state
 from accumulation_harness.audit.rules.finding import SAME_ROW, at, weights_of_rows
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out

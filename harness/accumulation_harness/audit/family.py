@@ -11,8 +11,8 @@ from typing import Any
 from accumulation_harness.audit.compare.floors import Floor
 from accumulation_harness.audit.convention import Names
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run, special
+from accumulation_harness.audit.observe.handed import Most
 from accumulation_harness.audit.observe.pooling import pooled
-from accumulation_harness.audit.observe.recorder import Most
 from accumulation_harness.audit.observe.runs import Functions, Job
 
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen

@@ -11,7 +11,7 @@ from accumulation_harness.audit.observe.runs import Train
 from accumulation_harness.audit.rank import Rank
 from accumulation_harness.audit.report import Blind, Report, Unseen
 from accumulation_harness.audit.request import MAX_STEPS, causes_of, checked
-from accumulation_harness.audit.session import judged, same_threads
+from accumulation_harness.audit.session import judged
 
 
 def audit_launched(
@@ -53,6 +53,6 @@ def audit_launched(
     if rank.number:
         answer(train, rank)
         return None
-    with same_threads(), Launched(train, reference, rank, replicas) as ranks:
+    with Launched(train, reference, rank, replicas) as ranks:
         report = judged(ranks, arms, batch_size, max_steps, permitted, progress)
         return replace(report, hidden=(*report.hidden, *(Unseen(Blind.ranks, what) for what in ranks.gone)))

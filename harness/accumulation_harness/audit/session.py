@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
@@ -22,10 +21,9 @@ from accumulation_harness.audit.convention import cuts_the_same_windows, other_r
 from accumulation_harness.audit.evidence import Intervention, Run
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
+from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.pooling import disagreement
-from accumulation_harness.audit.observe.ranks import Ranks
-from accumulation_harness.audit.observe.recorder import OBSERVER, Most
-from accumulation_harness.audit.observe.runs import Functions, Local, Train
+from accumulation_harness.audit.observe.runs import Functions, Local, Train, double
 from accumulation_harness.audit.report import ArmResult, Blind, Problem, Report, Unseen
 from accumulation_harness.audit.request import FEW_STEPS, MAX_STEPS, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
@@ -90,8 +88,12 @@ def audit(
     """
     arms = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
     permitted = causes_of(allow)
-    with same_threads(), Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
-        return judged(runner, arms, batch_size, max_steps, permitted, progress)
+    if processes == 1:
+        return judged(Local(train, reference), arms, batch_size, max_steps, permitted, progress)
+    from accumulation_harness.audit.observe.ranks import Ranks
+
+    with Ranks(train, reference, processes) as ranks:
+        return judged(ranks, arms, batch_size, max_steps, permitted, progress)
 
 
 def judged(
@@ -120,16 +122,6 @@ def judged(
     return with_allowed(Session(runs, arms).report(), allowed)
 
 
-@contextmanager
-def same_threads() -> Iterator[None]:
-    """The number of torch's threads is put back afterwards, whatever the audited function made of it."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Session:
     """One audit: which runs are made, and what is concluded from them."""
 
@@ -149,7 +141,7 @@ class Session:
             last = f"what comes after {self.runs.most.steps:.0f} optimizer steps: runs are ended there (max_steps)"
             self.unseen.append(Unseen(Blind.later_steps, last))
         if self.runs.accept_dtype() and not self.problems:
-            families.append(self._family({"dtype": torch.float64}))
+            families.append(self._family({"dtype": double()}))
         for family in families:
             if family.reference.error is None and family.reference.num_steps:
                 self._check_comparable(family.reference)

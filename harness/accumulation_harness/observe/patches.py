@@ -12,9 +12,16 @@ from threading import RLock, get_ident
 from types import CellType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+from accumulation_harness.system.packages import HAS_TORCH
+
+if HAS_TORCH:
+    from torch.compiler import is_compiling
+else:  # a function that trains with another library is audited without it
+
+    def is_compiling() -> bool:
+        """Nothing is compiled without torch."""
+        return False
+
 
 Wrap = Callable[..., Any]  # (original, *args, **kwargs) -> result
 Place = tuple[Any, str]  # owner, name
@@ -80,6 +87,8 @@ class Patches:
         while self._handles:
             handle = self._handles.pop()
             with suppress(Exception):  # one that is no longer there
+                from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+
                 _global_forward_hooks_with_kwargs.pop(getattr(handle, "id", -1), None)
                 handle.remove()
 
@@ -164,7 +173,7 @@ def _wrapper(patched: Patched) -> Callable[..., Any]:
     original = patched.original
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             observers: Iterable[tuple[Patches, Wrap]] = patched.wraps
         else:
             observers = patched.here()
@@ -197,8 +206,7 @@ def group_stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Returns:
         What the function returns for a group of its own; None where it would have touched the group of all ranks.
     """
+    import torch.distributed as dist
+
     group = args[0] if args else kwargs.get("group")
     return original(*args, **kwargs) if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD else None
-
-
-GROUP_STAYS: Mapping[Place, Wrap] = {(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}

@@ -1,8 +1,11 @@
-"""The versions of installed packages."""
+"""The versions of installed packages; and whether torch is one."""
 
 from __future__ import annotations
 
 import platform
+from importlib.util import find_spec
+
+HAS_TORCH = find_spec("torch") is not None
 
 
 def version(name: str) -> str | None:

@@ -92,9 +92,10 @@ def _clear_up() -> None:
     if not is_command():
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)  # one that comes meanwhile would begin anew
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
+    psutil: Any = None
+    with suppress(ModuleNotFoundError):  # an install for audits alone, which end the group of what they start
+        import psutil
+    for process in psutil.Process().children(recursive=True) if psutil else ():
         with suppress(psutil.Error):
             if "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
                 process.resume()  # it goes by itself, after the others

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from accumulation_harness.audit import audit, observe
 from accumulation_harness.audit.evidence import Intervention
-from accumulation_harness.audit.observe import frames, sample, states
-from accumulation_harness.audit.observe.recorder import OBSERVER, Most
+from accumulation_harness.audit.observe import frames, places, states
+from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
 from tests.observe.planting import IS_PART, Key, failing, noting
@@ -94,7 +94,7 @@ def reached(what):
 
 def fails(target, event):
     fired: list[Key] = []
-    for kept in (states._is_ours, states._places, frames._owner, sample._of_sizes, tensors._adds_nothing):  # is not called again
+    for kept in (states._is_ours, states._places, frames._owner, places._places, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))
     assert fired or event == "return", target

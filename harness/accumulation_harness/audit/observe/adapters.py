@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accumulation_harness.audit.observe.alive import alive
-from accumulation_harness.audit.observe.foreign import Foreign
+from accumulation_harness.audit.observe.live import Foreign
 from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.observe.fence import See, Seeing
 from accumulation_harness.observe.patches import Place

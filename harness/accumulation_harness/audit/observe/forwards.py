@@ -235,15 +235,10 @@ class Forwards:
     def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
-                self.round_by(roundoff(torch.get_autocast_dtype(device)))
+                self.run.round_by(roundoff(torch.get_autocast_dtype(device)))
                 self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
         if accelerator.uses_tf32() and any(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors_in(list(args))):
-            self.round_by(accelerator.TF32_ROUNDOFF)
-
-    def round_by(self, roundoff: float) -> None:
-        """Operations are rounded so, whatever the format of the tensors."""
-        self.run.roundoff = max(self.run.roundoff, roundoff)
-        self.run.arithmetic = max(self.run.arithmetic, roundoff)
+            self.run.round_by(accelerator.TF32_ROUNDOFF)
 
 
 def _memory(tensor: Tensor) -> int:

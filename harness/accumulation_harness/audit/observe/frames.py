@@ -8,18 +8,17 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
-
-import torch
 
 from accumulation_harness.audit.evidence import Site
 
 UNINSTALLED = "code that is not installed"
 INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
 CALL = ("_call", str(Path(__file__).with_name("runs.py")))  # what calls the audited function
-TORCH = str(Path(torch.__file__).parent) + os.sep
+TORCH = tuple(place + os.sep for place in (getattr(find_spec("torch"), "submodule_search_locations", None) or ()))
 PASSES_ON = ("<", str(Path(__file__).parents[2]) + os.sep, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from accumulation_harness.audit.evidence import (
+    KEPT,
     Backward,
     Call,
     Change,
@@ -30,7 +31,6 @@ from accumulation_harness.audit.evidence import (
     overflow_is_expected,
     rounded_to,
 )
-from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.frames import site
 from accumulation_harness.audit.observe.rank_gradients import LocalGradients, are_hooked
@@ -51,7 +51,6 @@ from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.system.state import PLAIN, readable
 
 LONGEST = 400  # calls kept per window
-KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 HOOKED = 1e-5  # relative; what becomes of a sum and is less is its rounding
 CANCELLED = 1e-3  # relative; of a sum that is smaller than its parts by more, rounding hides what became of it
@@ -86,6 +85,16 @@ class Begun:
     hooked: list[LocalGradients]  # before the run's own hooks, and behind them
 
 
+class Foreign:
+    """What the audit reads of an optimizer that is none of `torch.optim`, in the shape of those."""
+
+    def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
+        self.name = f"{type(optimizer).__module__.partition('.')[0]} {type(optimizer).__name__}"
+        self.optimizer = optimizer
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
+        self.state: Mapping[Tensor, dict[str, Any]] = {}
+
+
 class LiveTrack(Followed):
     """Collects the `Track` of one optimizer."""
 
@@ -95,7 +104,7 @@ class LiveTrack(Followed):
         self.store = Store() if what.leads else None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.window = OpenWindow()
-        self.sample = Sample((), ())  # the elements of the parameters that are kept
+        self.sample = Sample(())  # the elements of the parameters that are kept
         self.inner: set[int] = set()  # parameters (ids) that other optimizers stepped inside this one's step
         self.num_effective = 0  # steps so far that could move parameters
         self.last_gradient: Vector | None = None  # as the last event left it
@@ -350,7 +359,7 @@ class LiveTrack(Followed):
         """What the window's first backward gave may be rounded to less than any format shows: the loop casts by itself."""
         first = next((b.contribution for b in self.window.backwards[:1] if b.start in ("empty", "cleared", "manual")), None)
         if first is not None and first.size == self.sample.size and (u := rounded_to(self.sample.counts, first)) > coarsest:
-            self.forwards.round_by(u)
+            self.run.round_by(u)
 
     def _spreads(self, parts: Sequence[Vector], *, like: Vector | None) -> tuple[float, ...]:
         """Of each tensor ||sum_k |c_k|||; in the size of `like` where parts were seen in the model."""

@@ -14,11 +14,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.evidence import Call, Intervention, Role, Run, Term
-from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.frames import callers
 from accumulation_harness.audit.observe.interventions import intervene, lend
-from accumulation_harness.audit.observe.live import LiveTrack, Unclipped
+from accumulation_harness.audit.observe.live import Foreign, LiveTrack, Unclipped
 from accumulation_harness.audit.observe.loss_graph import (
     coupled_copies,
     couplings,

@@ -22,10 +22,10 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.observe.places import everything
 from accumulation_harness.audit.observe.runs import Functions, Job, Train, failed, load_module, watch
-from accumulation_harness.audit.observe.sample import everything
 from accumulation_harness.audit.rank import Rank
-from accumulation_harness.observe.patches import GROUP_STAYS, Patches
+from accumulation_harness.observe.patches import Patches, group_stays
 from accumulation_harness.system import processes
 
 Address = tuple[str, str] | Train  # of a function in a file; other code is sent as it is
@@ -164,7 +164,7 @@ def serve(rank: Rank, meeting: Meeting, address: Address, link: Connection, *, c
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"  # a loop may stay on the CPU of a machine with GPUs
     dist.init_process_group(backend, store=meeting.store(), rank=rank.number, world_size=rank.world)
     patches = Patches()
-    patches.replace(GROUP_STAYS)
+    patches.replace({(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")})
     train: Train | None = None
     run: Run | None = None
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,69 +16,44 @@ from typing_extensions import Self
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from accumulation_harness.audit.observe.alive import alive
-from accumulation_harness.audit.observe.foreign import Handed
+from accumulation_harness.audit.observe.handed import EVERY, OBSERVER, HandRecorder, Most
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.modules import Modules
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.tensors import counts_in, losses_in
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
 
-OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
-LONG = 2.0  # seconds of a run
-FEW_AGAIN = 2  # windows of the next epoch that are looked at
 
-
-class EnoughSteps(BaseException):
-    """The run has taken as many optimizer steps as were asked for, and is ended by this."""
-
-
-@dataclass(frozen=True)
-class Most:
-    """Optimizer steps after which a run is ended.
-
-    With `few`, so many of them will do, where they take long, or where rows have come again by then: an epoch has ended.
-    """
-
-    steps: float = math.inf
-    few: int | None = None
-
-    def is_over(self, steps: int, seconds: float, again: float) -> bool:
-        """Whether no step is taken after so many, in so many seconds, of which so many had rows of earlier ones."""
-        return steps >= self.steps or (self.few is not None and steps >= self.few and (seconds > LONG or again >= FEW_AGAIN))
-
-
-class Recorder:
-    """Context in which one run is watched; `run` holds the evidence afterwards."""
+class Recorder(HandRecorder):
+    """Context in which one run is watched by the hooks of torch as well."""
 
     def __init__(
         self,
         run: Run,
         intervention: Intervention = WATCH,
         namespaces: Iterable[dict[str, Any]] = (),
-        most: Most = Most(),
+        most: Most = EVERY,
     ) -> None:
         """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
 
         `EnoughSteps` is raised where a step begins after `most` of them.
         """
-        self._steps, self._most, self._optimizers, self._began = 0, most, 1, 0.0
-        self._is_over = False
+        super().__init__(run, intervention, most)
+        self._optimizers = 1
         self._rows: set[str] = set()  # of the windows so far, where it is asked whether they come again
         self._looked, self._again = 0, 0.0  # at so many windows, of which so many had rows of earlier ones
         self._fence = Fence(self._ended, OBSERVER)
         self.observed = Observed(run, intervention, self._fence, self._find_optimizers)
-        self._handed = Handed(intervention)
         self._stepping: list[Optimizer] = []
         self._scanned = False
         self._namespaces = list(namespaces)
         self._steps_seen = Patches()  # outside of the fence: what nobody observes any longer ends as well
         self._layers = Layers(run, intervention.disable)
         self._modules = None if intervention.place is None else Modules(self._fence, intervention.inside)
-        self._keras = KerasAdapter(self.observed, self._fence.replace, self._count_step)
-        self._fastai = FastaiAdapter(self.observed, self._fence.replace, self._count_step)
+        self._keras = KerasAdapter(self.observed, self._fence.replace, self.count_step)
+        self._fastai = FastaiAdapter(self.observed, self._fence.replace, self.count_step)
 
     def __enter__(self) -> Self:
         fence = self._fence
@@ -120,28 +94,18 @@ class Recorder:
             live.finish()
             live.track.place = place
         tracks = [live.track for live in observed.lives if live.track.steps]
-        if self._handed.track.steps:
-            tracks.append(self._handed.track)
-            observed.forwards.round_by(self._handed.arithmetic)
         if self._modules is not None:
             observed.run.calls = self._modules.found(observed.loss_scale)
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
         if observed.run.copies:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
-        observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
-
-    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
-        """Take trees of arrays: what hooks of torch do not see. Weights are returned, to go on with."""
-        if weights is not None and self._handed.ends_a_step:
-            self._count_step()
-        return self._handed.take(weights, gradient, contribution)
+        observed.run.tracks = tracks
+        self.finish()
+        observed.run.tracks = observed.run.tracks or [live.track for live in observed.lives if live.track.pending]
 
     def returned(self, result: Any) -> None:
         """Take what the function has returned."""
-        self._fence.run(self._read, result)
-
-    def _read(self, result: Any) -> None:
-        self.observed.run.reported, self.observed.run.counts = losses_in(result), counts_in(result)
+        self._fence.run(super().returned, result)
 
     @property
     def _aside(self) -> bool:
@@ -222,11 +186,11 @@ class Recorder:
         self._stepping.append(optimizer)
         if not nested and getattr(optimizer, "param_groups", None):
             self._fence.hook(self.observed.add)(optimizer)
-            self._count_step()
+            self.count_step()
             self._fence.hook(self._begin_step)(optimizer)
 
     def _begin_step(self, optimizer: Optimizer) -> None:
-        self._fence.windows = self._steps - 1
+        self._fence.windows = self.steps - 1
         self.observed.add(optimizer).before_step()
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
@@ -252,22 +216,20 @@ class Recorder:
                 other.note("other step")
         observed.settle(live)
 
-    def _count_step(self) -> None:
-        """End the run where a step goes beyond the most of each optimizer that was there at the first one."""
+    def look_whether_over(self) -> None:
+        """By the most of each optimizer that was there at the first step."""
         self._fence.hook(self._see_whether_over)()
-        if self._is_over:
-            raise EnoughSteps
-        self._steps += 1
 
     def _see_whether_over(self) -> None:
-        if not self._steps:
+        if not self.steps:
             every = [*self.observed.live.values()]
             made = [live for live in every if not self.observed.is_found(live)]  # others may be an earlier run's
-            self._optimizers, self._began = max(1, len(made or every)), time.monotonic()
-        if not self._steps % self._optimizers:
-            if self._most.few is not None:
+            self._optimizers, self.began = max(1, len(made or every)), time.monotonic()
+        if not self.steps % self._optimizers:
+            if self.most.few is not None:
                 self._look_for_rows_again()
-            self._is_over = self._most.is_over(self._steps // self._optimizers, time.monotonic() - self._began, self._again)
+            seconds = time.monotonic() - self.began
+            self.is_over = self.most.is_over(self.steps // self._optimizers, seconds, self._again)
 
     def _look_for_rows_again(self) -> None:
         """In the windows since the last look; where rows are not seen, they may come at any time."""

@@ -8,23 +8,19 @@ import os
 import threading
 import time
 import traceback
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch.utils.checkpoint import set_checkpoint_early_stop
+import numpy as np
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
-from accumulation_harness.audit.observe.evaluations import evaluations_apart, standing_now
-from accumulation_harness.audit.observe.layers import RoundedOnce
-from accumulation_harness.audit.observe.recorder import EnoughSteps, Most, Recorder
+from accumulation_harness.audit.observe.handed import EnoughSteps, HandRecorder, Most
 from accumulation_harness.config.targets import import_file
-from accumulation_harness.system import accelerator
+from accumulation_harness.system.packages import HAS_TORCH
 
 Train = Callable[..., Any]
 
@@ -80,6 +76,15 @@ class Local(Functions):
         return [run]
 
 
+def double() -> Any:
+    """The `dtype` of a run in float64: torch's where it is installed, else NumPy's."""
+    if not HAS_TORCH:
+        return np.dtype("float64")
+    import torch
+
+    return torch.float64
+
+
 def failed(job: Job, error: str) -> Run:
     """Of a job that shows nothing.
 
@@ -115,12 +120,8 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
     if collect:
         gc.collect()
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
-    namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
-    restore = standing_now()
     try:
-        recording = Recorder(run, job.intervention, namespaces, job.most)
-        aside = evaluations_apart() if job.apart else nullcontext()
-        with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
+        with this_process_goes_on(), _recorded(run, train, job) as recorder:
             recorder.returned(_call(train, job, recorder))
     except KeyboardInterrupt:
         raise
@@ -128,37 +129,20 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
         run.stopped = True
     except BaseException as error:
         run.error = run.error or described(error, train)  # ours, which came first, may be why
-    finally:
-        restore()
     return run
 
 
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Deterministic kernels where there is a GPU and the caller has no mode: atomics would make two runs of a right loop differ.
+def _recorded(run: Run, train: Train, job: Job) -> AbstractContextManager[HandRecorder]:
+    """What watches the call: the hooks of torch as well, where it is installed."""
+    if not HAS_TORCH:
+        return HandRecorder(run, job.intervention, job.most)
+    from accumulation_harness.audit.observe.torch_run import recorded
 
-    An operation that has none runs as ever, unsaid: the two runs that the audit compares show what it does.
-    """
-    if torch.get_deterministic_debug_mode() or not accelerator.is_available():
-        yield
-        return
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*does not have a deterministic implementation")
-            yield
-    finally:
-        torch.set_deterministic_debug_mode("default")
+    namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
+    return recorded(run, job.intervention, namespaces, job.most, apart=job.apart)
 
 
-def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
-    """The one that the intervention asks for; and what a checkpoint computes again is seen to its end."""
-    if what.place is not None:
-        return set_checkpoint_early_stop(False)
-    return RoundedOnce() if what.rounded_once else nullcontext()  # type: ignore[no-untyped-call]
-
-
-def _call(train: Train, job: Job, recorder: Recorder) -> Any:
+def _call(train: Train, job: Job, recorder: HandRecorder) -> Any:
     """By name where the function has these names, by position where it has others."""
     options = dict(job.options)
     options |= {name: recorder.hand for name in ("hand", "weights") if _accepts(train, name)}
@@ -219,7 +203,7 @@ def described(error: BaseException, train: Train | None = None) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def load_module(file: Path) -> Any:

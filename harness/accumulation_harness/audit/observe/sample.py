@@ -1,22 +1,21 @@
-"""Which elements of a large model are kept, the same ones in every run; of a small one, all are."""
+"""What is kept of tensors: a sample of a large model's, which weights lead, and sums over every element."""
 
 from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from accumulation_harness.audit.evidence import SUMMED as SUMMED
 from accumulation_harness.audit.evidence import Matrix, Vector
+from accumulation_harness.audit.observe.places import Indices, Places
 from accumulation_harness.audit.observe.tensors import dense, size, write
 from accumulation_harness.observe.tensors import in_a_group
 from accumulation_harness.referee.gradients import Elements, norm
@@ -58,29 +57,11 @@ class Store:
         return kept
 
 
-WHOLE = 2**17  # elements of a model that is kept whole
-KEPT = 2**16  # elements kept of a larger one: norms are then known to about 1 %, factors and equality as before
-FEWEST = 64  # elements kept of a tensor at least: no lone scalar is lost
 BLOCK = 2**20  # elements looked at together, where all are looked at
 
 
-class Sample:
-    """Places in tensors of given sizes: one at random in each of as many equal stretches as elements are kept."""
-
-    def __init__(self, sizes: Sequence[int], places: Sequence[Tensor | None]) -> None:
-        """`places`: of each tensor, the indices [kept] of its elements that are kept; None where all are."""
-        self.sizes, self.places = tuple(sizes), tuple(places)
-        self.counts = tuple(n if at is None else len(at) for n, at in zip(self.sizes, self.places, strict=True))
-
-    @property
-    def whole(self) -> bool:
-        """Whether all elements are kept."""
-        return self.sizes == self.counts
-
-    @property
-    def size(self) -> int:
-        """Number of elements kept."""
-        return sum(self.counts)
+class Sample(Places):
+    """The elements of tensors that are kept."""
 
     def take(self, tensors: Iterable[Tensor | None]) -> Vector:
         """[kept] The elements in order, as float64 on the host, picked where the tensors live; zeros where there is none."""
@@ -96,24 +77,6 @@ class Sample:
         joined: Vector = torch.cat(filled).to("cpu", torch.float64).numpy().copy() if filled else np.zeros(0)
         return joined
 
-    def pick(self, values: Vector) -> Vector:
-        """[kept] The same elements of one vector [P] of all tensors; zeros beyond its end."""
-        values = np.pad(values, (0, sum(self.sizes) - values.size))
-        return self.take(torch.from_numpy(values).split(list(self.sizes)))
-
-
-@contextmanager
-def everything() -> Iterator[None]:
-    """All is kept of the models of the block, as of those that are trained on several ranks, which exchange whole vectors."""
-    _kept.append(True)
-    try:
-        yield
-    finally:
-        _kept.pop()
-
-
-_kept: list[bool] = []
-
 
 def sample_of(tensors: Iterable[Tensor]) -> Sample:
     """The sample of a model of these sizes.
@@ -124,26 +87,7 @@ def sample_of(tensors: Iterable[Tensor]) -> Sample:
     Returns:
         Which elements are kept, and how the others are summed.
     """
-    return _of_sizes(tuple(map(size, tensors)), bool(_kept) or in_a_group())
-
-
-@lru_cache(maxsize=64)
-def _of_sizes(sizes: tuple[int, ...], everything: bool) -> Sample:
-    total = sum(sizes)
-    if everything or total <= WHOLE:
-        return Sample(sizes, [None] * len(sizes))
-    random = np.random.default_rng(0)
-    places: list[Tensor | None] = []
-    for n in sizes:
-        count = min(n, max(FEWEST, round(KEPT * n / total)))
-        places.append(None if count == n else torch.from_numpy(_one_of_each(n, count, random)))
-    return Sample(sizes, places)
-
-
-def _one_of_each(n: int, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """One of the indices of each of `count` stretches that n indices are cut into."""
-    edges = np.arange(count + 1) * n // count
-    return np.asarray(edges[:-1] + (random.random(count) * np.diff(edges)).astype(np.int64))
+    return Sample([*map(size, tensors)], everything=in_a_group())
 
 
 def looked_at(tensors: Sequence[Tensor]) -> Vector:
@@ -171,9 +115,9 @@ def by_position(row: Tensor) -> Matrix:
     return values.reshape(-1, row.shape[-1]) if row.ndim > 1 and 0 < row.numel() == values.size else values.reshape(1, -1)
 
 
-def _picked(tensor: Tensor, at: Tensor | None) -> Tensor:
+def _picked(tensor: Tensor, at: Indices | None) -> Tensor:
     flat = dense(tensor).reshape(-1)
-    return flat if at is None else flat[at.to(flat.device)]
+    return flat if at is None else flat[torch.from_numpy(at).to(flat.device)]
 
 
 # -- looks at every element, a block at a time -----------------------------------------------------------------------------

@@ -18,21 +18,26 @@ from types import ModuleType
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-import torch
-
 from accumulation_harness.audit.user_code.imports import replaced
 from accumulation_harness.observe.patches import Wrap, group_stays
+from accumulation_harness.system.packages import HAS_TORCH
 
 VALUES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (  # that a run may set by a call: how they are read and set
     (os.getcwd, os.chdir),
     (random.getstate, random.setstate),
     (lambda: logging.root.level, logging.root.setLevel),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 )
+if HAS_TORCH:
+    import torch
+
+    VALUES += (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        (lambda: None, torch.set_default_device),
+    )
 
 
 _CONTEXT = multiprocessing.context._default_context
@@ -76,7 +81,6 @@ def _state_of_python() -> Iterator[None]:
             setattr(owner, name, value)
         for put, value in values:
             put(value)
-        torch.set_default_device(None)
         sys.path[:], sys.modules["__main__"], logging.root.handlers[:] = path, main, handlers
         if is_main and hasattr(signal, "alarm"):
             signal.alarm(0)

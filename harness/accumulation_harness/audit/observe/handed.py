@@ -1,31 +1,44 @@
-"""What is not a `torch.optim` optimizer: the shape in which others are read, and what the function itself hands over."""
+"""What the function itself hands over, of whatever library: it needs no torch, and is all that is seen where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+import math
+import random
+import time
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from typing_extensions import Self
 
-from accumulation_harness.audit.evidence import FLOAT32, WATCH, Backward, Intervention, Step, Track, Vector, norms_by, rounded_to
-from accumulation_harness.audit.observe.sample import Sample, sample_of
-from accumulation_harness.audit.observe.tensors import dense, roundoff
+from accumulation_harness.audit.evidence import WATCH, Backward, Intervention, Run, Step, Track, Vector, norms_by, rounded_to
+from accumulation_harness.audit.observe.arrays import counts_in, leaves, like, losses_in, read, rebuilt
+from accumulation_harness.audit.observe.places import Places
 
 HANDED = "arrays handed over"
+OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
+LONG = 2.0  # seconds of a run
+FEW_AGAIN = 2  # windows of the next epoch that are looked at
 
 
-class Foreign:
-    """What the audit reads of an optimizer, in the shape of `torch.optim.Optimizer`."""
+class EnoughSteps(BaseException):
+    """The run has taken as many optimizer steps as were asked for, and is ended by this."""
 
-    def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
-        self.name = f"{type(optimizer).__module__.partition('.')[0]} {type(optimizer).__name__}"
-        self.optimizer = optimizer
-        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
-        self.state: Mapping[Tensor, dict[str, Any]] = {}
+
+@dataclass(frozen=True)
+class Most:
+    """Optimizer steps after which a run is ended.
+
+    With `few`, so many of them will do, where they take long, or where rows have come again by then: an epoch has ended.
+    """
+
+    steps: float = math.inf
+    few: int | None = None
+
+    def is_over(self, steps: int, seconds: float, again: float) -> bool:
+        """Whether no step is taken after so many, in so many seconds, of which so many had rows of earlier ones."""
+        return steps >= self.steps or (self.few is not None and steps >= self.few and (seconds > LONG or again >= FEW_AGAIN))
 
 
 class Handed:
@@ -38,7 +51,7 @@ class Handed:
         self._weights: Vector | None = None  # the last ones
         self._gradient: Vector | None = None  # of the step under way
         self._contributions: list[Vector] = []
-        self._sample: Sample | None = None
+        self._sample: Places | None = None
         self._roundoffs: tuple[float, ...] = ()
 
     @property
@@ -77,21 +90,21 @@ class Handed:
 
     def _moved(self, weights: Any) -> Any:
         """By a rounding of each number."""
-        random = np.random.default_rng(len(self.track.steps))
+        draws = np.random.default_rng(len(self.track.steps))
         made = {}
-        for path, leaf in sorted(_leaves(weights), key=itemgetter(0)):
+        for path, leaf in sorted(leaves(weights), key=itemgetter(0)):
             values, u = read(leaf)
             apart = self.what.perturb * max(u, self.what.arithmetic)
-            made[path] = _like(leaf, values * (1 + apart * random.choice((-1.0, 1.0), size=values.size)))
-        return _rebuilt(weights, made)
+            made[path] = like(leaf, values * (1 + apart * draws.choice((-1.0, 1.0), size=values.size)))
+        return rebuilt(weights, made)
 
     def _vector(self, what: str, tree: Any) -> Vector:
-        arrays = {path: read(leaf) for path, leaf in sorted(_leaves(tree), key=itemgetter(0))}
+        arrays = {path: read(leaf) for path, leaf in sorted(leaves(tree), key=itemgetter(0))}
         tensors = tuple((name, values.size) for name, (values, _) in arrays.items())
         if not tensors:
             raise ValueError(f"{what}: expected named arrays, got none")
         if self._sample is None:
-            self._sample = sample_of([torch.from_numpy(np.zeros(size)) for _, size in tensors])
+            self._sample = Places([size for _, size in tensors])
             self._roundoffs = tuple(u for _, u in arrays.values())
             self.track.tensors = tensors
         if tensors != self.track.tensors:
@@ -125,73 +138,53 @@ class Handed:
         )
 
 
-def _members(tree: Any) -> Iterator[tuple[str, Any]] | None:
-    """The members of a node by name; None of a leaf."""
-    if isinstance(tree, Mapping):
-        return ((str(name), member) for name, member in tree.items())
-    if isinstance(tree, (list, tuple)):
-        return ((str(place), member) for place, member in enumerate(tree))
-    if is_dataclass(tree) and not hasattr(tree, "__array__"):
-        return ((one.name, getattr(tree, one.name)) for one in fields(tree))
-    return None
+EVERY = Most()
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of nested mappings, sequences and dataclasses with their paths, `layers.0.bias`; what is None is left out."""
-    inside = _members(tree)
-    if inside is not None:
-        for name, member in inside:
-            yield from _leaves(member, f"{path}.{name}" if path else name)
-    elif tree is not None and not isinstance(tree, (str, bytes)) and not callable(tree):
-        yield path, tree
+class HandRecorder:
+    """Context in which one run is watched by what it hands over alone; `run` holds the evidence afterwards."""
 
+    def __init__(self, run: Run, intervention: Intervention = WATCH, most: Most = EVERY) -> None:
+        """`EnoughSteps` is raised where a step begins after `most` of them."""
+        self.run, self.most, self.handed = run, most, Handed(intervention)
+        self.steps, self.began = 0, 0.0
+        self.is_over = False
 
-def _rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:
-    """The tree with other leaves, by their paths."""
-    inside = _members(tree)
-    if inside is None:
-        return made.get(path, tree)
-    parts = {name: _rebuilt(member, made, f"{path}.{name}" if path else name) for name, member in inside}
-    if isinstance(tree, Mapping):
-        kind: Any = type(tree)
-        return kind(zip(tree, parts.values(), strict=True))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(*parts.values()) if hasattr(tree, "_fields") else type(tree)(parts.values())
-    return replace(tree, **parts)
+    def __enter__(self) -> Self:
+        self._generators = random.getstate(), np.random.get_state()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        """Put the shared generators back."""
+        of_python, of_numpy = self._generators
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        self.finish()
 
-def read(leaf: Any) -> tuple[Vector, float]:
-    """The numbers of an array in float64, and the unit roundoff of its format; by DLPack where NumPy does not know the format.
+    def finish(self) -> None:
+        """Add the track of what was handed over to the run's."""
+        if self.handed.track.steps:
+            self.run.tracks.append(self.handed.track)
+            self.run.round_by(self.handed.arithmetic)
 
-    Args:
-        leaf: An array of any framework.
+    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
+        """Take trees of arrays: what hooks of torch do not see. Weights are returned, to go on with."""
+        if weights is not None and self.handed.ends_a_step:
+            self.count_step()
+        return self.handed.take(weights, gradient, contribution)
 
-    Returns:
-        [elements] float64, and eps / 2 of its format.
-    """
-    tensor = leaf
-    if not isinstance(leaf, Tensor):
-        try:
-            array = np.asarray(leaf)
-        except (TypeError, ValueError):
-            tensor = torch.utils.dlpack.from_dlpack(leaf)
-        else:
-            if array.dtype.kind != "c":
-                return array.astype(np.float64).reshape(-1), _roundoff(array.dtype)
-            tensor = torch.from_numpy(array.copy())
-    return dense(tensor).reshape(-1).to("cpu", torch.float64).numpy().copy(), roundoff(tensor.dtype) or FLOAT32
+    def count_step(self) -> None:
+        """End the run where a step goes beyond the most."""
+        self.look_whether_over()
+        if self.is_over:
+            raise EnoughSteps
+        self.steps += 1
 
+    def look_whether_over(self) -> None:
+        """By the number of steps, and the seconds since the first."""
+        self.began = self.began or time.monotonic()
+        self.is_over = self.most.is_over(self.steps, time.monotonic() - self.began, 0)
 
-def _like(leaf: Any, values: Vector) -> Any:
-    """An array of the leaf's own library, format and shape."""
-    if isinstance(leaf, Tensor):
-        return torch.from_numpy(values).reshape(leaf.shape).to(leaf)
-    shaped, own = values.reshape(np.shape(leaf)), getattr(leaf, "__array_namespace__", None)
-    return np.asarray(shaped, dtype=np.asarray(leaf).dtype) if own is None else own().asarray(shaped, dtype=leaf.dtype)
-
-
-def _roundoff(dtype: np.dtype[Any]) -> float:
-    """Unit roundoff; of a format that NumPy has from others, of two bytes, that of bfloat16."""
-    if dtype.kind == "f":
-        return float(np.finfo(dtype).eps) / 2
-    return roundoff(torch.bfloat16) if dtype.kind == "V" and dtype.itemsize == 2 else FLOAT32
+    def returned(self, result: Any) -> None:
+        """Take what the function has returned."""
+        self.run.reported, self.run.counts = losses_in(result), counts_in(result)
