@@ -31,6 +31,24 @@ def train(batch_size, accumulation_steps):
         optimizer.zero_grad()
 """
 
+HANDED = """
+import numpy as np
+def train(batch_size, accumulation_steps, hand):
+    random = np.random.default_rng(0)
+    x, y, fault = random.normal(size=(48, 8)).astype("f4"), random.normal(size=48).astype("f4"), FAULT
+    w = hand(weights={"w": np.zeros(8, "f4")})["w"]
+    divisor = np.float32({"undivided": batch_size, "twice": 16 * accumulation_steps}.get(fault, 16))
+    for window in range(0, 48, 16):
+        total = np.zeros(8, "f4")
+        for k in range(accumulation_steps):
+            rows = slice(window + k * batch_size, window + (k + 1) * batch_size)
+            given = x[rows].T @ (x[rows] @ w - y[rows]) / divisor
+            hand(contribution={"w": given})
+            total += given * (fault != "lost" or k not in (1, 2))
+        hand(gradient={"w": total})
+        w = hand(weights={"w": w - np.float32(0.1) * total})["w"]
+"""
+
 WATCHED = """
 import sys
 sys.path.pop(0)  # the folder has somebody's `harness.py`
@@ -172,9 +190,27 @@ def test_the_pytest_plugin_harms_nobody(command, hostile):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ("", "equivalent"),
+        ("undivided", "loss_not_divided"),
+        ("twice", "loss_divided_twice"),
+        ("lost", "micro-batches\ncount 1, 0, 0, 1 times: numbers 2, 3 lost"),
+    ],
+)
+def test_without_torch_a_loop_of_another_library_is_audited(wheel, tmp_path, hostile, fault, verdict):
+    command = installed(wheel, tmp_path / "environment", (*OF_SWEEPS, "torch", "functorch", "psutil"))
+    (hostile / "loop.py").write_text(HANDED.replace("FAULT", repr(fault)))
+    done = run(command, hostile, "audit", "loop.py:train", "--batch-size", "16", "--accumulation-steps", "4")
+    assert done.returncode == bool(fault) and verdict in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_torch_and_numpy_are_enough_for_an_audit(wheel, tmp_path, hostile):
     """Also for every page that it can save; what needs more says what to install."""
-    command = installed(wheel, tmp_path / "environment", OF_SWEEPS)
+    command = installed(wheel, tmp_path / "environment", (*OF_SWEEPS, "psutil"))
     saved = ("report.json", "report.xml", "report.md", "report.sarif")
     pages = [f"--save={name}" for name in saved]
     done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)

@@ -392,6 +392,7 @@ class Run:
     batch_size: int
     accumulation_steps: int
     tracks: list[Track] = field(default_factory=list)
+    beside: list[Track] = field(default_factory=list)  # as hooks saw an optimizer that was handed over: followed, not compared
     reported: tuple[float, ...] | None = None  # losses the function returned
     counts: dict[str, float] = field(default_factory=dict)  # steps, samples, tokens it returned
     error: str | None = None

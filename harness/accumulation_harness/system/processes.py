@@ -92,17 +92,21 @@ def _clear_up() -> None:
     if not is_command():
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)  # one that comes meanwhile would begin anew
-    psutil: Any = None
-    with suppress(ModuleNotFoundError):  # an install for audits alone, which end the group of what they start
-        import psutil
-    for process in psutil.Process().children(recursive=True) if psutil else ():
+    with suppress(ModuleNotFoundError):  # of an install for audits alone, which end the group of what they start
+        _kill_descendants()
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+def _kill_descendants() -> None:
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
                 process.resume()  # it goes by itself, after the others
             else:
                 process.kill()
                 process.wait(GRACE_SECONDS)
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 def leave(code: int) -> NoReturn:

@@ -47,6 +47,7 @@ class Handed:
     def __init__(self, what: Intervention = WATCH) -> None:
         self.track = Track(name=HANDED, tensors=())
         self.arithmetic = 0.0  # unit roundoff that the numbers themselves show
+        self.of_weights_alone = True
         self.what = what
         self._weights: Vector | None = None  # the last ones
         self._gradient: Vector | None = None  # of the step under way
@@ -80,6 +81,7 @@ class Handed:
         if "contribution" in vectors:
             self._contributions.append(vectors["contribution"])
         self._gradient = vectors.get("gradient", self._gradient)
+        self.of_weights_alone &= vectors.keys() == {"weights"}
         if "weights" not in vectors:
             return None
         if self._weights is not None:

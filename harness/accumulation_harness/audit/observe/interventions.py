@@ -107,7 +107,7 @@ def _perturb(parameters: Sequence[Tensor], what: Intervention, seed: int) -> Non
 
 def _followed(what: Intervention, index: int) -> Track | None:
     """The track to follow for the optimizer that was made at this place."""
-    tracks = what.follow.tracks if what.follow is not None else []
+    tracks = [*what.follow.beside, *what.follow.tracks] if what.follow is not None else []
     return next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
 
 

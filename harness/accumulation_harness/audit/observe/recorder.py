@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from typing_extensions import Self
 
-from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.evidence import WATCH, Intervention, Run, Track, norms_by
 from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.handed import EVERY, OBSERVER, HandRecorder, Most
@@ -24,6 +25,8 @@ from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
+
+ALIKE = 0.05  # relative; norms of samples are known to about a hundredth
 
 
 class Recorder(HandRecorder):
@@ -99,9 +102,20 @@ class Recorder(HandRecorder):
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
         if observed.run.copies:
             observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
-        observed.run.tracks = tracks
+        observed.run.tracks = [*tracks]
         self.finish()
+        self._let_one_rule(tracks)
         observed.run.tracks = observed.run.tracks or [live.track for live in observed.lives if live.track.pending]
+
+    def _let_one_rule(self, seen: Sequence[Track]) -> None:
+        """Of an optimizer that hooks see and that is handed over, what says more is compared: of weights alone, the hooks."""
+        handed, run = self.handed.track, self.run
+        same = next((track for track in seen if handed.steps and _is_one(track, handed)), None)
+        if same is None:
+            return
+        rules, other = (same, handed) if self.handed.of_weights_alone else (handed, same)
+        run.tracks = [track for track in run.tracks if track is not other]
+        run.beside = [] if rules is same else [same]
 
     def returned(self, result: Any) -> None:
         """Take what the function has returned."""
@@ -243,3 +257,14 @@ class Recorder(HandRecorder):
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
         return any(other is optimizer for other in self._stepping)
+
+
+def _is_one(track: Track, handed: Track) -> bool:
+    """Whether both began with tensors of the same sizes and norms, whatever their order and what is kept of them."""
+
+    def norms(one: Track) -> list[tuple[int, float]]:
+        first = one.steps[0]
+        return sorted(zip((n for _, n in first.tensors), norms_by(first.counts, first.before).tolist(), strict=True))
+
+    pairs = [*zip_longest(norms(track), norms(handed), fillvalue=(0, 0.0))]
+    return all(n == m and math.isclose(a, b, rel_tol=ALIKE) for (n, a), (m, b) in pairs)
