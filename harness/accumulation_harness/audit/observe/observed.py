@@ -49,6 +49,7 @@ class Observed(Loop[LiveTrack]):
         self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity
         self.found: set[int] = set()  # of these, those that were there before the function was called
         self.loss_scale = 1.0  # of a GradScaler
+        self.differentiations = 0  # so far
         self.backward_depth = 0  # differentiations under way; those inside another one are none of the loop's
         self.give_back = _nothing  # the weights of a window whose first micro-batch meets others
         self.prepared: set[int] = set()  # optimizers whose starting weights the intervention has put
@@ -69,9 +70,9 @@ class Observed(Loop[LiveTrack]):
 
     @property
     def at(self) -> tuple[int, int]:
-        """The window under way, and its micro-batch: of the first optimizer."""
+        """The window under way, and its micro-batch: of the first optimizer, or so far, where none is made yet."""
         leading = self.leading
-        return (len(leading.track.steps), len(leading.window.backwards)) if leading else (0, 0)
+        return (len(leading.track.steps), len(leading.window.backwards)) if leading else (0, self.differentiations)
 
     def is_found(self, live: LiveTrack) -> bool:
         """Whether its optimizer was there before the function was called; it may be another program's, and is left alone then."""
@@ -192,6 +193,7 @@ class Observed(Loop[LiveTrack]):
         if not self.backward_depth:  # checkpointing runs backward inside backward
             self.find_optimizers()
             yield from self._into_grad(root) if inputs is None else self._returned(root, inputs)
+            self.differentiations += 1
 
     def _into_grad(self, root: Any) -> Seeing:
         self.begin_window()
