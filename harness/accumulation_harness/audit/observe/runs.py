@@ -77,7 +77,11 @@ class Local(Functions):
 
 
 def double() -> Any:
-    """The `dtype` of a run in float64: torch's where it is installed, else NumPy's."""
+    """Name float64 as a function takes it.
+
+    Returns:
+        torch's dtype where torch is installed, else NumPy's.
+    """
     if not HAS_TORCH:
         return np.dtype("float64")
     import torch
