@@ -109,6 +109,10 @@ STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
         loop(in_window(16, lambda arm: arm.optimizer.state.clear())),
         BATCH_NORM | {"steps": 24},
     ),
+    "a rate that is changed once beside BatchNorm": (
+        loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(lr=0.051))),
+        BATCH_NORM,
+    ),
     "momentum lost beside dropout": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), DROPOUT),
 }
 
@@ -256,12 +260,40 @@ def test_what_a_loop_may_do_otherwise_is_right(take):
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
 
+def later_on_old_weights(arm, window):
+    """The last micro-batch of window 7 goes through the weights of the window before."""
+    old = arm.memory.get("old", {})
+
+    def loss(arm, rows):
+        arm.memory["k"] = k = arm.memory.get("k", -1) + 1
+        values = {name: p + (old[name] - p).detach() for name, p in arm.model.named_parameters() if k == 7 * 5 + 4}
+        return arm.workload.losses(torch.func.functional_call(arm.model, values, (rows.inputs[0],)), rows).sum()
+
+    total = accumulate(arm, window, loss)
+    arm.memory["old"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
+    return stepped(arm, None, total)
+
+
+def one_tensor_in_bfloat16(arm, window):
+    p = next(arm.model.parameters())
+    return stepped(arm, None, accumulate(arm, window, after=lambda arm: setattr(p, "grad", p.grad.bfloat16().to(p.dtype))))
+
+
 def in_two_ways(arm, window, factor=1.0):
     """`Alike` by hand: two forwards, one of inputs that are no rows of the data, and losses of one's own."""
 
     def loss(arm, rows):
         images, labels = rows.inputs
         return nn.functional.cross_entropy(arm.model(images / 2) + arm.model(images), labels, reduction="sum")
+
+    return stepped(arm, None, accumulate(arm, window, loss, factor=lambda: factor))
+
+
+def by_time(arm, window, factor=1.0):
+    """Losses of one's own: no row is recognised, since the time is their first dimension."""
+
+    def loss(arm, rows):
+        return nn.functional.cross_entropy(arm.model(rows.inputs[0]), rows.inputs[1], reduction="sum")
 
     return stepped(arm, None, accumulate(arm, window, loss, factor=lambda: factor))
 
@@ -335,6 +367,9 @@ def one_small_tensor(arm, window):
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
         (repeated, "Alike", "samples_repeated"),
+        (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
+        pytest.param(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator", marks=pytest.mark.slow),
+        (partial(by_time, factor=5.0), "TimeFirst", "loss_not_divided"),
         (filled_up, "Turned", ""),
         (partial(filled_up, factor=3.0), "Turned", "loss_not_divided"),
     ],

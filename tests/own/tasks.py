@@ -342,6 +342,92 @@ class Turned(Images):
         return model(batch[0].transpose(0, 1))
 
 
+class TimeFirst(Images):
+    """Batches [T, n, C], as recurrent layers take them, with as many steps T as a window has rows."""
+
+    def __init__(self, steps=9):
+        super().__init__()
+        self.images, self.steps = self.images.flatten(2), steps
+
+    def collate(self, samples):
+        rows = torch.stack([image.mT[: self.steps] for image, _ in samples], 1)
+        return rows, torch.tensor([label for _, label in samples])
+
+    def model(self, norm):
+        return Recurrent()
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x)[0][-1])
+
+
+class Padded(Images):
+    """Rows of unequal lengths, filled up to the longest of the batch, and a mean over the filling too."""
+
+    def train(self):
+        return [(image.flatten()[: 8 + 5 * (i % 7)], label) for i, (image, label) in enumerate(super().train())]
+
+    held_out = train
+
+    def collate(self, samples):
+        rows, labels = zip(*samples, strict=True)
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(labels)
+
+    def model(self, norm):
+        return nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+
+class Scene:
+    """A class of somebody's own, as libraries for graphs and boxes have: points of all rows, the row of each, labels."""
+
+    def __init__(self, points, of, labels):
+        self.points, self.of, self.labels = points, of, labels
+
+
+class Scenes(Images):
+    """Rows of unequal numbers of points in one tensor, in an object."""
+
+    def collate(self, samples):
+        points = [image.flatten(1).mT[: 2 + label] for image, label in samples]
+        of = torch.cat([torch.full((len(one),), k) for k, one in enumerate(points)])
+        return Scene(torch.cat(points), of, torch.tensor([label for _, label in samples]))
+
+    def model(self, norm):
+        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, model, batch):
+        scores = model(batch.points)
+        return torch.zeros(len(batch.labels), 3).to(scores).index_add(0, batch.of, scores)
+
+    def losses(self, outputs, batch):
+        return F.cross_entropy(outputs, batch.labels, reduction="none")
+
+
+class Limited(nn.Module):
+    """Two experts, each of which takes the first half of the rows that want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.choice, self.experts = nn.Linear(50, 2), nn.ModuleList(nn.Linear(50, 3) for _ in range(2))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        shares, made = self.choice(x).softmax(1), []
+        for k, expert in enumerate(self.experts):
+            wanted = shares.argmax(1) == k
+            taken = wanted & (wanted.cumsum(0) <= len(x) / 4)
+            made.append(taken[:, None] * shares[:, k, None] * expert(x))
+        return made[0] + made[1]
+
+
+Capacity = images(Limited)
+
+
 class Turning(nn.Linear):
     def forward(self, x):
         return super().forward(x.transpose(0, 1).flatten(1))

@@ -76,6 +76,8 @@ def verdicts(config):
         own("ForcesSwitchedOn", accumulation_steps=(4,)),
         own("LearntWeights"),
         own("Timewise"),
+        own("TimeFirst"),
+        pytest.param(own("Scenes"), marks=pytest.mark.slow),
         own("Refuses"),
         own("TwoNames", norm=Norm.layer),
         own("Leaves", accumulation_steps=(4,)),
@@ -106,6 +108,8 @@ def test_an_accumulated_task_is_the_large_batch(config):
         ("TwoViews", Cause.batch_statistics),
         ("MaskedSteps", Cause.batch_statistics),
         ("Queue", Cause.stateful_forward),
+        ("Capacity", Cause.non_separable_loss),
+        pytest.param("Padded", Cause.non_separable_loss, marks=pytest.mark.slow),
         pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
@@ -115,7 +119,7 @@ def test_what_couples_rows_is_named_and_reproduced(name, cause):
     *accumulated, permuted = verdicts(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
-    shuffled = str(cause) if cause == Cause.stochastic_layers or name == "Queue" else ""  # what depends on the order of rows
+    shuffled = str(cause) if cause == Cause.stochastic_layers or name in ("Queue", "Capacity") else ""  # these see their order
     assert (permuted["cause"], permuted["explained"]) == (shuffled, bool(shuffled))
 
 
@@ -260,7 +264,7 @@ REFUSED = {
     "Endless": "train() with 1 to ",
     "NoLength": "train() whose len() is a number of samples; it raised TypeError",
     "Meta": "it raised NotImplementedError: Cannot copy out of meta tensor",
-    "WrongRows": "a row for each of 9 samples, got parts with 8, 9 rows",
+    "WrongRows": "it raised ValueError: Expected input batch_size (8) to match target batch_size (9). (tasks.py:",
     "Missing": "a class or function of that name; tasks.py has Images",
     "not_callable": "a class or function of that name",
 }

@@ -235,7 +235,7 @@ MEANINGS: dict[Cause, Meaning] = {
     ),
     Cause.batch_statistics: Meaning(
         fault="F13",
-        sentence="BatchNorm normalises by the statistics of the micro-batch",
+        sentence="BatchNorm, or another layer, computes with statistics of the micro-batch",
         remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that, except a second forward pass "
         "over the window. Use GroupNorm or LayerNorm, freeze the statistics, or normalise chunks of one fixed size at "
         "every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of your own that use "

@@ -67,6 +67,11 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found[Cause.non_finite_micro_batch] = (
             "a micro-batch that was not finite was dropped and the window stepped on the others, where the full batch does not"
         )
+    if found.keys() <= INHERENT and math.isfinite(signature.strayed_at):
+        found[Cause.unexplained] = (
+            f"from window {signature.strayed_at:.0f} on its weights are no longer those of a run with that alone, although each "
+            "gradient and each step since was compared and is: a rate, or something else that is no part of them, was changed"
+        )
     if not found:
         found[Cause.unexplained] = _evidence(signature, counters)
         exact = False
@@ -227,7 +232,7 @@ def _describe(window: WrongWindow) -> str:
         digits, outside = 3, f", {whole.residual:.1e} of it outside their span"
     known = [w for w in whole.weights if not math.isnan(w)]
     which = "micro-batches" if len(known) == len(whole.weights) else "micro-batches that have loss terms"
-    shown = ", ".join(f"{w:.{digits}g}" for w in known[:6]) + (", ..." if len(known) > 6 else "")
+    shown = ", ".join(f"{round(w, 9):.{digits}g}" for w in known[:6]) + (", ..." if len(known) > 6 else "")
     return (
         f"the accumulated gradient differs by {whole.distance:.1e}{_where(window)} (scale {whole.scale:.4g}, "
         f"1 - cosine {parallel:.1e}); the {which} enter with {shown} of their right weights{outside}"

@@ -113,6 +113,7 @@ class Signature:
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
     follows: Causes = field(default=(), metadata=_by(max))  # whose oracle's trajectory it is, and not the full batch's
+    strayed_at: float = field(default=math.inf, metadata=SMALLEST)  # window from which it is not that oracle's, by no rounding
     moved: Movement = field(default=Movement(), metadata=LONGEST)  # of the weights inside a window, relative to them
     steps_in_window: tuple[int, int] = field(default=(1, 1), metadata=MOST)  # optimizer steps of a window, and its micro-batches
     steps_before_last_forward: int = field(default=0, metadata=MOST)  # optimizer steps of a window before its last forward

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
@@ -83,6 +83,7 @@ class Run:
     carried: dict[int, Mapping[str, Difference]] = field(default_factory=dict)  # window -> what else differs before it
     of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
+    strayed_at: float = math.inf  # window from which it is not its oracle's, by no rounding, although each one since is right
     clipped_share: float = 0.0  # of the windows
     steps: int = 0  # windows that were taken, the one in which the run ended included
     counters: Differences = field(default_factory=dict)  # that are not the reference's
@@ -98,11 +99,18 @@ class Run:
         """The largest distance of the parameters while it can tell anything."""
         return worst(0.0, *self.distances[: self.parted_at])
 
+    def unexplained(self, inherent: Causes) -> float:
+        """The gradients' error, but for what `inherent` explains exactly."""
+        seen = self.signature
+        return min(seen.gradient_error, seen.explanations.get(inherent, math.inf) if seen.wrong else math.inf)
+
     def is_right(self, inherent: Causes) -> bool:
         """Whether all that was probed is as it should be, but for what `inherent` explains exactly."""
         seen = self.signature
-        explained = not seen.wrong or seen.explanations.get(inherent, math.inf) <= ALGEBRA_GATE
-        return explained and (dataclasses.replace(seen, gradient_error=0.0) if seen.wrong else seen).is_exact
+        return (
+            not (seen.wrong and self.unexplained(inherent) > ALGEBRA_GATE)
+            and (dataclasses.replace(seen, gradient_error=0.0) if seen.wrong else seen).is_exact
+        )
 
     @property
     def nearer(self) -> list[float]:
@@ -318,7 +326,8 @@ def _result(
         The largest errors over the runs, one signature, and the counters that differ.
     """
     signature = reduce(Signature.merged, (one.signature for one in (run, plain)))
-    signature = dataclasses.replace(signature, follows=_oracle(setting)[0] if run.follows_oracle else ())
+    follows = _oracle(setting)[0] if run.follows_oracle else ()
+    signature = dataclasses.replace(signature, follows=follows, strayed_at=run.strayed_at)
     drawn_error = 0.0
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
@@ -332,7 +341,7 @@ def _result(
         steps=len(run.distances),
         probes=len(run.seen),
         loss_error=signature.loss_error,
-        floor=worst(floor.signature.gradient_error, floor.signature.resolution),
+        floor=worst(floor.unexplained(_oracle(setting)[0]), floor.signature.resolution),
         clipping_active=run.clipped_share > 0 or plain.clipped_share > 0,
         clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
@@ -389,6 +398,15 @@ def _followed(
     again = {label: recipe for label, recipe in recipes.items() if label in since or label == REFERENCE}
     followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
     band = [runs[floor_arm].nearer]
+
+    def moved(recipe: Recipe) -> list[list[float]]:
+        """How far runs of it part that start from weights moved by rounding."""
+        more = {REFERENCE: recipe, **{f"moved {k}": recipe for k in range(CONTROLS)}}
+        controls = take(more, windows, clip_norm=clip_norm, probes=False, moved=True)
+        return [one.distances for one in controls.values()]
+
+    of, made = _oracles(setting, recipes, {})
+    beside = cache(lambda oracle: moved(made[oracle]))
     for label in since:
         run, own = runs[label], followed[label]
         run.seen = own.seen
@@ -396,11 +414,11 @@ def _followed(
             continue
         others = [] if label == floor_arm else band[:1]
         if not _is_amplified(run.nearer, others) and len(band) == 1:
-            more = {REFERENCE: recipes[REFERENCE], **{f"moved {k}": recipes[REFERENCE] for k in range(CONTROLS)}}
-            moved = take(more, windows, clip_norm=clip_norm, probes=False, moved=True)
-            band += [one.distances for one in moved.values()]
+            band += moved(recipes[REFERENCE])
         if _is_amplified(run.nearer, [*others, *band[1:]]):
             run.parted_at = _parted(run.nearer)
+        elif label in of and not _is_amplified(run.beside, beside(of[label])):
+            run.strayed_at = _parted(run.beside)
     return runs
 
 
@@ -431,14 +449,15 @@ def _oracles(
     inside = _oracle(setting)[1]
     of, made = dict[str, str](), dict[str, Recipe]()
     for label, recipe in recipes.items():
-        reorders = recipe.arrange is not None and setting.exact.is_stateful  # the next forward meets what the last rows left
+        # The next forward meets what the last rows left, or a row what those before it took.
+        reorders = recipe.arrange is not None and (setting.exact.is_stateful or setting.exact.orders_rows)
         if inside == WHOLE or not (recipe.accumulation_steps > 1 or reorders):
             continue
         is_own = recipe.loop is not None or reorders
         of[label] = f"oracle of {label if is_own else recipe.split}"
 
         def cut(window: Batch, label: str = label, recipe: Recipe = recipe, is_own: bool = is_own) -> tuple[Batch, Sequence[int]]:
-            seen = arms[label].seen
+            seen = arms[label].seen if label in arms else []
             if is_own and seen and window.holds(torch.cat(seen)):
                 return window.in_order(torch.cat(seen)), [len(part) for part in seen]
             return window, recipe.split(len(window))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -69,9 +69,12 @@ def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, d
     return why
 
 
-def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Try the samples `ids` on the workload of format `dtype`; note in it whether rows are coupled (`coupling`, `mixes_rows`).
+def examine(
+    workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device, dtype: torch.dtype, *, micro_batch: int
+) -> None:
+    """Try the samples `ids` on the workload of format `dtype`.
 
+    Whether rows are coupled is noted in it (`coupling`, `mixes_rows`, ...), as halves and `micro_batch` rows at a time show it.
     Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
     not finite, no gradient, random numbers that are not dropout's.
 
@@ -83,14 +86,14 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
         dtype: Floating format of the trial.
     """
     window = workload.batch(ids)
-    if not _same(window.inputs, workload.batch(ids).inputs):
+    if not nest.same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
     _note_movements(workload, initial, window, device, dtype)
     model = in_format(copied(initial), device, dtype)
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0, graph=True)
-    if not _same(window.inputs, workload.batch(ids).inputs):
+    if not nest.same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
     _check_gradient(workload, model, losses)
     workload.num_terms(window)
@@ -114,7 +117,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     tried(0)  # what a second forward gives with the buffers that a first one has left
     workload.is_stateful = not _same_numbers(_tried(workload, calm, snapshot(calm), window, 0)[0], outputs)
     if len(window) >= 4:
-        _note_couplings(workload, calm, state, window)
+        _note_couplings(workload, calm, state, window, {len(window) // 2, micro_batch})
 
 
 def _note_movements(
@@ -149,27 +152,37 @@ def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size
         model.train()
 
 
-def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
-    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing.
+def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, cuts: Collection[int]) -> None:
+    """Note what outputs and losses are in another order, or cut into so many rows each, otherwise than in the whole.
 
-    Its layers normalise by their running statistics here, whatever their inputs have been made of.
+    BatchNorm apart: its layers normalise by their running statistics here, whatever their inputs have been made of.
     """
-    sizes = [len(window) // 2, len(window) - len(window) // 2]
-    edges = [slice(0, sizes[0]), slice(sizes[0], None)]
-    halves = [window.rows(edge) for edge in edges]
-    model = copied(model)
+    num, model = len(window), copied(model)
     freeze(model)
-    alone = [_tried(workload, model, state, half, 0) for half in halves]
     outputs, losses = _tried(workload, model, state, window, 0)
-    workload.pools_rows = not all(_is_of_rows(leaf, [len(window), *sizes]) for leaf in _together(outputs, alone))
-    if workload.pools_rows:
-        apart = torch.cat([own for _, own in alone])
-    else:
-        cut = [nest.rows(outputs, edge, of=len(window)) for edge in edges]
-        apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
-    workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
-    joined = nest.joined([[*nest.tensors(own)] for own, _ in alone], sizes)
-    workload.mixes_rows = not _same_numbers(*([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs)))
+    workload.coupling, workload.mixes_rows = None, False
+    for size in cuts:
+        edges = [slice(start, start + size) for start in range(0, num, size)]
+        sizes = [len(window.ids[edge]) for edge in edges]
+        parts = [window.rows(edge) for edge in edges]
+        alone = [_tried(workload, model, state, part, 0) for part in parts]
+        pools = workload.collates_anew or not all(_is_of_rows(leaf, [num, *sizes]) for leaf in _together(outputs, alone))
+        workload.pools_rows |= pools
+        if pools:
+            apart = torch.cat([own for _, own in alone])
+        else:
+            cut = [nest.rows(outputs, edge, of=num) for edge in edges]
+            apart = torch.cat([workload.losses(own, part) for own, part in zip(cut, parts, strict=True)])
+        if not _near(apart, losses):
+            workload.coupling = Cause.non_separable_loss
+        if not workload.collates_anew:  # else what the model mixes is in the losses
+            joined = nest.joined([[*nest.tensors(own)] for own, _ in alone], sizes)
+            leaves = ([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs))
+            workload.mixes_rows |= not _same_numbers(*leaves)
+    turned = torch.arange(num).flip(0)
+    workload.orders_rows = not _near(_tried(workload, model, state, window.rows(turned), 0)[1], losses[turned])
+    if workload.orders_rows:  # which no statistics of the rows does
+        workload.coupling, workload.pools_rows, workload.mixes_rows = Cause.non_separable_loss, True, False
 
 
 def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:
@@ -294,19 +307,6 @@ def _tried(
     if graph:
         return outputs, losses
     return nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs), losses.detach()
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two nests hold the same, bit by bit."""
-    mine, others = nest.leaves(a), nest.leaves(b)
-    return len(mine) == len(others) and all(
-        _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
-        for x, y in zip(mine, others, strict=True)
-    )
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
 
 
 def _same_numbers(a: Any, b: Any) -> bool:

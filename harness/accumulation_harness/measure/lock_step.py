@@ -102,7 +102,8 @@ class Setting:
             expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
             raise ConfigError("precision", config.precision, expected)
         if isinstance(self.exact, CustomWorkload):
-            examine(self.exact, self.initial, ids, device, self.exact_dtype)
+            micro_batch = max(1, config.effective_batch // max(config.accumulation_steps))
+            examine(self.exact, self.initial, ids, device, self.exact_dtype, micro_batch=micro_batch)
         self.shelf.settle(self.initial.parameters())
         self.draws = draws(self.initial)  # random numbers, in a training forward
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal

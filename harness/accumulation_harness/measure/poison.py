@@ -106,7 +106,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     first, ids = windows
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
-    with poisoned(list(arms.values()), sample.rows(slice(0, 0))) as asked:
+    with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
         lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
     states, shelf, has_moved = dict[str, State](), setting.shelf, dict[str, bool]()

@@ -244,7 +244,7 @@ class Probe:
 
     def _contexts(self, taken: ConsumedWindow) -> dict[Causes, Inside]:
         """What may be computed within the window's micro-batches."""
-        return self.contexts if len(taken.sizes) > 1 else {}
+        return self.contexts if len(taken.sizes) > 1 or self.setting.exact.orders_rows else {}
 
     def _at(self, taken: ConsumedWindow, inside: Inside = WHOLE) -> Computed:
         """The window's objective and gradient, by the state; with what `inside` says computed within its micro-batches."""
@@ -386,8 +386,9 @@ class Probe:
                     smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
                 return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
-        for read in (counted, partly):
-            _keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, WHOLE), taken.consumed))
+        for context, inside in ({(): WHOLE} | contexts).items():
+            for read in (counted, partly):
+                _keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, inside), taken.consumed), context)
         return smallest, 0.0
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:

@@ -239,13 +239,12 @@ def run_trial(
         config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
     available = torch.get_num_threads()
-    with threads(1), deterministic(config.precision, device) as named:
+    clock = Clock()
+    with threads(1), deterministic(config.precision, device) as named, _phases_told(config, clock, chosen):
         setting = Setting(config, device)
         torch.set_num_threads(num_threads(setting, available))
         check_splits(setting, chosen)
-        clock = Clock()
-        with _phases_told(config, clock, chosen):
-            return Levels(setting, chosen, on_step, shared or Measurements(), clock).result(named)
+        return Levels(setting, chosen, on_step, shared or Measurements(), clock).result(named)
 
 
 @contextmanager
@@ -451,7 +450,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.laps: defaultdict[str, float] = defaultdict(float)
-        self.phase = ""  # in words, what is being done
+        self.phase = "the first look at the task"  # in words, what is being done
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:

@@ -21,6 +21,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -157,7 +158,7 @@ class Rows:
         """Equal rows, which all have the id of the first of them, under an id each."""
         if not told or len(torch.cat(told).unique()) == sum(map(len, told)):
             return told
-        known, waiting = [*nest.tensors(self.window.inputs)][self._place], defaultdict[int, list[int]](list)
+        known, waiting = dict(self._known)[self._place], defaultdict[int, list[int]](list)
         alike = sample_ids(known, known, self.window.ids).tolist()
         for sample, first in zip(self.window.ids.tolist(), alike, strict=True):
             waiting[first].append(sample)
@@ -188,7 +189,7 @@ class Rows:
 
     def _ids(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """Of the rows of the first input that is of a kind with some part of the window."""
-        for k, known in enumerate(nest.tensors(self.window.inputs)):
+        for k, known in self._known:
             for own in inputs:
                 if own.dim() == known.dim() and len(own) and own.shape[2:] == known.shape[2:]:
                     ids, self._place = sample_ids(own, known, self.window.ids), k
@@ -199,6 +200,15 @@ class Rows:
                         ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
                     return ids
         return None
+
+    @cached_property
+    def _known(self) -> list[tuple[int, Tensor]]:
+        """The window's tensors that have a row for each sample, with their places."""
+        found, window = [*enumerate(nest.tensors(self.window.inputs))], self.window
+        if window.collated is None:
+            return found
+        alone = [*nest.tensors(window.rows(slice(0, 1)).inputs)]
+        return [(k, one) for k, one in found if one.dim() and len(one) == len(window) and len(alone[k]) == 1]
 
     def _is_training_sample(self, row: Tensor, place: int) -> bool:
         """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""

@@ -181,12 +181,13 @@ def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
         facts: The window, with the micro-batch gradients at earlier weights.
 
     Yields:
-        A cause, and the gradient [P] with old weights in all micro-batches, in all but the first, or in the first.
+        A cause, and the gradient [P] with old weights in the first micro-batches, or in the last ones, however many.
     """
     fresh = facts.parts.shares
     for old in (parts.shares for parts in facts.earlier):
-        for shares in (old, [fresh[0], *old[1:]], [old[0], *fresh[1:]]):
-            yield Cause.cached_weights_stale, clipped(summed(shares), facts.max_norm)
+        for k in range(len(fresh)):
+            for shares in ([*old[: k + 1], *fresh[k + 1 :]], [*fresh[:k], *old[k:]]):
+                yield Cause.cached_weights_stale, clipped(summed(shares), facts.max_norm)
 
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,31 @@ def rows(nest: Any, index: Index, of: int | None = None) -> Any:
     return map_leaves(chosen, nest)
 
 
+def same(a: Any, b: Any) -> bool:
+    """Compare what two nests hold, bit by bit; NaN is the same as NaN.
+
+    Args:
+        a: Nested containers, see `map_leaves`.
+        b: Others.
+
+    Returns:
+        True where their leaves are equal, in order; of an object that holds tensors, where these are.
+    """
+
+    def values(nest: Any) -> list[Any]:
+        return [one for leaf in leaves(nest) for one in (tensors(leaf) if is_opaque(leaf) else [leaf])]
+
+    mine, others = values(a), values(b)
+    return len(mine) == len(others) and all(
+        _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(np.all(x == y))
+        for x, y in zip(mine, others, strict=True)
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def joined(nests: Sequence[Any], sizes: Sequence[int] | None = None) -> Any:
     """Concatenate the rows (along dimension 0) of nests that are alike but for their numbers of rows.
 
@@ -170,7 +196,13 @@ def placed(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:
         The same containers, of tensors.
     """
 
-    def moved(leaf: Any) -> Any:
+    def moved(leaf: Any, within: int = 3) -> Any:
+        if within and is_opaque(leaf) and next(tensors(leaf), None) is not None:
+            leaf = copy.copy(leaf)
+            for name in _attributes(leaf):
+                if hasattr(leaf, name):
+                    object.__setattr__(leaf, name, map_leaves(lambda one: moved(one, within - 1), getattr(leaf, name)))
+            return leaf
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
             leaf = torch.from_numpy(np.ascontiguousarray(leaf))
         if not isinstance(leaf, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,17 +16,20 @@ from accumulation_harness.system import nest
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Samples that go through the model together; row i of every tensor is the same sample."""
+    """Samples that go through the model together; row i of every tensor is the same sample, unless it is `collated` anew."""
 
     ids: Tensor  # [n] int64, position in the training set, on the CPU
     inputs: Any  # a tensor [n, ...]; of a task of the user's own the nest of tensors that its `collate` gives
     targets: Tensor  # [n, ...]; of such a task the ids
+    collated: Callable[[Tensor], Batch] | None = None  # [m] places -> a batch of those samples, where tensors cannot be cut
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def rows(self, index: Tensor | slice) -> Batch:
         """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
+        if self.collated is not None:
+            return self.collated(torch.arange(len(self))[index])
         there = index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
         return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[there])
 
@@ -60,6 +63,7 @@ class Workload(Protocol):
     is_stateful: bool = False  # whether a training forward moves buffers that the next one's outputs depend on
     moves_state: bool = False  # whether a training forward moves any state of the model, beside BatchNorm's
     pools_rows: bool = False  # whether its outputs have a part that is of the whole batch (a balance loss, say)
+    orders_rows: bool = False  # whether a sample's loss depends on the order of its batch (experts of limited capacity)
     mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
 
     def make_model(self) -> nn.Module:

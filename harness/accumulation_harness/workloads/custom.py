@@ -24,11 +24,12 @@ from accumulation_harness.system import nest
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.calm import Calm, is_calm
 from accumulation_harness.workloads.layers import in_format, replace_layers, with_real_parameters
-from accumulation_harness.workloads.widening import widened
+from accumulation_harness.workloads.widening import as_asked, widened
 
 FIELD = "workload.target"
 LABELS = ("labels", "label", "targets", "target")  # keys of a mapping that the model does not get
 MAX_GROUPS = 32  # Wu & He, arXiv:1803.08494
+ENOUGH = 16  # samples of the first batch that are collated one by one
 CPU = torch.device("cpu")
 
 
@@ -78,6 +79,7 @@ class CustomWorkload(Workload):
         self._train, self._held_out = self._sequence("train"), self._sequence("held_out")
         self.num_samples = len(self._train)
         self._collate: Callable[[Any], Any] = getattr(self._task, "collate", default_collate)
+        self.collates_anew: bool | None = None if hasattr(self._task, "collate") else False  # not known before the first batch
 
     @property
     def held_out(self) -> Batch:  # type: ignore[override] # made when it is asked for: it may be large
@@ -178,13 +180,33 @@ class CustomWorkload(Workload):
         return sequence
 
     def _made(self, name: str, samples: Sequence[Any], ids: Tensor, first: int) -> Batch:
-        with self.told(f"{name}() and collate() that give a batch of the samples {_listed(ids)}"):
-            content = nest.placed(self._collate([samples[i] for i in ids.tolist()]), self._device, self._dtype)
-        sizes = {num for leaf in nest.leaves(content) if (num := nest.num_rows(leaf)) is not None}
-        if sizes != {len(ids)}:
-            got = f"parts with {', '.join(map(str, sorted(sizes)))} rows" if sizes else f"{_kind(content)} without a tensor"
-            raise self.refused(f"collate() that gives tensors with a row for each of {len(ids)} samples, got {got}")
-        return Batch(ids=ids + first, inputs=content, targets=ids + first)
+        expected = f"{name}() and collate() that give a batch of the samples {_listed(ids)}"
+        with self.told(expected):
+            own = [samples[i] for i in ids.tolist()]
+        return self._batch(expected, own, ids + first)
+
+    def _batch(self, expected: str, samples: Sequence[Any], ids: Tensor) -> Batch:
+        """A batch of `samples`, of which micro-batches are cut, or collated anew where that gives something else."""
+        with as_asked(), self.told(expected):
+            content = self._content(samples)
+            if self.collates_anew is None and len(samples) > 1:
+                self.collates_anew = not self._is_cut_by_rows(content, samples)
+        if not self.collates_anew:
+            return Batch(ids=ids, inputs=content, targets=ids)
+
+        def collated(places: Tensor) -> Batch:
+            return self._batch(expected, [samples[k] for k in places.tolist()], ids[places])
+
+        return Batch(ids=ids, inputs=content, targets=ids, collated=collated)
+
+    def _content(self, samples: Sequence[Any]) -> Any:
+        return nest.placed(self._collate(list(samples)), self._device, self._dtype)
+
+    def _is_cut_by_rows(self, content: Any, samples: Sequence[Any]) -> bool:
+        """Whether rows are what `collate` makes of the samples one by one: without padding, and no time that comes first."""
+        if {num for leaf in nest.leaves(content) if (num := nest.num_rows(leaf)) is not None} != {len(samples)}:
+            return False
+        return all(nest.same(nest.rows(content, slice(k, k + 1)), self._content([one])) for k, one in enumerate(samples[:ENOUGH]))
 
     def _rows(self, name: str, value: Any, batch: Batch) -> Tensor:
         if not isinstance(value, Tensor) or value.shape != (len(batch),):

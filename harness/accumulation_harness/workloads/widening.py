@@ -6,8 +6,7 @@ arithmetic such a cast changes nothing: widened, the code is the same function w
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +55,22 @@ def widened(narrow: Collection[torch.dtype] = WIDE.keys()) -> Iterator[None]:
 
 
 @contextmanager
+def as_asked() -> Iterator[None]:
+    """Compute inside in the formats that code asks for, although what calls it is widened.
+
+    Yields:
+        Nothing; float32 is the default format inside.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextmanager
 def kept_narrow(*owners: object, methods: Collection[str]) -> Iterator[None]:
     """Let methods run as they are although what calls them is widened.
 
@@ -66,23 +81,9 @@ def kept_narrow(*owners: object, methods: Collection[str]) -> Iterator[None]:
     Yields:
         Nothing.
     """
-
-    def plain(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            default = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float32)
-            try:
-                with torch._C.DisableTorchFunction():
-                    return method(*args, **kwargs)
-            finally:
-                torch.set_default_dtype(default)
-
-        return run
-
     before = [(owner, name, vars(owner).get(name)) for owner in owners for name in methods if hasattr(owner, name)]
     for owner, name, _ in before:
-        vars(owner)[name] = plain(getattr(owner, name))
+        vars(owner)[name] = as_asked()(getattr(owner, name))
     try:
         yield
     finally:
