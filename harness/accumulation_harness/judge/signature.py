@@ -214,13 +214,15 @@ def clearly_nearer(errors: Errors, distance: float) -> dict[Causes, float]:
     """Return the causes that explain a wrong window clearly better than the right gradient does.
 
     Just above the gate the right gradient itself is near, and so is every cause that hardly changes it. A cause therefore has
-    to reduce the distance at least NEARER times.
+    to reduce the distance at least NEARER times, and that of the causes which it stands beside as well.
 
     Args:
         errors: By cause, the relative distance of the gradient from a simulation of that cause.
         distance: The relative distance from the right gradient.
 
     Returns:
-        The causes with errors of at most `distance` / NEARER.
+        The causes whose errors are at most 1 / NEARER of `distance`, and of the error without the last of them.
     """
-    return {causes: error for causes, error in errors.items() if error <= distance / NEARER}
+    return {
+        causes: error for causes, error in errors.items() if error <= min(distance, errors.get(causes[:-1], math.inf)) / NEARER
+    }
