@@ -74,9 +74,9 @@ def examine(
 ) -> None:
     """Try the samples `ids` on the workload of format `dtype`.
 
-    Whether rows are coupled is noted in it (`coupling`, `mixes_rows`, ...), as halves and `micro_batch` rows at a time show it.
-    Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
-    not finite, no gradient, random numbers that are not dropout's.
+    Whether rows are coupled is noted in it (`coupling`, `mixes_rows`, ...). Raises ConfigError where the task cannot be judged:
+    data that are not the same when read again, losses that are not [n] or not finite, no gradient, random numbers that are not
+    dropout's.
 
     Args:
         workload: The task.
@@ -84,6 +84,7 @@ def examine(
         ids: [n] numbers of samples.
         device: Device of the trial.
         dtype: Floating format of the trial.
+        micro_batch: Rows that are tried together, beside halves, to see whether they are coupled.
     """
     window = workload.batch(ids)
     if not nest.same(window.inputs, workload.batch(ids).inputs):
