@@ -51,7 +51,6 @@ WITHOUT_CAUSE = {
     Outcome.degraded: "keep the accumulator in float32, or accumulate fewer micro-batches",
     Outcome.inconclusive: "nothing is known where it could not be judged",
 }
-NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm", "batch": "BatchNorm"}
 HEAD = "normalisation | optimizer | precision | what was found | what to do"
 
 
@@ -90,7 +89,7 @@ def caveats_that_occur(material: Material) -> Section | None:
 
 def _whose(caveat: Caveat) -> str:
     """The settings of a caveat, as a reader says them: BatchNorm; sgd, adam; float32."""
-    return "; ".join(", ".join(NAMES.get(value, value) for value in values) for values in caveat.settings.values())
+    return "; ".join(", ".join(tables.NORM_NAMES.get(value, value) for value in values) for values in caveat.settings.values())
 
 
 def _found(arms: DataFrame, l4: DataFrame) -> str:

@@ -62,7 +62,7 @@ def pages(
     if shared["ledger"]:
         yield "claims.html", made("claims", sources=_sources())
     yield "provenance.html", made("provenance", **_provenance(loaded, notes))
-    own_sweeps = sorted((article for article in articles if article.is_own), key=lambda article: -article.ended)
+    own_sweeps = sorted((one for one in articles if one.is_own), key=lambda one: (not one.sections, -one.ended))
     about = f"{len(loaded.trials)} finished trials, {len(loaded.missing)} without a result."
     asked = [article for article in articles if not article.is_own]
     yield "index.html", made("index", rows=rows, own=own_sweeps, articles=asked, provenance=about)

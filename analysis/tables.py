@@ -21,7 +21,8 @@ from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 WORST_FIRST = tuple(map(str, reversed(SEVERITY)))
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 OPTIMIZERS = tuple(map(str, config.OPTIMIZERS))
-NORMS = ("none", "group", "layer", "batch")  # BatchNorm last: the exception beside the rule
+NORM_NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm", "batch": "BatchNorm"}
+NORMS = tuple(NORM_NAMES)  # BatchNorm last: the exception beside the rule
 ROW = ["workload", "norm", "optimizer"]
 CELL = [*ROW, "precision", "arm", "accumulation_steps"]
 MEASURES = ("held_out_loss", "tail_loss")

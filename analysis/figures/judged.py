@@ -10,11 +10,12 @@ from pandas import DataFrame
 
 from accumulation_harness.analysis.figures.forms import Curve, curves, lines, mean_curve, median_curve
 from accumulation_harness.analysis.figures.style import GREY, INK, log_axis, power_of_ten
-from accumulation_harness.analysis.tables import PRECISIONS, facets
+from accumulation_harness.analysis.tables import NORM_NAMES, PRECISIONS, facets
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 NULLS = ("null", "ulp")
 AT = "accumulation_steps"
+NAMES = {**NORM_NAMES, "as_is": "the model as it is", "permuted": "large batch, shuffled"}
 GATE = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
 
 
@@ -29,11 +30,9 @@ def figure_algebra(arms: DataFrame) -> Figure:
     """
     own = arms[arms["arm"].isin(["accumulated", "permuted"]) & arms["algebra_error"].notna()]
     kinds = own.assign(kind=own["norm"].where(own["arm"] == "accumulated", "permuted")).sort_values("norm")
-    drawn = lines(
-        kinds, "kind", AT, "algebra_error", lambda kind: "permuted large batch" if kind == "permuted" else f"norm {kind}"
-    )
+    drawn = lines(kinds, "kind", AT, "algebra_error", NAMES.get)
     if len(explained := own.query("norm == 'batch' and oracle_error.notna()")):
-        drawn.append(median_curve(explained, AT, "oracle_error", color=INK, marker="D", label="BatchNorm against its oracle"))
+        drawn.append(median_curve(explained, AT, "oracle_error", color=INK, marker="D", label="BatchNorm, simulated"))
     return curves({"": drawn}, "N", "difference to the large batch", level=GATE)
 
 

@@ -192,12 +192,14 @@ def _may_i_accumulate(results: Results) -> Advice:
     same = free.query("verdict == 'equivalent'")
     bound = arms.query("arm == 'accumulated' and norm == 'batch' and micro_batch < effective_batch")
     parted = bound.query("verdict == 'different'")
+    least, most = parted["gradient_error"].min(), parted["gradient_error"].max()
     return Advice(
         "May I accumulate instead of a large batch?",
-        "Yes, where no layer and no loss couples the samples" if len(same) == len(free) else "Not in every case",
-        f"{share(len(same), len(free))} runs without BatchNorm are the same computation; largest difference of their gradients "
-        f"in double precision {number(same['algebra_error'].max())}"
-        + (f"; {share(len(parted), len(bound))} runs with BatchNorm are a different one" if len(bound) else ""),
+        "Yes, if no layer and no loss mixes samples, as BatchNorm does" if len(same) == len(free) else "Not in every case",
+        f"{share(len(same), len(free))} runs without BatchNorm are the same computation; their gradients differ by at most "
+        f"{number(same['algebra_error'].max())} in double precision"
+        + (f"; {share(len(parted), len(bound))} runs with BatchNorm are a different one" if len(bound) else "")
+        + (f", by {least:.0%} to {most:.0%} of the gradient's norm" if len(parted) else ""),
         "Accumulate. Compare gradients and not losses when you check your own loop."
         + (" With BatchNorm, use GroupNorm or freeze its statistics." if len(parted) else ""),
         "equivalence",

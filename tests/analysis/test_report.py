@@ -250,12 +250,22 @@ def test_a_store_of_somebody_else_is_reported_with_what_runs_there(results, tmp_
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
 @pytest.mark.parametrize("width", [1200, 500])  # chromium has no narrower window
 def test_in_a_real_browser(everything, tmp_path, width):
-    """The browser draws every figure, no wider than the window."""
+    """The browser draws every figure, no wider than the window; a click on a column sorts, a word in the field filters."""
     probe = """<script>addEventListener("load", () => {
         document.querySelectorAll("details").forEach((one) => { one.open = true; });
         const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
         const drawn = boxes.filter(box => box.width > 300 && box.height > 100).length;
-        document.title = `drawn ${drawn} page ${document.documentElement.scrollWidth}`})</script>"""
+        const long = [...document.querySelectorAll("table.plain")].find(table => table.rows.length > 9);
+        const first = () => long.tBodies[0].rows[0].cells[0].textContent, head = long.querySelector("thead th");
+        head.click();
+        const up = first();
+        head.click();
+        const sorts = up.localeCompare(first(), undefined, {numeric: true}) < 0;
+        const field = long.closest(".scroll").previousElementSibling;
+        field.value = "no such row";
+        field.oninput();
+        const shown = [...long.tBodies].flatMap(body => [...body.rows]).filter(row => !row.hidden).length;
+        document.title = `drawn ${drawn} page ${document.documentElement.scrollWidth} sorts ${sorts} shown ${shown}`})</script>"""
     measured = tmp_path / "measured.html"
     page = (everything / "reports/pages/equivalence.html").read_text()
     measured.write_text(page.replace("</body>", probe + "</body>"))
@@ -263,5 +273,5 @@ def test_in_a_real_browser(everything, tmp_path, width):
     where = (f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000")
     command = [str(CHROMIUM), *quiet, *where, "--dump-dom", measured.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>drawn (\d+) page (\d+)</title>", dom)
+    found = re.search(r"<title>drawn (\d+) page (\d+) sorts true shown 0</title>", dom)
     assert found is not None and int(found[1]) == 6 and int(found[2]) <= width
