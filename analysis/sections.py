@@ -38,7 +38,7 @@ MEANINGS = {
 }
 MAX_LISTED = 20
 MAX_FOLDED = 400
-L4_HEAD = "workload | norm | optimizer | precision | arm | measure | n | mean | 95% interval | TOST p | times the null | p | Holm"
+L4_HEAD = "workload | norm | optimizer | precision | arm | measure | n | mean | 95% interval | TOST p | times the control | p | Holm"
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
@@ -169,7 +169,7 @@ def losses(material: Material) -> Section | None:
                 Picture(
                     f"loss-{precision}",
                     figures.figure_losses(rows),
-                    f"Training loss in {precision} per model, and its distance to the full batch's over the band of null runs.",
+                    f"Training loss in {precision} per model, and its distance to the full batch's over the band of control runs.",
                     f"{precision}, one trial per model. Above: the losses; curves of equivalent arms lie on one another. Below: "
                     "their distance to the full batch's loss. In the grey band, an arm differs no more than a full batch whose "
                     "rows were permuted; gaps are steps without any difference.",
@@ -195,15 +195,15 @@ def distances(material: Material) -> Section:
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
     inside = (good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum()
     text = (
-        f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
+        f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest control until the control's "
         "own first jump. This is reported and never a gate: rounding that flips one ReLU separates correct runs by decades, in "
-        "the null as well."
+        "the control as well."
     )
     picture = Picture(
         "distance",
         figures.figure_distances(material.steps),
         "Relative distance of the parameters to the full batch's over the optimizer steps, per model and precision.",
-        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band covers the null runs: two full batches in "
+        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band covers the control runs: two full batches in "
         "another order, and one with a single weight moved by one unit in the last place. In 16-bit formats reordering changes "
         "almost nothing: there arms above the band are no sign of a fault, and their rounding is judged against float64.",
     )

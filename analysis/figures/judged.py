@@ -105,7 +105,7 @@ def _beside_null(rows: DataFrame, value: str) -> list[Curve]:
     """Curves by N over the shaded band of the null runs; what is exactly zero is a gap."""
     rows = rows[rows[value] > 0]
     null = rows[rows["arm"].isin(NULLS)].groupby("step")[value].max()
-    look = {"color": GREY, "linewidth": 0.6, "label": "band of the null runs"}
+    look = {"color": GREY, "linewidth": 0.6, "label": "band of the control runs"}
     band = Curve(null.index, null, look, band=(rows[value].min() / 2, null))
     return [band, *lines(rows.query("arm == 'accumulated'"), AT, "step", value, "N = {}".format, marker="")]
 

@@ -259,7 +259,7 @@ def accuracy_over_b(material: Material) -> Section:
     )
     head = (
         "model | B | N | b | b H W | n | points lost | 95% interval | in the weights alone | TOST p | t test, Holm | "
-        "would have been seen | loss apart, times the null"
+        "would have been seen | loss apart, times the control"
     )
     columns = (
         ("model", named), "effective_batch", "accumulation_steps", "b", "values", "n", "mean", ends,

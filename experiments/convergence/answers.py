@@ -126,7 +126,7 @@ def _endings(material: Material) -> Section:
     beside = {one.key: one for one in convergence.beside_full(judged)}
     head = (
         "setting | arm | n | rate | inside the grid | test loss | less the full batch's | detectable | "
-        "margin | verdict | spread over the null's | with recalibrated BatchNorm | gap to the probe loss | "
+        "margin | verdict | spread over the control's | with recalibrated BatchNorm | gap to the probe loss | "
         "plateau: probe loss | validation loss"
     )
     columns = (

@@ -26,7 +26,7 @@ ARM = ("arm", "accumulation_steps")
 NAMES = {
     "full": "full batch",
     "accumulated": "accumulated",
-    "permuted": "full batch, rows permuted (null)",
+    "permuted": "full batch, rows shuffled (control)",
     "small_batch": "small batch",
     "small_batch_memory": "small batch, memory matched",
 }

@@ -201,7 +201,7 @@ class WorkloadConfig:
     )
     dropout: float = setting(
         0.0,
-        "probability of an activation to be dropped",
+        "probability that an activation is dropped",
         Bounds(low=0.0, high=1.0, excludes_high=True, why="a probability, at 1 nothing is left to train"),
     )
     penalty: float = setting(
@@ -327,7 +327,7 @@ class TrackingConfig:
 
     mode: TrackingMode = setting(TrackingMode.offline, also=("wandb",))
     project: str = setting("accumulation-harness", "of W&B")
-    entity: str | None = setting(None, "of W&B: a user or a team")
+    entity: str | None = setting(None, "user or team of W&B")
     per_arm: bool = setting(False, "also a W&B run for every model that is compared, beside that of its trial")
 
 
@@ -350,14 +350,14 @@ class TrialConfig:
     )
     ema_decay: float | None = setting(
         None,
-        "of a moving average of the weights, updated once per optimizer step",
+        "decay of a moving average of the weights, updated once per optimizer step",
         Bounds(low=0.0, high=1.0, excludes_low=True, excludes_high=True, why="the share of the average that stays"),
     )
     precision: Precision = setting(Precision.float32, also=("dtype", "amp", "fp16", "bf16"))
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
     loss_scale: float = setting(
         4096.0,
-        "of float16, at the first step",
+        "initial loss scale with float16",
         numbers(1e-8, 1e10, "gradients times it have to come within float16, a halving for each step skipped"),
     )
     device: Device = setting(Device.auto)
@@ -404,7 +404,7 @@ class TrialConfig:
     )
     nulls: int = setting(
         2,
-        "controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off",
+        "controls: large-batch runs whose rows are shuffled, beside one whose weights start one rounding unit off",
         integers(1, 100, "each is a model with its optimizer, trained beside the others"),
     )
     faults: tuple[str, ...] = setting(
@@ -414,10 +414,10 @@ class TrialConfig:
         (), "what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE"
     )
     trained_arm: str | None = setting(
-        None, "of the arms that choose a learning rate the one to train, as small_batch-16; null: all"
+        None, "the only arm to train, of those that choose a learning rate, as small_batch-16; null: all"
     )
     seed: int = setting(
-        0, "of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
+        0, "seed of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
     )
 
 
@@ -425,7 +425,7 @@ class TrialConfig:
 class HarnessConfig(TrialConfig):
     """A trial, and where and how it runs."""
 
-    name: str | None = setting(None, "of your sweep: its folder in the results, and its part of the page")
+    name: str | None = setting(None, "name of your sweep: its folder in the results, and its part of the page")
     results: str = setting("results", "folder of the results", also=("out", "output", "output_dir"))
     workers: int = setting(
         0, "trials at the same time; 0 is one per core, or one on a GPU", integers(0, 1024, "processes; 0 is one per core")

@@ -149,11 +149,11 @@ def _told(
         mean = math.fsum(own.values()) / len(own)
         table.append((_name(arm), f"{rate:.3g}", f"{mean:.4g}", *(_cells(found[arm]) if arm in found else ("",) * 4)))
     yield from in_columns(table)
-    yield "detectable: the difference that as many seeds find in 80 of 100 cases; seeds to decide: so many find one of the margin"
+    yield "detectable: the difference that this many seeds find in 80 of 100 cases; seeds to decide: as many find one of the margin's size"
     if found[ArmName(PERMUTED)].verdict in (paired.Comparison.below, paired.Comparison.above):
         yield "! The control differs from the large batch, of which it is a repetition: no other result of this table counts."
     if any(arm.name == SMALL for arm in values):
-        yield "Small batches have a rate of their own by a rule (rate / N; of Adam rate / sqrt(N)), and are not tuned."
+        yield "The learning rate of small batches follows a rule (rate / N; with Adam rate / sqrt(N)) and is not tuned."
 
 
 def _cells(one: Paired) -> tuple[str, ...]:

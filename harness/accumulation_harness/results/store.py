@@ -401,7 +401,7 @@ class TrialWriter:
             Path(self._lock.lock_file).unlink(missing_ok=True)  # who has it open finds the trial finished
         except OSError as error:
             if self._is_stored():
-                raise StoreError(f"{self.folder} is finished, and then: {error.strerror}") from error
+                raise StoreError(f"{self.folder} is finished; afterwards: {error.strerror}") from error
             full = "the disk is full. Finished trials are safe; free some space and run again: this trial starts over"
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise StoreError(f"{self.folder}: {full if is_full else f'cannot be written ({error.strerror})'}") from error

@@ -64,7 +64,7 @@ class Remark(Enum):
     changed_after_clip = True, "the gradient is changed between the clip and the step"
     forwards = True, "a window has more forwards than backwards: a micro-batch was left out"
     unequal = True, "loss terms have unequal weights over micro-batches, and no known normalisation explains them"
-    over_the_end = True, "a window goes on over the end of the data loader: one large batch of it ends there (window_misplaced)"
+    over_the_end = True, "a window continues past the end of the data loader, where a large batch would end (window_misplaced)"
     half = True, "gradients are kept in float16 without a loss scale: what underflows there is not seen (underflow_from_division)"
     same_gradient = True, "micro-batches of one window gave the same gradient, as the same rows do (samples_repeated)"
     step_not_finite = True, "the gradient at the step was not finite although every micro-batch's was"

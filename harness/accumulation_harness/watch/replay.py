@@ -30,7 +30,7 @@ from accumulation_harness.watch.together import Together
 from accumulation_harness.watch.track import Sketched, Track
 
 MOST = 4096  # members of a collection that are looked into
-UNHEARD = "not every rank was heard"
+UNHEARD = "not every rank answered"
 DEEP = 2  # levels of lists and mappings below a module's attribute that are put back after a replay
 
 

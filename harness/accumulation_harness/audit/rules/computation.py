@@ -72,7 +72,7 @@ def _without_a_name(facts: StepFacts) -> str:
     if len(facts.parts.weights) > 1 and made_of(facts, facts.parts) and not facts.parts.free:
         right = facts.parts.weights
         counted = told(tuple(1 / w for w in right)) if all(abs(w) > UNEQUAL for w in right) else f"right weights: {listed(right)}"
-        return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms: {counted}"
+        return f"micro-batches count differently than at N=1, and not by their numbers of loss terms: {counted}"
     if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
         return (
             f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
@@ -202,7 +202,7 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
             yield from () if fitting[0] == 1 else (undivided,)
         else:
             right = listed(parts.weights)
-            message = f"micro-batches count otherwise in {which}, and not by their numbers of its terms; right weights: {right}"
+            message = f"micro-batches count differently in {which}, and not by their numbers of its terms; right weights: {right}"
             yield Cause.unexplained, message
 
 
@@ -308,7 +308,7 @@ def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
         message = "what the model computes for a row depends on the other rows of its micro-batch"
         yield at(facts, Cause.batch_statistics, "gradient", message)
         return
-    what = "no weights of the micro-batches give the full gradient" if _outside(facts) else "micro-batches count otherwise"
+    what = "no weights of the micro-batches give the full gradient" if _outside(facts) else "micro-batches count differently"
     message = f"{what}: the loss of a row depends on the outputs of others"
     yield at(facts, Cause.non_separable_loss, "gradient", message)
 
@@ -349,7 +349,7 @@ def _other_factors(facts: StepFacts) -> Iterator[Finding]:
         message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
     elif facts.probe.same_at_one or facts.accumulation_steps == 1:
         cause = Cause.mean_of_means
-        message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
+        message = "rows count differently than in the reference, at every N: each is averaged over its own loss terms"
     else:
         cause = Cause.normaliser_depends_on_split
         message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"

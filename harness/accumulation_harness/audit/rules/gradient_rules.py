@@ -58,11 +58,11 @@ def _moves(facts: StepFacts) -> Iterator[Finding]:
         yield _moved(facts, along, shrinking, f"the parameters move {times} times inside the window", times=times)
     elif facts.gradients_agree and apart > MOVED * facts.roundoff:
         shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
-        otherwise = "the parameters are moved inside the window, otherwise than at N=1"
+        otherwise = "the parameters are moved inside the window, differently than at N=1"
         yield _moved(facts, along, shrinking, otherwise, apart=apart)
     apart, along = facts.moved_before
     if apart > MOVED * facts.roundoff:
-        otherwise = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
+        otherwise = "since the step before, something other than the optimizer has moved the parameters, differently than at N=1"
         yield _moved(facts, along, "between steps something shrinks the parameters by more than at N=1", otherwise, apart=apart)
 
 

@@ -297,12 +297,12 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
     kinds: tuple[tuple[Sequence[Apart], Cause, Kind, str], ...] = (
         (averages, Cause.ema_per_micro_batch, "average", "an average of the weights is updated per micro-batch"),
         (copies, Cause.ema_per_micro_batch, "average", "a copy of the weights is taken per micro-batch"),
-        (trained, Cause.unexplained, "statistics", "what is trained by hand moves otherwise than at N=1"),
+        (trained, Cause.unexplained, "statistics", "what is trained by hand moves differently than at N=1"),
         (
             run.beside_weights,
             Cause.unexplained,
             "statistics",
-            "tensors of the loop that have the shapes of the weights change otherwise",
+            "tensors of the loop that have the shapes of the weights change differently",
         ),
     )
     for those, cause, kind, what in kinds:
@@ -345,7 +345,7 @@ def ended(run: RunFacts) -> list[Finding]:
     apart, along = run.moved_after
     if apart <= MOVED * run.mine.run.roundoff:
         return []
-    message = f"after the last optimizer step, something moves the parameters otherwise than at N=1, by {apart:.2g} of them"
+    message = f"after the last optimizer step, something moves the parameters differently than at N=1, by {apart:.2g} of them"
     return [finding(run, None, Cause.unexplained, "seen", message, apart=apart, cosine_with_parameters=along)]
 
 
@@ -384,7 +384,7 @@ def counts(run: RunFacts) -> list[Finding]:
     if not off:
         return []
     told = "; ".join(f"{key}: {mine[key]:g} instead of {theirs[key]:g}" for key in off)
-    message = f"the function counts otherwise than at N=1, with equal gradients: {told}"
+    message = f"the function counts differently than at N=1, with equal gradients: {told}"
     return [finding(run, None, Cause.counter_wrong, "report", message)]
 
 
