@@ -38,7 +38,9 @@ MEANINGS = {
 }
 MAX_LISTED = 20
 MAX_FOLDED = 400
-L4_HEAD = "workload | norm | optimizer | precision | arm | measure | n | mean | 95% interval | TOST p | times the control | p | Holm"
+L4_HEAD = (
+    "workload | norm | optimizer | precision | arm | measure | n | mean | 95% interval | TOST p | times the control | p | Holm"
+)
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
@@ -169,7 +171,7 @@ def losses(material: Material) -> Section | None:
                 Picture(
                     f"loss-{precision}",
                     figures.figure_losses(rows),
-                    f"Training loss in {precision} per model, and its distance to the full batch's over the band of control runs.",
+                    f"Training loss in {precision} per model, and its distance to the full batch's over the controls' band.",
                     f"{precision}, one trial per model. Above: the losses; curves of equivalent arms lie on one another. Below: "
                     "their distance to the full batch's loss. In the grey band, an arm differs no more than a full batch whose "
                     "rows were permuted; gaps are steps without any difference.",
@@ -195,7 +197,7 @@ def distances(material: Material) -> Section:
     good = arms.query("arm == 'accumulated' and verdict == 'equivalent' and trajectory_ratio.notna()")
     inside = (good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum()
     text = (
-        f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest control until the control's "
+        f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest control until its "
         "own first jump. This is reported and never a gate: rounding that flips one ReLU separates correct runs by decades, in "
         "the control as well."
     )

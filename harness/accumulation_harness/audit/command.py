@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--accumulation-steps", type=_numbers, default=(4,), metavar="N,N", help=many)
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
-    steps = f"optimizer steps after which a run is ended (default {MAX_STEPS}; for a script one epoch, or a few steps if they are slow)"
+    steps = f"optimizer steps at which a run ends (default {MAX_STEPS}; for a script an epoch, or a few slow steps)"
     made.add_argument("--max-steps", type=int, help=steps)
     numbers = "{batch_size} (of a micro-batch), {accumulation_steps}, {total_batch}"
     for option, form, what in (
@@ -92,7 +92,9 @@ def parser() -> argparse.ArgumentParser:
     ):
         made.add_argument(option, action="append", default=[], metavar=form, help=what)
     made.add_argument(
-        "--explain", action="store_true", help="say what the runs would do differently, as far as the source shows, and run nothing"
+        "--explain",
+        action="store_true",
+        help="say what the runs would do differently, as far as the source shows, and run nothing",
     )
     made.add_argument(
         "--in-place", action="store_true", help="run in this folder, where files are overwritten, not in a scratch one"

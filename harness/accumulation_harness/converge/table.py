@@ -149,7 +149,7 @@ def _told(
         mean = math.fsum(own.values()) / len(own)
         table.append((_name(arm), f"{rate:.3g}", f"{mean:.4g}", *(_cells(found[arm]) if arm in found else ("",) * 4)))
     yield from in_columns(table)
-    yield "detectable: the difference that this many seeds find in 80 of 100 cases; seeds to decide: as many find one of the margin's size"
+    yield "detectable: the difference that this many seeds find in 80 of 100 cases; seeds to decide: how many find the margin"
     if found[ArmName(PERMUTED)].verdict in (paired.Comparison.below, paired.Comparison.above):
         yield "! The control differs from the large batch, of which it is a repetition: no other result of this table counts."
     if any(arm.name == SMALL for arm in values):
