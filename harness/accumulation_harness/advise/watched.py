@@ -111,7 +111,7 @@ def _row(run: Run, num: int, noise: float) -> tuple[str, ...]:
     if num == run.num:
         return ("as it is", str(num), "x 1.00", "x 1.00", "x 1.00, x 1.00", "as it is")
     even, which = run.even_at(num, noise), "below" if num < run.num else "above"
-    best = f"x {run.times(num, noise, 0.0):.2f} without an update; less than now {which} {even:.0%} of a window"
+    best = f"x {run.times(num, noise, 0.0):.2f} if updates cost nothing; faster if one takes {which} {even:.0%} of a window"
     return (
         "",
         str(num),

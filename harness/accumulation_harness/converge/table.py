@@ -139,7 +139,7 @@ def _told(
     full = ArmName(FULL)
     one = next(iter(found.values()))
     samples = next(iter(arms[full].values()))["samples"]
-    source = "" if asked.margin is not None else ", half of what the control's standard deviation between seeds is at least"
+    source = "" if asked.margin is not None else ", half of the least that the control's standard deviation between seeds may be"
     yield f"{asked.metric} on the held-out samples after {samples:,} samples; mean of {len(values[full])} seeds, paired by seed"
     yield f"the same: within ±{one.margin:.3g}{source}"
     head = (asked.metric, f"less the large batch's ({1 - one.level:.1%} interval)", "verdict", "detectable", "seeds to decide")

@@ -20,6 +20,7 @@ from accumulation_harness.watch.evidence import Finding, Rung
 FORMAT = "accumulation-watch 1"
 SUFFIXES = (".json", ".md")
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
+SEEN_BY = {Rung.ledger: "calls and weights of loss terms", Rung.sketch: "sums of gradients", Rung.replay: "a replay"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class Report:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
         if self.verdict is Status.equivalent:
             told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
-            return f"accumulation: equivalent; {seen}; right: {told}; {len(self.unseen)} things cannot be seen"
+            return f"accumulation: equivalent; {seen}; checked and right: {told}; not checked: {len(self.unseen)} things"
         return f"accumulation: inconclusive in {seen}"
 
     def __str__(self) -> str:
@@ -91,14 +92,14 @@ class Report:
         yield self.headline
         for finding in self.findings:
             times = f", {finding.count} times" if finding.count > 1 else ""
-            yield f"{finding.cause} ({finding.rung}, window {finding.window + 1}{times}): {finding.message}"
+            yield f"{finding.cause} (window {finding.window + 1}{times}; seen by {SEEN_BY[finding.rung]}): {finding.message}"
             for key, value in finding.evidence.items():
                 yield f"    {key}: {short(value)}"
             yield f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})"
         for line in self.properties:
-            yield f"told: {line}"
+            yield f"note: {line}"
         for line in self.reasons:
-            yield f"not seen: {line}"
+            yield f"not checked: {line}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in JSON types, with the causes and the versions of packages."""
@@ -138,7 +139,8 @@ class Report:
         for finding in self.findings:
             sentence = MEANINGS[finding.cause].sentence
             lines += ["", f"## Cause: `{finding.cause}`", "", f"{sentence[0].upper()}{sentence[1:]}. {finding.message}", ""]
-            lines += [f"Seen first in window {finding.window + 1} ({finding.rung}), {finding.count} times in all.", ""]
+            first = f"Seen first in window {finding.window + 1}, by {SEEN_BY[finding.rung]}; {finding.count} times in all."
+            lines += [first, ""]
             if finding.evidence:
                 lines += ["| evidence | value |", "|---|---|"]
                 lines += [f"| {key} | {short(value)} |" for key, value in finding.evidence.items()] + [""]
