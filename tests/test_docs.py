@@ -14,7 +14,7 @@ from accumulation_harness.judge.cause import MEANINGS, Cause
 ROOT = Path(__file__).parents[1]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("How it works")[0]
 LISTED = set(re.findall(r"^ {6}- .*: (\w+\.md)$", NAVIGATION, re.M)) - {"settings.md"}  # which is made of the declarations
-FOR_USERS = sorted(LISTED | {"index.md", "gallery.md", "affected.md"})
+FOR_USERS = sorted(LISTED | {"index.md", "gallery.md", "affected.md", "should_i_accumulate.md"})
 DIALECT = re.compile(r"another computation|one's own|\b(?:is|are|was|be) told\b|at that b\b|\bthe texts\b")
 SOMEWHERE = r"[^>]*\b(?:src|href)=\"?https?:"
 LOADED = re.compile(rf"<(?:script|img|iframe)\b{SOMEWHERE}|<link\b[^>]*rel=\"?(?:stylesheet|preconnect){SOMEWHERE}")
