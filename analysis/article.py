@@ -14,9 +14,10 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
-from accumulation_harness.analysis.content import Block, Matrix, Picture, Section, Text, counted, plain
+from accumulation_harness.analysis.content import Block, Matrix, Picture, Section, Text, counted, plain, share
 from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.question import Answer, Experiment, Material, ReportWarning, made_of, registered
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
 UNNAMED = "single"  # the experiment of trials that were given no name
 
@@ -165,6 +166,12 @@ def _answer(experiment: Experiment, own: load.Results) -> Answer:
     )
 
 
+def _sentences(causes: str) -> str:
+    """What is wrong, of one cause or several that are joined by `+`."""
+    said = "; ".join(MEANINGS[Cause(one)].sentence for one in causes.split("+"))
+    return said[0].upper() + said[1:]
+
+
 def _unregistered(name: str, own: load.Results, known: Mapping[str, Experiment]) -> Experiment:
     """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question.
 
@@ -183,16 +190,18 @@ def _unregistered(name: str, own: load.Results, known: Mapping[str, Experiment])
     def count(arms: DataFrame) -> Answer:
         right, wrong = arms.query("not fault"), faults.judged(arms)
         runs, controls = (right.query("arm == @name") for name in ("accumulated", "permuted"))
-        counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())
+        counts = {str(verdict): number for verdict, number in tables.verdict_counts(runs).items()}
+        same = f"Accumulation is the large batch's computation in {share(counts.pop('equivalent', 0), len(runs))} runs"
+        others = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         why = [
-            f"{counted(own['explained'])} that differ by {cause} are what an exact simulation of it gives."
+            f"{_sentences(str(cause))} ({cause}): an exact simulation of it gives {counted(own['explained'])} differences."
             for cause, own in runs.query("cause != '' and verdict == 'different'").groupby("cause")
             if own["explained"].any()
         ]
         found = f"Of {len(wrong)} runs that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""
-        same = counted(controls["verdict"] == "equivalent")
-        told = f"The control, a large batch with its rows shuffled, is equivalent {same} times."
-        accumulated = f"{len(runs)} accumulated runs: {counts}." if len(runs) else ""
+        right_controls = counted(controls["verdict"] == "equivalent")
+        told = f"The control, a large batch with its rows shuffled, is equivalent {right_controls} times."
+        accumulated = f"{same}{f'; others: {others}' if others else ''}." if len(runs) else ""
         sentences = tuple(filter(None, [accumulated, *why, told if len(controls) else "", found]))
         return Answer(sentences or ("None of these trials has a run that is judged.",), None)
 

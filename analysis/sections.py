@@ -31,8 +31,8 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 SYMBOLS = {"equivalent": "=", "degraded": "≈", "explained": "≠", "different": "≠!", "inconclusive": "?"}
 MEANINGS = {
     "equivalent": "equivalent",
-    "degraded": "degraded: the algebra holds, the rounding is worse than the full batch's",
-    "explained": "different, and an exact oracle of its cause reproduces it",
+    "degraded": "degraded: the same computation, rounded worse than the large batch",
+    "explained": "different; simulating its cause reproduces it exactly",
     "different": "different, and nothing explains it",
     "inconclusive": "inconclusive: could not be judged",
 }

@@ -305,8 +305,8 @@ def _is_accumulating_wasteful(results: Results) -> Advice:
     return Advice(
         "Is accumulating wasteful on one device?",
         wastefulness.counted(said).rstrip("."),
-        "A small batch's seconds to the same loss over those of accumulation at the same b, means over seeds, where decided: "
-        f"{min(ratios):.2g} to {max(ratios):.2g} ({len(ratios)} comparisons)",
+        f"Where it is decided ({len(ratios)} comparisons), a small batch takes {min(ratios):.2g} to {max(ratios):.2g} times the "
+        "seconds of accumulation with the same b to the same loss, means over seeds",
         action[0].upper() + action[1:],
         "convergence",
     )

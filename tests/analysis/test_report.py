@@ -156,7 +156,7 @@ def test_a_name_is_text_everywhere(everything):
 def test_a_sweep_of_ones_own_carries_its_caveats(everything):
     text = page_of(everything / "reports", "mine").text
     assert "This is a property of the model, not a fault of the loop." in text  # BatchNorm
-    assert "4 of 4 that differ by batch_statistics are what an exact simulation of it gives." in text
+    assert "(batch_statistics): an exact simulation of it gives 4 of 4 differences." in text
     assert "BatchNorm; adam; float32, float16. Accumulation is a different computation" in text
     assert "0.0513 at N = 2, 0.026 at N = 4" in text  # 1 - 0.9^(1/2), 1 - 0.9^(1/4)
     assert "Adam: the state is updated once per window" in text and "In float16, unscale once per window" in text
