@@ -1,14 +1,15 @@
+import os
 import platform
 
 import numpy as np
 import pytest
-import torch
 
+from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.config.validation import validate
 from accumulation_harness.workloads.docstrings import HELD_OUT, pairs_of, read_pairs
 from tests.small_corpus import NOUNS, corpus, function
 
 __all__ = ["corpus"]
-CPU = torch.device("cpu")
 # Of the standard library and numpy in these versions; others have other pairs, and other results.
 KNOWN = {("3.11.7", "2.4.6"): "519a45c9c0d830608ea50a331da28baf4a229cbc710f17649c8c7ef8c91f728a"}
 
@@ -44,3 +45,20 @@ def test_the_embedded_pairs_are_those_of_these_versions():
     if versions not in KNOWN:
         pytest.skip(f"nobody has noted the pairs of Python {versions[0]} and numpy {versions[1]}")
     assert pairs.fingerprint == KNOWN[versions]
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+def test_what_has_no_end_is_no_source(what, tmp_path):
+    if what == "pipe":
+        os.mkfifo(tmp_path / "b.py")
+    else:
+        (tmp_path / "b.py").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"a readable b\.py \(Not a regular file\)"):
+        read_pairs(str(tmp_path))
+
+
+def test_an_address_is_refused_and_its_password_told_to_nobody():
+    workload = WorkloadConfig(data=Data.docstrings, model=Model.towers)
+    with pytest.raises(ConfigError, match="expected a local folder") as caught:
+        validate(TrialConfig(workload=workload, data=DataConfig(root="https://me:s3cret@host/mnist")))
+    assert "s3cret" not in repr(caught.value)

@@ -3,19 +3,15 @@
 import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, read_corpus
 
 CPU = torch.device("cpu")
 
 
-def text(root=None, *, norm=Norm.layer):
-    config = TrialConfig(
-        workload=WorkloadConfig(data=Data.text, model=Model.transformer),
-        norm=norm,
-        data=DataConfig(root=None if root is None else str(root)),
-    )
+def text():
+    config = TrialConfig(workload=WorkloadConfig(data=Data.text, model=Model.transformer), norm=Norm.layer)
     workload = make_workload(config, device=CPU, dtype=torch.float64)
     assert isinstance(workload, TextWorkload)
     return workload
@@ -23,7 +19,7 @@ def text(root=None, *, norm=Norm.layer):
 
 def test_rows_spell_lines_of_the_text():
     workload = text()
-    corpus = read_corpus(None)
+    corpus = read_corpus()
     batch = workload.batch(torch.tensor([5, 0, 1999]))
     for row, sample in enumerate(batch.ids.tolist()):
         line, length = corpus.lines[sample], int(workload.num_terms(batch)[row])
@@ -53,24 +49,3 @@ def test_losses_and_correct_against_a_plain_computation():
         assert (int(correct[row]), int(terms[row])) == (hits, count)
     assert int(correct[0]) >= 1
     assert workload.losses(outputs.half(), batch).dtype == torch.float32
-
-
-FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
-    "no such folder": ({}, r"\*\.txt"),
-    "no text file": ({"notes.md": b"some words"}, r"\*\.txt"),
-    "not utf-8": ({"a.txt": b"good line\nanother\n", "b.txt": b"\xff\xfe\x00bad"}, "b.txt"),
-    "empty": ({"a.txt": b""}, "two or more"),
-    "only short lines": ({"a.txt": b"a\nb\n\nabc\n"}, "two or more"),
-}
-
-
-@pytest.mark.parametrize("case", FOLDERS)
-def test_unusable_folders(case, tmp_path):
-    files, message = FOLDERS[case]
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    root = tmp_path if files else tmp_path / "absent"
-    with pytest.raises(ConfigError, match=message) as caught:
-        text(root)
-    assert caught.value.field == "data.root"
-    assert str(root) in str(caught.value)

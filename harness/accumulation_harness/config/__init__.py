@@ -95,7 +95,7 @@ CONV, MLP = (Model.conv, Model.mlp, Model.resnet18), (Model.mlp, Model.conv, Mod
 KINDS = {
     Data.digits: Kind(CONV),
     Data.mnist1d: Kind((Model.conv1d,)),
-    Data.text: Kind((Model.transformer,), (Norm.layer, Norm.none), takes_root=True),
+    Data.text: Kind((Model.transformer,), (Norm.layer, Norm.none)),
     Data.python_bytes: Kind((Model.transformer,), (Norm.layer, Norm.none)),
     Data.pairs: Kind((Model.mlp,)),
     Data.policy: Kind(CONV),
@@ -226,7 +226,7 @@ class WorkloadConfig:
 class DataConfig:
     """Where samples come from; `root` is a local folder, never an address."""
 
-    root: str | None = setting(None, "a local folder that holds a text, or Python files for docstrings")
+    root: str | None = setting(None, "a local folder whose *.py docstrings are read from")
     last_window: LastWindow = setting(LastWindow.keep)
 
 

@@ -148,32 +148,6 @@ def t_test(differences: Sequence[float]) -> float:
     return float(2 * special.stdtr(len(values) - 1, -abs(values.mean()) / error))
 
 
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Test a mean paired difference by permutation: without a difference the labels of each pair are exchangeable.
-
-    Args:
-        differences: [n] paired differences.
-
-    Returns:
-        The two-sided p value, exact for up to 14 pairs, of `MOST_ENUMERATED` random relabellings beyond; 1 below two pairs
-        and where a difference is not finite.
-    """
-    from scipy import stats
-
-    values = np.asarray(differences, dtype=np.float64)
-    if len(values) < 2 or not np.isfinite(values).all():
-        return 1.0  # a run that diverged is no evidence
-    pairs, draws = (values, np.zeros_like(values)), np.random.default_rng(0)
-    found = stats.permutation_test(
-        pairs, _mean_difference, permutation_type="samples", vectorized=True, n_resamples=MOST_ENUMERATED, rng=draws
-    )
-    return float(found.pvalue)
-
-
-def _mean_difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    return np.asarray((a - b).mean(axis=axis))
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for multiple tests by Holm's step-down method.
 

@@ -91,7 +91,7 @@ def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> Im
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:
-    return TextWorkload(read_corpus(config.data.root), _transformer(config, MAX_CHARACTERS - 1), device=device)
+    return TextWorkload(read_corpus(), _transformer(config, MAX_CHARACTERS - 1), device=device)
 
 
 def _transformer(config: TrialConfig, max_length: int) -> Callable[[int], nn.Module]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import ConfigError, Contrast
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.files import read_file
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.contrastive import Representations, losses, ranks
-from accumulation_harness.workloads.files import read_data
 from accumulation_harness.workloads.towers import trigrams
 
 QUERY_LENGTH, PASSAGE_LENGTH = 80, 160  # bytes of a text that are read
@@ -99,13 +99,24 @@ def _distinct(pairs: Sequence[Pair]) -> list[Pair]:
     return kept
 
 
+def _read(root: str, file: Path, most: int) -> bytes:
+    """Content of a regular file of at most `most` bytes; `ConfigError` about `data.root` for any other."""
+    try:
+        content = read_file(file, most + 1)
+    except OSError as error:
+        raise ConfigError("data.root", root, f"a readable {file.name} ({error.strerror})") from error
+    if len(content) > most:
+        raise ConfigError("data.root", root, f"at most {most:,} bytes in {file.name}")
+    return content
+
+
 def _harvest(library: str, folder: Path) -> Iterator[Pair]:
     left = MAX_BYTES
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if LEFT_OUT.intersection(parts[:-1]) or parts[-1].startswith("test"):
             continue
-        content = read_data(str(folder), path, left)
+        content = _read(str(folder), path, left)
         left -= len(content)
         yield from pairs_of(".".join([library, *parts] if library else parts), content)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accumulation_harness.config import ConfigError
 from accumulation_harness.workloads import Batch, Workload, wide
-from accumulation_harness.workloads.files import read_data
 
 PADDING = 0  # index in the vocabulary; no character has it
 IGNORED = -100  # target at padded positions
 MIN_CHARACTERS, MAX_CHARACTERS = 4, 32
 MAX_TRAIN, MAX_HELD_OUT = 2000, 300
-MAX_BYTES = 100_000_000  # of all files together
 PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials train on the same samples
 
 
@@ -36,25 +31,17 @@ class Corpus:
         return tuple(sorted(set(self.text)))
 
 
-def read_corpus(root: str | None) -> Corpus:
-    """Read all `*.txt` of a folder in the order of their names, or the embedded `pydoc_data.topics`.
-
-    Args:
-        root: The folder; None for the embedded text.
+def read_corpus() -> Corpus:
+    """Read Python's own help topics, about 465k characters; they change with the version of Python.
 
     Returns:
         The text and its usable lines, in a fixed random order, each once.
-
-    Raises:
-        ConfigError: There is no such file, one is not UTF-8, or fewer than two usable lines remain.
     """
-    text = _embedded_text() if root is None else _folder_text(root)
+    from pydoc_data.topics import topics  # half a megabyte of literals: only where it is used
+
+    text = "\n\n".join(topics[name] for name in sorted(topics))
     # Repeated lines would be in the training set and held out at the same time.
     lines = [line for line in dict.fromkeys(_cut(line) for line in text.splitlines()) if len(line) >= MIN_CHARACTERS]
-    if len(lines) < 2:
-        raise ConfigError(
-            "data.root", root, f"*.txt files with two or more distinct lines of at least {MIN_CHARACTERS} characters"
-        )
     order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(PERMUTATION_SEED))
     return Corpus(text=text, lines=tuple(lines[i] for i in order.tolist()))
 
@@ -62,30 +49,6 @@ def read_corpus(root: str | None) -> Corpus:
 def _cut(line: str) -> str:
     """At most 32 characters, without white space at either end."""
     return line.strip()[:MAX_CHARACTERS].rstrip()
-
-
-def _embedded_text() -> str:
-    """Python's own help topics, about 465k characters; they change with the version of Python."""
-    from pydoc_data.topics import topics  # half a megabyte of literals: only where it is used
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-def _folder_text(root: str) -> str:
-    """All `*.txt` of a folder, joined by blank lines."""
-    files = sorted(Path(root).glob("*.txt"))
-    if not files:
-        raise ConfigError("data.root", root, "a folder with at least one *.txt file")
-    texts, left = [], MAX_BYTES
-    for file in files:
-        content = read_data(root, file, left)
-        left -= len(content)
-        try:
-            # Every kind of line break becomes a newline, as in a file that is opened as text.
-            texts.append(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read())
-        except UnicodeDecodeError as error:
-            raise ConfigError("data.root", root, f"UTF-8 text in {file.name} ({error})") from error
-    return "\n\n".join(texts)
 
 
 class TextWorkload(Workload):
