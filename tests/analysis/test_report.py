@@ -4,7 +4,6 @@ import csv
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -214,40 +213,6 @@ def test_step_rows_that_are_lost_cost_a_curve_and_not_the_page(results, out, mak
     said = "(algebra) could not be made from the results that are there: no finished trial has seeds."
     assert said in page_of(out, "mine").text
     assert "accumulation-harness report: mine: the section algebra could not be made" in err
-
-
-READER = """
-import os, sys
-from accumulation_harness.analysis import report
-results, out = sys.argv[1:]
-def main(name):
-    return report.main(["--results", results, "--out", os.path.join(out, name)])
-main("first")  # what is imported later cannot be read by nobody
-if os.getuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)  # root may write anywhere
-assert not os.access(results, os.W_OK)
-os._exit(main("of_another_user"))
-"""
-
-
-@pytest.mark.slow
-def test_a_store_of_somebody_else_is_reported_with_what_runs_there(results, tmp_path):
-    """By a user who may not write there; what is running, unfinished and failed is told."""
-    store_trial(results)
-    store = Store(results)
-    store.open_trial("equivalence", "left", {}).close()
-    store.mark_failed("equivalence", "bad", "no such luck")
-    for path in (tmp_path, *tmp_path.parents[:3]):  # pytest's own folders are closed to others
-        path.chmod(path.stat().st_mode | 0o011)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out").chmod(0o777)
-    command = [sys.executable, "-c", READER, str(results), str(tmp_path / "out")]
-    with store.open_trial("equivalence", "now", {}):
-        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), f"{ROOT}/harness"])})
-    text = "".join(Page(tmp_path / "out" / "of_another_user" / "provenance.html").text.split())
-    for trial, state in (("left", "unfinished"), ("now", "running"), ("bad", "failed")):
-        assert f"equivalence{trial}{state}" in text
 
 
 def title_of(page, probe, tmp_path, width):
