@@ -57,7 +57,7 @@ def judged(arms: DataFrame) -> DataFrame:
         arms: `Results.arms`, with fault arms and the correct ones.
 
     Returns:
-        The fault arms, with these columns besides. `detected`: judged `different` or `degraded`, and otherwise than the
+        The fault arms, with these columns besides. `detected`: judged `different` or `degraded`, and differently from the
         correct arm, in its verdict or in the set of its causes (BatchNorm is the correct arm's own cause); an arm that could
         not be judged is not. `named`: detected, and the fault is among the causes. `wrong`: causes that are neither the
         fault's nor the correct arm's. `confidently_wrong`: detected, with such a cause and no `unexplained` beside it.

@@ -133,13 +133,13 @@ def against_full(rows: DataFrame, margin: float) -> DataFrame:
 
 
 def between_norms(rows: DataFrame) -> DataFrame:
-    """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell.
+    """Error with BatchNorm less error with GroupNorm, in percentage points, paired by seed.
 
     Args:
-        rows: Trainings.
+        rows: A row for each arm of each training, with its held-out error.
 
     Returns:
-        Columns `gain`, its interval and b.
+        A row for each cell: `gain` with its 95 % interval, and b.
     """
     shown = rows.query("arm in ['full', 'accumulated']")
     keys = ["model", "effective_batch", "accumulation_steps", "b"]

@@ -153,7 +153,7 @@ class Twin:
 
 
 def carried(optimizer: Optimizer, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
-    """All that an optimizer carries, but for its parameters, its rates and what others have hung on it.
+    """Take all that an optimizer keeps, except its parameters, its learning rates and attributes that others have set.
 
     Args:
         optimizer: Any optimizer.

@@ -189,7 +189,9 @@ def of_all(reference: Run, index: int) -> bool:
 
 
 def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
-    """Whether later micro-batches of a step, each with a forward, give something else where the first met other weights.
+    """Decide whether the first micro-batch of a step influences the gradients of later ones.
+
+    It was run once more on other weights; later micro-batches have forwards of their own and found the usual weights.
 
     Args:
         usual: The run as it is.
@@ -198,7 +200,7 @@ def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
         gate: The distance that rounding explains.
 
     Returns:
-        True where the first micro-batch leaves something to later ones.
+        True where later ones give another gradient then.
     """
     windows = [step.backwards for run in (usual, other) for step in effective(run.tracks[0])[index : index + 1]]
     pairs = zip(windows[0][1:], windows[-1][1:], strict=False) if len(windows) == 2 else ()

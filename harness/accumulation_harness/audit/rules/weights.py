@@ -69,7 +69,7 @@ def weighted(facts: StepFacts) -> list[Finding]:
 
 
 def not_of_the_loss(facts: StepFacts) -> Iterator[Finding]:
-    """Backwards that count in the step, and whose right weight is 0: they are of another loss, or of before the window.
+    """Backwards that count in the step although their right weight is 0: of another loss, or from before the window.
 
     Args:
         facts: What was measured of one pair of steps.
