@@ -143,7 +143,7 @@ class Section:
 
 
 def section(title: str, *blocks: Block | str | None) -> Section:
-    """A section; a string is a paragraph, and None is none of its blocks.
+    """Make a section; a string becomes a paragraph, and None is left out.
 
     Args:
         title: Its heading.
@@ -270,7 +270,7 @@ def span(values: Series[float]) -> str:
 
 
 def ends(row: DataFrame) -> str:
-    """From `low` to `high` of a table's row.
+    """Write the interval of a table's row.
 
     Args:
         row: One row with `low` and `high`.
@@ -316,7 +316,7 @@ def power(differences: Sequence[float]) -> str:
 
 
 def names(values: Series[Any]) -> str:
-    """Those that occur, between commas.
+    """List the values that occur.
 
     Args:
         values: Values of a column.

@@ -38,7 +38,7 @@ DECIDED = (
 
 
 def claims() -> DataFrame:
-    """Every claim, in the order of the ledger: `id`, `source`, `claim`.
+    """Read every claim, in the order of the ledger.
 
     Returns:
         A row for each claim.
@@ -200,7 +200,7 @@ class Ledger:
 
 
 def ledger(claims: DataFrame) -> Ledger:
-    """From the table to the page.
+    """Make the page's ledger from the table of claims.
 
     Args:
         claims: Rows of `claims.csv`.

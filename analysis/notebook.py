@@ -64,7 +64,7 @@ def latest(store: Path) -> str:
 
 
 def unfinished(store: Path, experiments: tuple[str, ...]) -> list[str]:
-    """Those of the experiments without any finished trial.
+    """List the experiments without a finished trial.
 
     Args:
         store: The folder of the store.

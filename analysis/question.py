@@ -91,7 +91,7 @@ def takes(what: str, *frames: DataFrame | Series[Any], n: int | None = None) -> 
 
 
 def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
-    """Of a claim that holds in some settings and fails in others: settled only where each setting is; one that is both holds.
+    """Rule on a claim that holds in some settings and fails in others; a setting that is both counts as holding.
 
     Args:
         holds: Whether the claim holds, by setting.

@@ -81,7 +81,7 @@ def write(results: Path, out: Path) -> Path:
 
 
 def files(results: Path) -> dict[str, bytes]:
-    """Every file of the report by its path, `index.html` last; what is missing is a ReportWarning.
+    """Make every file of the report, `index.html` last; what is missing is a ReportWarning.
 
     Args:
         results: The folder of the store.

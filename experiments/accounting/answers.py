@@ -125,7 +125,7 @@ def key_value_cache(results: Results) -> ClaimResult:
 
 
 def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
-    """From rows `version`, `way`, `micro_batch`, `cache_bytes`, `not_saved_bytes` to the finding.
+    """Rule on the claim about caches.
 
     Args:
         rows: One for each version, way and b.

@@ -171,7 +171,7 @@ def _by_b(cells: DataFrame) -> str:
 
 
 def and_with_batch_norm(results: Results) -> Advice | None:
-    """Of the experiments on BatchNorm: accuracy lost over b.
+    """Say what the experiments on BatchNorm found: the accuracy lost over b.
 
     Args:
         results: What a store holds.

@@ -177,7 +177,7 @@ def remedied(results: Results) -> DataFrame:
 
 
 def gone_on(results: Results) -> DataFrame:
-    """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too.
+    """As `remedied`, for trainings that began at a trained model, compared with the full batch that began there too.
 
     Args:
         results: What a store holds.

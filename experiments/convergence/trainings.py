@@ -34,7 +34,7 @@ OWN_RATE = ("small_batch", "small_batch_memory")  # the others compute what the 
 
 
 def trainings(results: Results) -> DataFrame:
-    """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best.
+    """List every arm of every trial once; a loss that is not finite becomes infinite, so that its rate is never the best.
 
     Args:
         results: What a store holds.
@@ -198,7 +198,7 @@ class Beside:
 
 
 def beside_full(rows: DataFrame) -> list[Beside]:
-    """Every arm's test loss beside the full batch's of its setting, from `judged`; Holm-corrected over all.
+    """Compare every arm's test loss with the full batch's of its setting, Holm-corrected over all.
 
     Args:
         rows: From `judged`.

@@ -83,7 +83,7 @@ def _log(cost: float) -> float:
 
 
 def verdicts(found: Sequence[Instead]) -> list[Wasteful]:
-    """Of each, with intervals by Bonferroni over all that have enough seeds.
+    """Judge each comparison, with Bonferroni intervals over all that have enough seeds.
 
     Args:
         found: From `instead_of_accumulating`.
@@ -109,7 +109,7 @@ def counted(said: Sequence[Wasteful]) -> str:
 
 
 def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
-    """From the comparisons that decide, and where they disagree only that they do.
+    """Advise from the comparisons that decide; where they disagree, say so.
 
     Args:
         found: From `instead_of_accumulating`.
@@ -139,7 +139,7 @@ def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
 
 
 def times(logs: Sequence[float]) -> str:
-    """Of logarithms of ratios: the geometric mean and its 95 % interval, in words.
+    """Write ratios in words: the geometric mean with its 95 % interval.
 
     Args:
         logs: One for each seed.

@@ -180,7 +180,7 @@ def _misses(material: Material) -> Section:
 
 
 def settings(material: Material) -> Section:
-    """Detection by setting.
+    """Show the detection by setting.
 
     Args:
         material: Results and step rows of the experiment.

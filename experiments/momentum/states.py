@@ -118,7 +118,7 @@ def path_ratios(states: DataFrame, after_steps: int) -> DataFrame:
 
 
 def long_runs(results: Results, fewest_steps: int) -> DataFrame:
-    """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample.
+    """List the arms with that many steps or more in which nothing but the gradient passes from sample to sample.
 
     Args:
         results: What a store holds.

@@ -127,7 +127,7 @@ Trained = TypeVar("Trained", bound=Training)
 
 
 def trainings(setting: Setting, chosen: Iterable[Candidate]) -> list[Training]:
-    """Each at the initial weights.
+    """Prepare the trainings, each at the initial weights.
 
     Args:
         setting: The trial's task, initial weights and windows.
@@ -201,7 +201,7 @@ def consumed(
 
 
 def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
-    """All of them, or the `trained_arm` of the configuration.
+    """Choose all arms, or the `trained_arm` of the configuration.
 
     Args:
         config: The trial.

@@ -8,7 +8,7 @@ import pandas as pd
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """`experiments/recorded/NAME.csv`.
+    """Read `experiments/recorded/NAME.csv`.
 
     Args:
         name: Name of the file.

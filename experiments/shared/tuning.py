@@ -21,7 +21,7 @@ LONGEST = "Of several lengths in one store the longest trainings count."
 
 
 def longest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Of each kind (`by`) the trainings of most windows: a quick grid in the same store has shorter ones, which are others.
+    """Keep the longest trainings of each kind: a quick grid in the same store has shorter ones.
 
     Args:
         rows: Trainings, with a column `steps`.

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def refused(line: str) -> int:
-    """The exit code of bad input, which is told in a line.
+    """Print why an input is refused, and give the exit code of bad input.
 
     Args:
         line: What is wrong, as it is printed.

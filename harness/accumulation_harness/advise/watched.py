@@ -59,7 +59,7 @@ class Run:
 
 
 def advised(path: Path) -> Iterator[str]:
-    """What is printed.
+    """Say what a watched run shows of other N.
 
     Args:
         path: A report that a watch has written.

@@ -77,7 +77,7 @@ def _concerns(advisory: Advisory, pin: Pin) -> bool:
 
 
 def told(match: Match) -> Iterator[str]:
-    """Lines for people.
+    """Describe an advisory for people.
 
     Args:
         match: An advisory and the pin that it concerns.

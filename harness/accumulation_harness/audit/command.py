@@ -286,7 +286,7 @@ def _audited(given: argparse.Namespace) -> Report | None:
 
 
 def read_script(given: argparse.Namespace) -> None:
-    """Where nothing says how a script is told the two numbers: what its text shows, where that is both.
+    """Take the options for the two numbers from the script's text, if none are given and the text shows both.
 
     Args:
         given: The parsed command line.

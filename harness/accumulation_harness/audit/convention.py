@@ -48,7 +48,7 @@ def _windows(run: Run) -> list[list[int]]:
 
 
 def rows_of(run: Run) -> Counter[str]:
-    """All rows that its windows held; those that are computed from weights are left out.
+    """Count all rows that the windows of a run held; those that are computed from weights are left out.
 
     Args:
         run: A recorded run.

@@ -159,7 +159,7 @@ class Backward:
 
 
 def given_by(backwards: Sequence[Backward]) -> Vector | None:
-    """[P] what these gave together; None where that was not kept of each.
+    """Add up what these backwards gave; None where that was not kept of each.
 
     Args:
         backwards: Backwards of one window.

@@ -86,7 +86,7 @@ def causes_of(names: Collection[str]) -> frozenset[Cause]:
 
 
 def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
-    """Those that are compared with the reference: N=1 as well where it is another function.
+    """List the N that are compared with the reference: N=1 as well if the reference is another function.
 
     Args:
         steps: The numbers that were asked for.

@@ -34,7 +34,7 @@ class Bounds:
 
 
 def integers(low: int, high: int, why: str) -> Bounds:
-    """From `low` to `high`, both included.
+    """Bound an integer setting from `low` to `high`, both included.
 
     Args:
         low: Least value.
@@ -48,7 +48,7 @@ def integers(low: int, high: int, why: str) -> Bounds:
 
 
 def numbers(low: float, high: float, why: str) -> Bounds:
-    """From `low` to `high`, both included.
+    """Bound a setting from `low` to `high`, both included.
 
     Args:
         low: Least value.

@@ -83,7 +83,7 @@ class Question:
 
 @cache
 def folders() -> Mapping[str, Question]:
-    """Every folder's QUESTION by its name, in the order of the page.
+    """List every folder's QUESTION by its name, in the order of the page.
 
     Returns:
         Name -> question.

@@ -61,7 +61,7 @@ class Setting:
 
 @cache
 def settings() -> dict[str, Setting]:
-    """All of them by name, in the order of the dataclasses. A field that says nothing is filled in otherwise, and is none.
+    """List all settings by name, in the order of the dataclasses. A field without a declaration is no setting.
 
     Returns:
         Name -> setting.
@@ -97,7 +97,7 @@ def expected(name: str) -> str | None:
 
 
 def meant(name: str) -> str:
-    """Which setting a name that is none may have meant: of that last part, called so elsewhere, or spelt nearly so.
+    """Guess which setting a wrong name may have meant: one with that last part, or one spelt nearly so.
 
     Args:
         name: A name that is no setting.
@@ -116,7 +116,7 @@ def meant(name: str) -> str:
 
 
 def text() -> str:
-    """For a terminal: a line for each setting, and its meaning below where the line is full.
+    """Describe all settings for a terminal: a line for each, and its meaning below where the line is full.
 
     Returns:
         Lines, at most as wide as a terminal.
@@ -130,7 +130,7 @@ def text() -> str:
 
 
 def markdown() -> str:
-    """docs/settings.md.
+    """Make the page docs/settings.md.
 
     Returns:
         The page.

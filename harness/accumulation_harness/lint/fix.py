@@ -22,7 +22,7 @@ Lines = list[str]
 
 
 def mended(text: str, found: Callable[[Source], list[Hit]]) -> str:
-    """Return the text of a module with every change that is certain, or as it is; `found` returns the hits of a module.
+    """Change the text of a module where a change is certain.
 
     Args:
         text: Source of a module.

@@ -626,7 +626,7 @@ def arm_state(arm: Arm) -> dict[str, Tensor]:
 
 
 def carried_by(arm: Arm) -> Snapshot:
-    """All that an arm carries from window to window, where it lies.
+    """Collect all that an arm carries from window to window, without copies.
 
     Args:
         arm: The arm that trains.

@@ -239,7 +239,7 @@ def state_tensors(arm: Arm) -> Iterator[Tensor]:
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Those that there are.
+    """List the gradients of parameters that have one.
 
     Args:
         parameters: Parameters of a model.

@@ -69,7 +69,7 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 def state_steps(optimizer: Optimizer) -> dict[str, float]:
-    """By parameter group the mean of the counters called `step`, the group's own and its parameters'; nothing without one.
+    """Average the counters called `step` of each parameter group, the group's own and its parameters'.
 
     Args:
         optimizer: Any optimizer.
@@ -87,7 +87,7 @@ def state_steps(optimizer: Optimizer) -> dict[str, float]:
 
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """Of each parameter group, in order.
+    """Read the learning rate of each parameter group, in order.
 
     Args:
         optimizer: Any optimizer.

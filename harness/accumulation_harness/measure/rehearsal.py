@@ -203,7 +203,7 @@ def _faked(model: nn.Module, mode: FakeTensorMode, setting: Setting) -> nn.Modul
 
 
 def seconds(setting: Setting, counted: Counted, overhead: float) -> float:
-    """Of the trial: what its passes take, what its operations on parameters move, and what is left where neither counts.
+    """Estimate the time of a trial: its passes, its operations on parameters, and the rest.
 
     Args:
         setting: The setting of the trial, of which one window has to fit into memory.

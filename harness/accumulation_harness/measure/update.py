@@ -306,7 +306,7 @@ def _averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: floa
 
 
 def decayed(start: Tensor, decay: Tensor) -> Tensor:
-    """[P]: the direction in which a weight decay pulls; the weights themselves where there is none.
+    """Compute the direction in which a weight decay pulls; the weights themselves without a decay.
 
     Args:
         start: [P] weights.

@@ -40,7 +40,7 @@ class Fault:
 
 
 def always(config: TrialConfig) -> bool:
-    """Of a fault that changes every trial.
+    """The condition of a fault that changes every trial.
 
     Args:
         config: The trial.

@@ -96,7 +96,7 @@ def read_trial(folder: Path, *, evidence: bool = False) -> StoredTrial:
 
 
 def read_steps(trial: StoredTrial) -> bytes:
-    """Content of `steps.parquet`.json`.
+    """Read `steps.parquet`, and check that it was written with this `trial.json`.
 
     Args:
         trial: A trial whose record has been read.

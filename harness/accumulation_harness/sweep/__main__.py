@@ -6,7 +6,7 @@ from accumulation_harness.system.processes import run_command
 
 
 def main() -> int:
-    """As `run.main`, and nothing of it is left behind.
+    """Run `run.main`, and clean up what it leaves behind.
 
     Returns:
         The exit code of `run.main`.

@@ -231,7 +231,7 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
 
 
 def start_forkserver() -> None:
-    """Start it, deaf to Ctrl-C as its children are; a `harness.py` of the working directory is none of ours."""
+    """Start the fork server, which ignores Ctrl-C as its children do and imports no `harness.py` of the working directory."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     with interrupts_blocked(), _working_directory_unseen():
         forkserver.ensure_running()

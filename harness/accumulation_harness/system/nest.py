@@ -41,7 +41,7 @@ def map_leaves(change: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def leaves(nest: Any) -> list[Any]:
-    """All leaves, in order.
+    """List all leaves, in order.
 
     Args:
         nest: Nested containers, see `map_leaves`.

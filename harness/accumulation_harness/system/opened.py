@@ -39,7 +39,7 @@ _start: list[str] = []  # the folder in which the process was when it began; emp
 
 
 def follow() -> None:
-    """From now on what this process reads is remembered."""
+    """Record what this process reads from now on."""
     if not _start:
         _start.append(os.getcwd())
         _environment()

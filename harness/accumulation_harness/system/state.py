@@ -93,7 +93,7 @@ def in_place(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = copied, most: int = MOST_OBJECTS) -> Snapshot:
-    """All tensors, arrays and numbers that are reached from `roots`, each object under the first path that leads to it.
+    """Collect all tensors, arrays and numbers that are reached from `roots`, each under the first path that leads to it.
 
     Gradients are no state. An optimizer's state goes by the paths of its parameters, which a model before it names.
 

@@ -80,7 +80,7 @@ class Apart:
 
 
 def apart(mine: Held, theirs: Held, nulls: Sequence[Held], kept: Mapping[str, bool | None]) -> tuple[Apart, ...]:
-    """Find what moved otherwise than in the reference and in its nulls.
+    """Find what moved differently than in the reference and in its controls.
 
     What does not go on from what it was is written anew in every window, and what a run has not, or of another size, belongs
     to a micro-batch.
@@ -300,7 +300,7 @@ def feels(shaken: Run, usual: Run, *, given: bool = False) -> bool:
 
 
 def moved_inside(usual: Held) -> frozenset[str]:
-    """What the second micro-batch of a window finds otherwise than the first one did, weights and optimizers left out.
+    """List what the second micro-batch of a window finds changed since the first, besides weights and optimizers.
 
     Args:
         usual: What a run kept.

@@ -183,7 +183,7 @@ class Facts:
 
 
 def steps_of(compared: Sequence[Facts]) -> list[StepFacts]:
-    """Of all optimizers.
+    """Collect the steps of all optimizers.
 
     Args:
         compared: What was measured of each optimizer.

@@ -57,7 +57,7 @@ class Compared:
 
 
 def compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
-    """Of these two; `distance`: the one that is to be told, where it is another one.
+    """Compare two gradients.
 
     Args:
         a: [P] gradient with micro-batches.

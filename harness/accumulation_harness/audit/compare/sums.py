@@ -123,7 +123,7 @@ def since_clear(mine: Step, a: Vector) -> Vector:
 
 
 def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
-    """Every part clamped by value, then added: where m are clamped to one side, the largest element is m times the value.
+    """Compare with parts that are clamped by value, then added: the largest element is then m times the value, for m parts.
 
     Args:
         a: [P] gradient that the optimizer took.

@@ -163,7 +163,7 @@ def _last(step: Step, part: tuple[Backward, ...]) -> Step:
 
 
 def consumed_distance(mine: Step, theirs: Step) -> float:
-    """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well.
+    """Compare the gradients that two steps took; of samples, the sums of all elements as well.
 
     Args:
         mine: The step with micro-batches.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def alive() -> list[Any]:
-    """All of them, after a collection: what an earlier run has left behind is no optimizer and no average of this one.
+    """List all objects that are alive after a garbage collection, so that leftovers of an earlier run do not count.
 
     Returns:
         Objects that the garbage collector knows.

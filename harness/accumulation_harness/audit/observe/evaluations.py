@@ -37,7 +37,7 @@ def standing_now() -> Callable[[], None]:
 
 @contextmanager
 def evaluations_apart() -> Iterator[None]:
-    """Inside, a model that goes from `eval()` back to `train()` has the generators put back to where they were before."""
+    """Put the generators back whenever a model goes from `eval()` to `train()`, so that evaluations draw nothing."""
     held = dict[int, Callable[[], None]]()
     inside = False  # a module hands the call on to its children
 

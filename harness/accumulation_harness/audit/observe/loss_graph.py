@@ -248,7 +248,7 @@ def _terms(loss: Any, forwards: int = 1) -> list[Any]:
 def slopes_by_term(
     loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]], forwards: int = 1
 ) -> list[dict[tuple[int, str], Matrix]]:
-    """Of each addend by every row of the outputs: (number of the output, name of the row) -> slope [positions, features].
+    """Take each addend's slope by every row of the outputs: (number of the output, name of the row) -> [positions, features].
 
     Args:
         loss: The loss, a scalar tensor.

@@ -48,7 +48,7 @@ class Places:
 
 @contextmanager
 def everything() -> Iterator[None]:
-    """All is kept of the models of the block, as of those that are trained on several ranks, which exchange whole vectors."""
+    """Keep all elements of the models of the block, as for those on several ranks, which exchange whole vectors."""
     _kept.append(True)
     try:
         yield

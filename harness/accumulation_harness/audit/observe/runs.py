@@ -90,7 +90,7 @@ def double() -> Any:
 
 
 def failed(job: Job, error: str) -> Run:
-    """Of a job that shows nothing.
+    """Make the run of a job that failed.
 
     Args:
         job: What was asked for.

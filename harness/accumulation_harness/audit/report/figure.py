@@ -53,7 +53,7 @@ class Chart:
 
 
 def charts(conclusion: Conclusion) -> list[Chart]:
-    """Of each arm that differs and each optimizer: weights and modules where they are known, and the distances of all windows.
+    """List the charts of each arm that differs: weights and modules where they are known, and the distances of all windows.
 
     Args:
         conclusion: What the audit concluded.
@@ -66,7 +66,7 @@ def charts(conclusion: Conclusion) -> list[Chart]:
 
 
 def decisive(conclusion: Conclusion) -> list[Chart]:
-    """Those that say what is wrong: weights of the micro-batches, and the module in which a difference begins.
+    """List the charts that say what is wrong: weights of the micro-batches, and the module in which a difference begins.
 
     Args:
         conclusion: What the audit concluded.
@@ -165,7 +165,7 @@ def beyond(distance: float, gate: float) -> float:
 
 
 def lines(chart: Chart) -> Iterator[str]:
-    """For a terminal; `┊` stands at what is right, and a weight that is subtracted is hatched.
+    """Draw a chart for a terminal; `┊` stands at what is right, and a weight that is subtracted is hatched.
 
     Args:
         chart: Bars with their unit.

@@ -155,7 +155,7 @@ def code(words: str) -> str:
 
 
 def block(words: str, language: str = "") -> str:
-    """A fenced block.
+    """Fence a block of text.
 
     Args:
         words: Any text.

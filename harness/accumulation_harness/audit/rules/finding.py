@@ -38,7 +38,7 @@ def finding(facts: RunFacts | StepFacts, step: int | None, cause: Cause, kind: K
 
 
 def at(facts: StepFacts, cause: Cause, kind: Kind, message: str, **more: Any) -> Finding:
-    """A finding about one optimizer step, with what is known of its gradient; `more`: what the rule has read besides.
+    """Make a finding about one optimizer step, with what is known of its gradient.
 
     Args:
         facts: What was measured of one pair of steps.
@@ -97,7 +97,7 @@ def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
 
 
 def other_factors(facts: StepFacts) -> bool:
-    """Decide whether rows of one micro-batch count otherwise than each other.
+    """Decide whether the rows of one micro-batch have different factors.
 
     Their outputs are the same and their gradients point alike.
     Factors that differ by little count where outputs and gradients are known better than the gradients differ.

@@ -32,7 +32,7 @@ ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as 
 
 
 def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs.
+    """Explain one optimizer of one candidate, in the order of the steps.
 
     Args:
         run: What was measured of one optimizer over the run.

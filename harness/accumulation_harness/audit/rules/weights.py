@@ -26,7 +26,7 @@ SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by les
 
 
 def unequal_replicas(facts: StepFacts) -> Iterator[Finding]:
-    """The reference gradient weighs what the ranks gave otherwise than equally.
+    """Find ranks that are not weighted as the reference gradient weighs them.
 
     Args:
         facts: What was measured of one pair of steps.

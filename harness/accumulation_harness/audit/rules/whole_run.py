@@ -24,7 +24,7 @@ SAME_PLACE = 0.1  # steps, by which a place between two steps may be off: rates 
 
 
 def schedule(run: RunFacts) -> list[Finding]:
-    """At most one finding; empty where what a schedule may move is the reference's at all aligned steps.
+    """Find a schedule that advances per micro-batch or has another length.
 
     Args:
         run: What was measured of one optimizer over the run.
@@ -138,7 +138,7 @@ MANY_MORE = 1.5  # times the reference's optimizer steps, from which on every ba
 
 
 def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """At most one finding, since what follows it cannot be aligned.
+    """Find another number of steps, other rows, or steps inside a window: what follows cannot be aligned.
 
     Args:
         run: What was measured of one optimizer over the run.

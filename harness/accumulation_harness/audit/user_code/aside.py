@@ -12,7 +12,7 @@ from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
 
 
 def main(script: str) -> None:
-    """As `python SCRIPT` does it, but that what it calls changes nothing here.
+    """Run a script as `python SCRIPT` does, in a scratch copy of the working folder.
 
     Args:
         script: Path of the script.

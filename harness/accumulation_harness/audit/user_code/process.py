@@ -49,7 +49,7 @@ ATTRIBUTES: tuple[tuple[Any, str], ...] = (  # that a run may set: of what
 
 @contextmanager
 def of_its_own(is_own: Callable[[ModuleType], bool]) -> Iterator[None]:
-    """All of it is put back; what modules of one's own want done at the end of the process is done, and nobody is to be asked.
+    """Put Python's state back afterwards, run what the audited modules want done at exit, and answer no `input()`.
 
     Args:
         is_own: Whether a module belongs to the audited code.

@@ -38,7 +38,7 @@ UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit"
 
 @contextmanager
 def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, trackers do nothing, whatever mode the code itself asks for; `tell` gets the name of each call.
+    """Switch trackers off inside, whatever mode the code itself asks for.
 
     Args:
         tell: Gets the name of each call that is kept from a tracker.
