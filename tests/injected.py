@@ -401,19 +401,19 @@ def struck(name, bad):
 
 
 def campaign(number, seed, works):
-    """Each kind at every call once, then pairs of them at random; counts by what was wrong."""
-    generator, faults, found = random.Random(seed), 0, Counter()
+    """Each kind at every call once, then pairs of them at random; counts by kind and work, and by what was wrong."""
+    generator, faults, found = random.Random(seed), Counter(), Counter()
     calls = {work: undisturbed(work)[-1] for work in works}
     todo = [(work, {n: kind}) for work in works for n in range(1, calls[work] + 1) for kind in KINDS]
     quick = [work for work in works if work not in SLOW] or works
-    while faults < number or todo:
+    while faults.total() < number or todo:
         if todo:
             work, bad = todo.pop()
         else:
             work = generator.choice(quick)
             bad = {generator.randint(1, calls[work]): generator.choice([*KINDS]) for _ in range(2)}
         wrong, _ = struck(work, bad)
-        faults += len(bad)
+        faults.update((kind, work) for kind in bad.values())
         found.update(wrong)
         for one in wrong:
             print(f"{work} {bad}: {one}", flush=True)
@@ -436,7 +436,9 @@ def main(arguments=None):
         return 3
     gc.freeze()  # what has been imported is not looked at after every kill
     faults, calls, found = campaign(options.faults, options.seed, options.works)
-    print(f"{faults} faults over {calls} calls: {dict(found) or 'nothing lost, altered, repeated, silent or hung'}")
+    for place, names in enumerate((KINDS, options.works)):
+        print(", ".join(f"{name} {sum(n for of, n in faults.items() if of[place] == name)}" for name in names))
+    print(f"{faults.total()} faults over {calls} calls: {dict(found) or 'nothing lost, altered, repeated, silent or hung'}")
     return int(bool(found))
 
 
