@@ -18,10 +18,15 @@ WAYS = {  # how a file, or a folder, is read
     "array.npy": "np.load('array.npy', mmap_mode='r')",
     "listed": "os.listdir('listed')",
     "many": "[open(f'many/{name}').read() for name in os.listdir('many')]",
+    "looked_at.txt": "os.path.exists('looked_at.txt')",
+    "generator.py": "subprocess.run([sys.executable, 'generator.py'], check=True, env={**os.environ})",
+    "linked": "Path('linked').resolve()",
+    "$ASKED": "os.environ.get('ASKED'); dict(os.environ); [value for name, value in os.environ.items()]",
     "outside/a.txt": "os.chdir('/'); open(f'{here}/outside/a.txt').read()",
 }
+IN_VAIN = {"absent.txt", "missing.txt", "absent.py"}
 PROGRAM = """
-import importlib, json, os, sys
+import importlib, json, os, subprocess, sys
 from pathlib import Path
 import numpy as np
 from accumulation_harness.system import opened
@@ -31,6 +36,12 @@ try:
     open("absent.txt")
 except FileNotFoundError:
     pass
+os.path.exists("missing.txt")
+try:
+    import absent
+except ImportError:
+    pass
+os.environ["OWN"] = "1"; os.environ["OWN"]
 open("out.txt", "w").write("own"); open("out.txt").read()
 Path("own.txt").write_text("x"); os.remove("own.txt")
 {ways}
@@ -43,16 +54,21 @@ def make(folder):
 
     for name in ("lab", "listed", "many", "outside", "results"):
         (folder / name).mkdir()
-    for name in ("read.txt", "outside/a.txt", "listed/a", *(f"many/{number}" for number in range(300))):
+    for name in ("read.txt", "outside/a.txt", "listed/a", "looked_at.txt", *(f"many/{number}" for number in range(300))):
         (folder / name).write_text("one")
     for name in ("late.py", "by_name.py", "lab/inner.py", "lab/__init__.py"):
         (folder / name).write_text("A = 1\n")
     (folder / "lab" / "outer.py").write_text("from .inner import A\n")
+    (folder / "generator.py").write_text("A = 1\n")
+    (folder / "linked").symlink_to("read.txt")
     np.save(folder / "array.npy", np.zeros(3))
 
 
 def change(path):
-    if path.is_dir():
+    if path.is_symlink():
+        path.unlink()
+        path.symlink_to("looked_at.txt")
+    elif path.is_dir():
         (path / "new").write_text("")
     else:
         path.write_bytes(path.read_bytes()[:-1] + b" ")  # as long as before
@@ -64,25 +80,32 @@ def read(tmp_path_factory):
     make(folder)
     code = PROGRAM.replace("{ways}", "\n".join(WAYS.values()))
     environment = os.environ | {"PYTHONPATH": str(Path(opened.__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": ""}
+    (folder / "program.py").write_text(code)
     for _ in range(2):  # the second time modules come from their compiled files
         found = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "program.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
         )
     return folder, eval(found.stdout)["files"]
 
 
 def test_all_that_was_read_is_recorded_and_nothing_else(read):
     folder, files = read
-    assert files.keys() == {*WAYS, "lab/outer.py", "absent.txt"}
+    here = {name for name in files if not os.path.isabs(name)}  # modules are looked for in other folders as well
+    assert here == {*WAYS, *IN_VAIN, "lab/outer.py", "numpy", "absent"}
     assert opened.changed(files, str(folder), folder / "results") == ""
 
 
-@pytest.mark.parametrize("name", [*WAYS, "absent.txt"])
-def test_whatever_changes_is_named(read, name, tmp_path):
+@pytest.mark.parametrize("name", [*WAYS, *IN_VAIN])
+def test_whatever_changes_is_named(read, name, tmp_path, monkeypatch):
     folder, files = read
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-a", folder, copy], check=True)
     assert opened.changed(files, str(copy), copy / "results") == "", "the same content in another folder"
-    change(copy / name) if name != "absent.txt" else (copy / name).write_text("here")
-    said = "is there now" if name == "absent.txt" else "has changed"
+    if name == "$ASKED":
+        monkeypatch.setenv("ASKED", "another")
+    elif name in IN_VAIN:
+        (copy / name).write_text("here")
+    else:
+        change(copy / name)
+    said = "is there now" if name in IN_VAIN else "has changed"
     assert opened.changed(files, str(copy), copy / "results") == f"{name} {said}"

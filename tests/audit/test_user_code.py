@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accumulation_harness.audit.observe.runs import this_process_goes_on
-from accumulation_harness.audit.user_code import scratch, trackers
+from accumulation_harness.audit.user_code import process, scratch, trackers
 from accumulation_harness.audit.user_code.call import load
 from accumulation_harness.audit.user_code.settings import Settings, edited
 from tests.audit.asked import everything
@@ -124,10 +124,12 @@ GROUP = "import torch.distributed as d\nd.init_process_group('gloo', init_method
             "import atexit; atexit.register(open, 'end.txt', 'w'); atexit.register(lambda: open('own.txt', 'w'))",
             ["end.txt", "own.txt"],
         ),
+        ("import atexit, threading; atexit.register(threading.Event().wait)", []),  # for ever
         (GROUP + "d.destroy_process_group()", []),
     ],
 )
-def test_every_run_is_like_a_process_of_its_own(home, deed, written):
+def test_every_run_is_like_a_process_of_its_own(home, monkeypatch, deed, written):
+    monkeypatch.setattr(process, "END_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     code = script(home, deed.replace("PORT", str(port)))

@@ -78,7 +78,8 @@ def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: floa
         ended = sum(
             states[name] == State.finished and _modified(found[name].folder / "trial.json", 0.0) >= begun for name in names
         )
-        left = len(open_trials) * (now - begun) / ended if ended else (None if open_trials else 0.0)
+        is_known = ended and now > begun  # else a clock was set back meanwhile
+        left = len(open_trials) * (now - begun) / ended if is_known else (None if open_trials else 0.0)
         standing.append(Standing(experiment, Counter(states[name] for name in names), left))
     return standing
 

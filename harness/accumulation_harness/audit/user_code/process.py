@@ -39,7 +39,7 @@ if HAS_TORCH:
         (lambda: None, torch.set_default_device),
     )
 
-
+END_SECONDS = 5.0  # for each function that a run wants to be called at its end
 _CONTEXT = multiprocessing.context._default_context
 ATTRIBUTES: tuple[tuple[Any, str], ...] = (  # that a run may set: of what
     *((sys, name) for name in ("argv", "stdin", "stdout", "stderr", "dont_write_bytecode")),
@@ -117,8 +117,14 @@ def _ends(is_own: Callable[[ModuleType], bool]) -> Iterator[Wrap]:
         yield register
     finally:
         for function in reversed(todo):
-            with suppress(Exception):
-                function()
+            ending = threading.Thread(target=partial(_called, function), daemon=True)
+            ending.start()
+            ending.join(END_SECONDS)  # one that waits for a thread of the run would wait for ever
+
+
+def _called(function: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        function()
 
 
 def _one_worker(original: Wrap, self: Any, loader: Any) -> None:
