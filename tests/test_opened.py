@@ -21,7 +21,8 @@ WAYS = {  # how a file, or a folder, is read
     "looked_at.txt": "os.path.exists('looked_at.txt')",
     "generator.py": "subprocess.run([sys.executable, 'generator.py'], check=True, env={**os.environ})",
     "linked": "Path('linked').resolve()",
-    "$ASKED": "os.environ.get('ASKED'); dict(os.environ); [value for name, value in os.environ.items()]",
+    "$ASKED": "os.environ.get('ASKED')",
+    "$HOME": "os.environ['HOME']; dict(os.environ); [value for name, value in os.environ.items()]",
     "outside/a.txt": "os.chdir('/'); open(f'{here}/outside/a.txt').read()",
 }
 IN_VAIN = {"absent.txt", "missing.txt", "absent.py"}
@@ -42,6 +43,7 @@ try:
 except ImportError:
     pass
 os.environ["OWN"] = "1"; os.environ["OWN"]
+os.environ.update(os.environ)
 open("out.txt", "w").write("own"); open("out.txt").read()
 Path("own.txt").write_text("x"); os.remove("own.txt")
 {ways}
@@ -101,8 +103,8 @@ def test_whatever_changes_is_named(read, name, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-a", folder, copy], check=True)
     assert opened.changed(files, str(copy), copy / "results") == "", "the same content in another folder"
-    if name == "$ASKED":
-        monkeypatch.setenv("ASKED", "another")
+    if name.startswith("$"):
+        monkeypatch.setenv(name[1:], "another")
     elif name in IN_VAIN:
         (copy / name).write_text("here")
     else:

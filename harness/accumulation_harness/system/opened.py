@@ -161,7 +161,8 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
             _note_file(os.path.join(folder or "", os.fsdecode(word)))
         return
     if event == "os.putenv":
-        _written.add(f"${os.fsdecode(arguments[0])}")
+        if os.environ._data.get(arguments[0]) != arguments[1]:  # type: ignore[attr-defined] # not set to what it is, as by `update`
+            _written.add(f"${os.fsdecode(arguments[0])}")
         return
     if event == "import" and _is_own(_asker(sys._getframe(2))):
         _imported.add(arguments[0])
