@@ -42,6 +42,7 @@ def misplaced(window: Window) -> Iterator[Finding]:
         yield _finding(Cause.ema_per_micro_batch, window, f"the average of the weights moves between two backwards{by}")
     if (
         window.first is not None
+        and window.first.any()  # else it is not known
         and window.parameters is not None
         and not (window.moved or window.late or len(window.micro_batches) < 2)
     ):

@@ -90,7 +90,8 @@ class Watch(Loop[Track]):
                 its number of terms, with which a window is replayed in halves of its micro-batches.
             accumulation_steps: The number of micro-batches that the run is set to; by default the most frequent one.
             gradient: Where the optimizer holds other tensors than the model (master weights, flat partitions): `gradient(p)`
-                returns the sum of the gradients of a parameter p of the model so far, as `lambda p: p.main_grad` does.
+                returns the sum of a window's gradients for a parameter p of the model, as `lambda p: p.main_grad` does. It is
+                asked when the optimizer is about to step.
             log: Called after each window with `accumulation/*` metrics. A function that takes `commit`, as `wandb.log` does,
                 gets `commit=False`, so that the metrics go with the loop's own next row. A TensorBoard writer will do as well:
                 its `add_scalar` is called with each metric and `accumulation/window`, the number of the window; in a resumed

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ class Track(Followed):
         """`model`: the one whose parameters are differentiated, where the optimizer has others, and `gradient` of each."""
         super().__init__(optimizer)
         self.index, self.fence, self.model = index, fence, model
-        self.gradient: Gradient = gradient or attrgetter("grad")
+        self.gradient = gradient
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
         self.dims = 0  # of the mesh of sharded parameters that are of ranks with rows of their own
@@ -85,7 +84,7 @@ class Track(Followed):
         self.num_windows = self._size = 0  # of micro-batches of the last window
         self.window = self._opened()
         self.resumed = False
-        self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
+        self.detail = self.whole = True  # whether the window is looked at closely; whether all tensors are
         self._before: Sketched | None = None
         self._empty = self._reached = False
         self.in_backward = False
@@ -184,22 +183,33 @@ class Track(Followed):
             if not is_looked_at:
                 self._drop(id(p))
 
-    @property
-    def grads(self) -> list[Tensor | None]:
-        """The gradient so far of each that can be looked at."""
-        grads = [self.gradient(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+    def grads(self, *, at_end: bool = False) -> list[Tensor | None]:
+        """`.grad` of each that can be looked at; where an engine has others, nothing before the window's end, and those then."""
+        if self.gradient is None or not at_end:
+            grads = [
+                p.grad if known and self.gradient is None else None for p, known in zip(self.parameters, self.known, strict=True)
+            ]
+        else:
+            grads = [self.gradient(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
             if type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
         return grads
 
-    def gradients(self) -> Sketched:
+    def gradients(self, *, at_end: bool = False) -> Sketched:
         """Sketches of `.grad` now, of the tensors that the window looks at."""
-        return self.sketches.of([g if chosen else None for g, chosen in zip(self.grads, self.sketched, strict=True)])
+        grads = self.grads(at_end=at_end)
+        return self.sketches.of([g if chosen else None for g, chosen in zip(grads, self.sketched, strict=True)])
+
+    @property
+    def looks(self) -> bool:
+        """Whether `.grad` is looked at around every backward."""
+        return self.detail and self.gradient is None
 
     def weights(self) -> Sketched:
-        """Sketches of the parameters now."""
-        return self.sketches.of([p if known else None for p, known in zip(self.parameters, self.known, strict=True)])
+        """Sketches of the parameters now; none of those that DeepSpeed's ZeRO-3 puts together for a forward only."""
+        there = [known and not hasattr(p, "ds_numel") for p, known in zip(self.parameters, self.known, strict=True)]
+        return self.sketches.of([p if known else None for p, known in zip(self.parameters, there, strict=True)])
 
     # -- one backward ------------------------------------------------------------------------------------------------
 
@@ -224,9 +234,9 @@ class Track(Followed):
             if self.detail:
                 window.ends["first"] = self.weights()
         self.look_at_format()
-        grads = self.grads
-        self._empty = all(g is None for g in grads)
-        self._before = self.gradients() if self.detail and not self._empty else None
+        grads = self.grads()
+        self._empty = self.gradient is None and all(g is None for g in grads)
+        self._before = self.gradients() if self.looks and not self._empty else None
         self._sums, self._bare = [None] * len(self.parameters), [None] * len(self.parameters)
         self._marks = [] if all(self.sketched) and not self.dims else list(map(mark, grads))
         self.in_backward, self._reached = True, False
@@ -234,18 +244,18 @@ class Track(Followed):
     def _look_for_returned(self) -> None:
         """Whether what the last backward returned has been put into `.grad`."""
         last = self.window.micro_batches[-1] if self.window.micro_batches else None
-        if last is not None and last.returned and list(map(mark, self.grads)) != self._marks:
-            last.placed = any(g is not None and bool(g.any()) for g in self.grads)
+        if last is not None and last.returned and list(map(mark, self.grads())) != self._marks:
+            last.placed = any(g is not None and bool(g.any()) for g in self.grads())
 
     def after_backward(self, taken: Taken, scale: Tensor | None, loss: Tensor | None, *, returned: bool = False) -> bool:
         """Whether it reached this optimizer. `returned`: its gradients are the result, and not added to `.grad`."""
         self.in_backward = False
-        changed = not self._reached and bool(self._marks) and self._marks != list(map(mark, self.grads))
+        changed = not self._reached and bool(self._marks) and self._marks != list(map(mark, self.grads()))
         stepped, self.stepped_inside = self.stepped_inside, False
         if stepped or not (self._reached or changed):
             return False
         window = self.window
-        after = self.gradients() if self.detail else None
+        after = self.gradients() if self.looks else None
         bare = [(a, b) for a, b in zip(self._bare, self._sums, strict=True) if a is not None and b is not None]
         window.hooked = window.hooked or any(not torch.equal(a, b) for a, b in bare)
         in_tensors: dict[str, Any] = {
@@ -256,19 +266,19 @@ class Track(Followed):
             MicroBatch(empty=self._empty, calls=calls, lrs=self.lrs, returned=returned, **in_tensors)
         )  # fmt: skip
         if returned:
-            self._marks = list(map(mark, self.grads))
+            self._marks = list(map(mark, self.grads()))
         self._sums, self._before = [None] * len(self.parameters), None
         if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.dims:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
-            window.averages = Averages(known, [*(g for g in self.grads if g is not None), *_state(self.optimizer)])
+            window.averages = Averages(known, [*(g for g in self.grads() if g is not None), *_state(self.optimizer)])
         for name in ("unclipped", "clipped"):
             window.ends.pop(name, None)
         return True
 
     def look_at_format(self) -> None:
         """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
-        if self.detail and not self.window.rounded and len(self.window.micro_batches) > 1:
-            self.window.rounded = _fits_16_bits(self.grads)
+        if self.looks and not self.window.rounded and len(self.window.micro_batches) > 1:
+            self.window.rounded = _fits_16_bits(self.grads())
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -294,16 +304,16 @@ class Track(Followed):
     def after_clip(self) -> None:
         """It has been."""
         if "unclipped" in self.window.ends:
-            self.window.ends["clipped"] = self.gradients()
+            self.window.ends["clipped"] = self.gradients(at_end=True)
 
     def _at_end(self) -> Sketched:
         """Sketches of `.grad` as the micro-batches have left it."""
-        self.window.norms = _norms(self.grads)
-        return self.gradients()
+        self.window.norms = _norms(self.grads(at_end=True))
+        return self.gradients(at_end=True)
 
     def at_step(self) -> Sketched:
         """Sketches of `.grad` as the step takes it."""
-        found = self.gradients() if "unclipped" in self.window.ends else self._at_end()
+        found = self.gradients(at_end=True) if "unclipped" in self.window.ends else self._at_end()
         factor = getattr(self.optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
         if not isinstance(factor, Tensor):
             return found
@@ -363,7 +373,7 @@ class Track(Followed):
         if not window.alone and window.ranks is None:  # what a term weighs depends on the terms of all ranks
             for m in window.micro_batches:
                 m.slopes = None
-        formats = {g.dtype for g in self.grads if g is not None}
+        formats = {g.dtype for g in self.grads() if g is not None}
         window.norm, window.whole = math.hypot(*map(number, norms)), bool(looked.all())
         window.narrow, window.half = window.narrow or not formats.isdisjoint(NARROW), torch.float16 in formats
         window.calls, window.unused = tuple(window.waiting), tuple(map(number, values))
