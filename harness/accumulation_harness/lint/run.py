@@ -89,7 +89,7 @@ class Run:
                 instance = Thing("self", of.name)
                 for name in ("__init__", "setup"):
                     if (made := self.source.method(of.name, name)) is not None and made is not root:
-                        self.call(Function(made, self.module, instance), [], {})
+                        self.call(Function(made, self.module, instance), [], {}, is_root=True)
                 self.events.clear()
             for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
                 self.loops = [] if self.source.loops_over_backward(root) else [(root, number, False)]
@@ -117,6 +117,8 @@ class Run:
 
     def statement(self, node: ast.stmt, names: ChainMap[str, Value]) -> str:
         """Follow one statement."""
+        if self.source.is_idle(node):
+            return ""
         match node:
             case ast.Expr():
                 self.value(node.value, names)
@@ -134,8 +136,12 @@ class Run:
             case ast.If():
                 self.recording = self.source.matters(node)
                 value = self.value(node.test, names)
-                refused = isinstance(value, Thing) and isinstance(node.body[-1], ast.Raise)  # a run that is judged is not
-                answer = not refused and self.truth(value)
+                stays = self.source.stays(node)  # what is judged does not leave early, and never raises
+                if isinstance(value, Thing) and self.is_place(value):
+                    stays = None
+                elif not isinstance(value, Thing) and not isinstance(node.body[-1], ast.Raise):
+                    stays = None
+                answer = self.truth(value) if stays is None else stays
                 self.recording = False
                 return self.block(node.body if answer else node.orelse, names)
             case ast.For() | ast.AsyncFor() | ast.While():
@@ -149,7 +155,7 @@ class Run:
             case ast.Return():
                 raise Left(None if node.value is None else self.value(node.value, names))
             case ast.Raise():
-                raise Ended
+                raise Left(Thing(words.text(node)[:80]))
             case ast.Break():
                 return "break"
             case ast.Continue():
@@ -234,7 +240,9 @@ class Run:
         if of_loop and value is None:
             value = Thing(name)
         elif self.source.is_number(target) and (
-            isinstance(value, Thing) or (is_literal and isinstance(value, int) and value is not False)
+            isinstance(value, Thing)
+            or (type(value) is int and (is_literal or value > 1))
+            or (is_literal and value is True)
         ):
             value = N
         if isinstance(target, ast.Name):
@@ -302,7 +310,7 @@ class Run:
                 return value
             case ast.Await() | ast.Starred():
                 return self.value(node.value, names)
-        return Thing(ast.unparse(node)[:80])
+        return Thing(words.text(node)[:80])
 
     def named(self, node: ast.expr, name: str, value: Value, is_known: bool) -> Value:
         """Return what a name stands for: its value, the number of micro-batches, a function, or something unknown."""
@@ -317,7 +325,7 @@ class Run:
     def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
         """Return the dotted name under which an attribute or an item is kept."""
         of = self.value(node.value, names)
-        inner = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice).strip("'\"")
+        inner = node.attr if isinstance(node, ast.Attribute) else words.text(node.slice).strip("'\"")
         return f"{of.name if isinstance(of, Thing) else words.dotted(node.value)}.{inner}"[-120:]
 
     def attribute(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> Value:
@@ -359,12 +367,12 @@ class Run:
             case ast.Add() | ast.Sub() if isinstance(left, Loss) or isinstance(right, Loss):
                 sides = ((left, first), (right, second))
                 return Loss.total(self.addend(value, text) for value, text in sides if not isinstance(value, (int, float)))
-        return Thing(ast.unparse(first)[:40] + ast.unparse(second)[:40])
+        return Thing(words.text(first)[:40] + words.text(second)[:40])
 
     def addend(self, value: Value, text: ast.expr) -> Loss:
         """Return an addend of a loss."""
         loss = self.loss(value)
-        written = ast.unparse(text)
+        written = words.text(text)
         return (
             loss.each(lambda one: replace(one, of_weights=True)) if ".parameters()" in written or ".weight" in written else loss
         )
@@ -399,8 +407,8 @@ class Run:
                 return replace(left, negated=isinstance(operator, ast.NotEq))
             opposite = {ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.NotIn: "in"}.get(type(operator))
             if opposite is not None:
-                return Thing(f"{ast.unparse(node.left)} {opposite} {ast.unparse(node.comparators[0])}", negated=True)
-        return Thing(ast.unparse(node))
+                return Thing(f"{words.text(node.left)} {opposite} {words.text(node.comparators[0])}", negated=True)
+        return Thing(words.text(node))
 
     def is_true(self, node: ast.expr, names: ChainMap[str, Value]) -> bool:
         """Whether an expression is true."""
@@ -410,15 +418,19 @@ class Run:
         """Whether a value is true; where that is unknown, as is assumed, and a `while` goes on."""
         if not isinstance(value, Thing):
             return bool(value)
-        return self.entering or self.assume(value.name, value.counts) is not value.negated
+        return self.entering or self.assume(value) is not value.negated
 
-    def assume(self, text: str, counts: bool) -> bool:
+    def is_place(self, value: Thing) -> bool:
+        """Whether a test of something unknown is, by what it is called, one of the place in the window."""
+        is_boundary = value.counts or words.BOUNDARY.search(words.end(value.name.lower().split(" ")[0]))
+        return bool(self.loops and value.name not in self.assumed and is_boundary)
+
+    def assume(self, value: Thing) -> bool:
         """Answer a test of something unknown: of the place in the window by the place in the loop, of the rest as is assumed."""
-        lowered = text.lower()
-        is_boundary = counts or words.BOUNDARY.search(words.end(lowered.split(" ")[0]))
-        if self.loops and text not in self.assumed and is_boundary:
+        text = value.name
+        if self.is_place(value):
             self.unsure = True
-            return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(lowered))
+            return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(text.lower()))
         if self.recording:
             self.asked[text] = None
         if text in self.assumed or self.otherwise != "last":
@@ -446,8 +458,6 @@ class Run:
 
     def called(self, node: ast.Call, names: ChainMap[str, Value]) -> Value:
         """Follow a call."""
-        if self.depth > DEEPEST:
-            raise Ended
         name, of = words.last(node.func), words.receiver(node)
         callee = self.value(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute, ast.Call)) else None
         args = [self.value(one, names) for one in node.args]
@@ -506,12 +516,12 @@ class Run:
         elif name in ("update", "unscale_") and is_scaler:
             self.happen(name, node, known)
         elif name in ("update", "step", "update_parameters", "update_ema") and words.AVERAGE.search(label):
-            if not any("loss" in text or ".item()" in text for text in (label, *map(ast.unparse, node.args))):
+            if not any("loss" in text or ".item()" in text for text in (label, *map(words.text, node.args))):
                 self.happen("average", node, known)
         elif (
             name == "mul_"
             and label in ("data", "p", "param")
-            and any(ast.unparse(one).startswith(("1 -", "1.0 -")) for one in node.args)
+            and any(words.text(one).startswith(("1 -", "1.0 -")) for one in node.args)
         ):
             self.happen("decay", node, known)
         elif "post_accumulate_grad_hook" in name:
@@ -519,7 +529,7 @@ class Run:
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
         elif name in ("mean", "sum") and isinstance(owner, Thing) and not node.args and not node.keywords:
-            return Loss.of(name, masked="mask" in ast.unparse(of))  # written out: of whatever this micro-batch holds
+            return Loss.of(name, masked="mask" in words.text(of))  # written out: of whatever this micro-batch holds
         else:
             return NotImplemented
         return None
@@ -569,7 +579,7 @@ class Run:
                     found = (min if name == "min" else max)(numbers)
                     return Part(found) if any(isinstance(one, Part) for one in numbers) else found
             case "int" | "float" | "ceil" | "floor" | "bool":
-                return first if isinstance(first, (int, float)) else Thing(ast.unparse(node)[:80])
+                return first if isinstance(first, (int, float)) else Thing(words.text(node)[:80])
             case "exit" | "_exit" | "quit":
                 raise Ended
             case "scale" | "scale_loss" if isinstance(first, (Loss, Thing)):
@@ -577,7 +587,7 @@ class Run:
         if name in THROUGH and args and not isinstance(first, (int, float)):
             return first
         if name in words.CLIPS:
-            bounds = {one.strip("'\"") for one in map(ast.unparse, (*node.args, *(one.value for one in node.keywords)))}
+            bounds = {one.strip("'\"") for one in map(words.text, (*node.args, *(one.value for one in node.keywords)))}
             is_off = any("clip" in one and value is False for one, value in given.items())
             if not is_off and not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
                 scaled = any("get_scale" in getattr(one, "name", "") for one in (*args, *given.values()))  # so is its limit
@@ -643,6 +653,8 @@ class Run:
         """Follow a function of the file, and return what it returns."""
         node = function.node
         self.visited.add(node)
+        if self.depth > DEEPEST:
+            return Thing(getattr(node, "name", ""))
         names = function.sees.new_child()
         parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         if function.instance is not None and parameters:
@@ -664,8 +676,6 @@ class Run:
         if isinstance(node, ast.Lambda):
             return self.value(node.body, names)
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise Ended
         try:
             self.block(node.body, names)
         except Left as left:

@@ -25,6 +25,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Root = ast.Module | Definition
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TOUCHING = {"backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync"} | words.CLIPS
+EVENTS = {"update", "unscale_", "scale", "append", "update_parameters", "update_ema", "mul_"}
 WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
@@ -168,6 +169,98 @@ class Source:
     def _mattering(self) -> dict[ast.If, bool]:
         return {}
 
+    def stays(self, node: ast.If) -> bool | None:
+        """Return the answer to a test with which its block goes on; None where both answers, or none, leave it."""
+        if node not in self._staying:
+            taken, passed = self._leaves(node.body), bool(node.orelse) and self._leaves(node.orelse)
+            self._staying[node] = None if taken is passed else passed
+        return self._staying[node]
+
+    @cached_property
+    def _staying(self) -> dict[ast.If, bool | None]:
+        return {}
+
+    def _leaves(self, block: list[ast.stmt]) -> bool:
+        """Whether a block raises, exits, or passes over what follows it, without a backward or a step of its own."""
+        end = block[-1]
+        if isinstance(end, ast.If) and end.orelse:
+            return self._leaves(end.body) and self._leaves(end.orelse)
+        call = end.value if isinstance(end, ast.Expr) else None
+        leaves = isinstance(end, (ast.Raise, ast.Continue, ast.Break)) or (
+            isinstance(call, ast.Call) and words.last(call.func) in ("exit", "_exit", "quit")
+        )
+        if isinstance(end, ast.Return):
+            leaves = end.value is None or self._function_of.get(end, "") in self._to_backward
+        return leaves and not any(
+            self._leads(one) or words.last(one.func) == "step" for part in block for one in words.inside(part, ast.Call)
+        )
+
+    @cached_property
+    def _function_of(self) -> dict[ast.AST, str]:
+        """The name of the innermost function around each `return`."""
+        return {one: node.name.lower() for node in self._all for one in words.inside(node, ast.Return)}
+
+    def is_idle(self, node: ast.stmt) -> bool:
+        """Whether a statement can change nothing of what happens to gradients and losses: it is passed over."""
+        if node not in self._idle:
+            self._idle[node] = not any(map(self._counts, ast.walk(node)))
+        return self._idle[node]
+
+    @cached_property
+    def _idle(self) -> dict[ast.stmt, bool]:
+        return {}
+
+    def _counts(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Call():
+                name = words.last(node.func)
+                changed = words.last(words.receiver(node))
+                return name in self._touching or name in EVENTS or words.MOVES.search(name) is not None or changed in self._needed
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                return name.lower() in self._needed or "grad" in name
+            case ast.Subscript(ctx=ast.Store()):
+                return words.last(node) in self._needed or _key(node) in self._needed
+        return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
+
+    @cached_property
+    def _needed(self) -> set[str]:
+        """The names on which tests, loops and losses depend that decide what happens, and those that these depend on."""
+        waiting: list[ast.AST] = []
+        for node in self.nodes:
+            match node:
+                case ast.If(test=test) | ast.While(test=test) if any(map(self._decides, ast.walk(node))):
+                    waiting.append(test)
+                case ast.For(iter=header) | ast.AsyncFor(iter=header) if any(map(self._decides, ast.walk(node))):
+                    waiting.append(header)
+                case ast.With(items=items):
+                    waiting += [item.context_expr for item in items]
+                case ast.Call() if words.last(node.func) in self._touching | EVENTS:
+                    waiting.append(node)
+        given: dict[str, list[ast.AST]] = {}
+        for node in self.nodes:
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    pairs = [(target, value) for target in targets]
+                case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+                    pairs = [(target, value)]
+                case ast.For(target=target, iter=value) | ast.NamedExpr(target=target, value=value):
+                    pairs = [(target, value)]
+                case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
+                    pairs = [(target, value)]
+                case ast.Return(value=ast.expr() as value):
+                    pairs = [(ast.Name(self._function_of.get(node, "")), value)]
+                case _:
+                    continue
+            for target, value in pairs:
+                for name in words.identifiers(target):
+                    given.setdefault(name, []).append(value)
+        needed: set[str] = set()
+        while waiting:
+            for name in set(words.identifiers(waiting.pop())) - needed:
+                needed.add(name)
+                waiting += given.get(name, [])
+        return needed
+
     def _decides(self, node: ast.AST) -> bool:
         match node:
             case ast.Call():
@@ -201,7 +294,11 @@ class Source:
         name = words.last(node)
         if isinstance(node, ast.Subscript):
             name = str(node.slice.value).lower() if isinstance(node.slice, ast.Constant) else ""
-        return name not in self._counters and (words.is_number(name) or (name != "" and name in self._moduli))
+        return name in self._numbers or (words.is_number(name) and name not in self._counters)
+
+    @cached_property
+    def _numbers(self) -> set[str]:
+        return self._moduli - self._counters
 
     @cached_property
     def _counters(self) -> set[str]:
@@ -334,6 +431,10 @@ class Source:
                     causes = frozenset(filter(None, re.split(r"[\s,]+", match[1] or "")))
                     found.append((token.start[0], causes))
         return found
+
+
+def _key(node: ast.Subscript) -> str:
+    return str(node.slice.value).lower() if isinstance(node.slice, ast.Constant) else ""
 
 
 def _callee(call: ast.Call) -> str:

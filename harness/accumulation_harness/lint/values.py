@@ -92,7 +92,7 @@ class Loss:
 
     def divided(self, by: Value, text: ast.expr) -> Loss:
         """Return `loss / by`."""
-        written = ast.unparse(text) + (by.name if isinstance(by, Thing) else "")  # a name, and what it was made of
+        written = words.text(text) + (by.name if isinstance(by, Thing) else "")  # a name, and what it was made of
         counts = any(word in written for word in (".sum()", "len(", "numel", ".size(0)", ".shape[0]"))
         of_window = any(map(words.WHOLE.search, words.identifiers(text)))
 
@@ -105,7 +105,7 @@ class Loss:
                 return one.divided(by)
             if isinstance(by, (int, float)) and not isinstance(by, Length):
                 return replace(one, literals=(*one.literals, by))
-            return replace(one, weight=None, whole=ast.unparse(text) if of_window else one.whole)
+            return replace(one, weight=None, whole=words.text(text) if of_window else one.whole)
 
         return self.each(term)
 
@@ -118,7 +118,7 @@ class Loss:
         if isinstance(factor, Loss):
             masked = replace(self.terms[0], masked=True)
             return self if len(self.terms) > 1 or self.terms[0].kind != "rows" else replace(self, terms=(masked,))
-        unsure = any(map(words.SCALE.search, words.identifiers(text))) or words.COUNT.search(ast.unparse(text))
+        unsure = any(map(words.SCALE.search, words.identifiers(text))) or words.COUNT.search(words.text(text))
         return self.each(lambda one: replace(one, masked=True, weight=None if unsure else one.weight))
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 NUMBER = re.compile(
@@ -42,6 +42,12 @@ LOSS_MODULES = {
 
 
 Node = TypeVar("Node", bound=ast.AST)
+
+
+@lru_cache(4096)
+def text(node: ast.AST) -> str:
+    """Return a node as it may be written."""
+    return ast.unparse(node)
 
 
 def inside(node: ast.AST, kinds: type[Node] | tuple[type[Node], ...]) -> Iterator[Node]:
