@@ -158,21 +158,26 @@ def hits(source: Source) -> Iterator[Hit]:
         The hits.
     """
     for ways in runs(source):
-        shown: dict[Hit, tuple[tuple[ast.AST, ...], int]] = {}
+        shown: dict[tuple[int, int, Cause], tuple[Hit, tuple[ast.AST, ...], int]] = {}
         passed: list[set[ast.AST]] = []
         for run in ways:
             if run.not_finite is not None:
                 continue
             each = [windows(events) for events in apart(run.events)]
-            here = dict(_of_run(run) + [told for found in each for told in _of_windows(source, run, found)])
+            here = _of_run(run) + [told for found in each for told in _of_windows(source, run, found)]
+            places = {(hit.line, hit.column, hit.cause): (hit, anchors) for hit, anchors in here}
             if run.otherwise == "last":
-                shown |= {hit: ((), 1) for hit in here if hit.cause is Cause.short_window_divided_by_n}
+                shown |= {place: (hit, (), 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n}
                 continue
             passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
-            for hit, anchors in here.items():
-                shown[hit] = (anchors, shown.get(hit, ((), 0))[1] + 1)
+            if run.is_cut and passed[:-1]:
+                passed.pop()  # its last window may be any
+                continue
+            for place, (hit, anchors) in places.items():
+                before, _, times = shown.get(place, (hit, anchors, 0))
+                shown[place] = (before if before.sure else hit, anchors, times + 1)  # sure on one way is sure
         told = source.speaks_of_lightning or not any(event.name == "automatic" for run in ways for event in run.events)
-        for hit, (anchors, times) in shown.items():
+        for hit, anchors, times in shown.values():
             if not anchors or times == sum(nodes.issuperset(anchors) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
@@ -370,7 +375,7 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     if all(_near(total, never) for total in totals):
         likely = [term.kind == "mean" or (term.kind == "model" and named) for term in placed]
         if named and not any(term.literals or term.kind in ("sum", "rows") for term in placed):
-            sure = all(likely)
+            sure = any(likely)
             sentence = f"the micro-batches' {'mean ' if sure else ''}losses are added: none is divided by their number"
             yield Hit.at(anchor, Cause.loss_not_divided, sentence, sure=sure), (anchor,)
     elif any(_near(total, once) for total in totals):

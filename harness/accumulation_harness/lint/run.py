@@ -43,7 +43,10 @@ PASSED_ON = {
     "view",
     "reshape",
 }
-THROUGH = {"tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle"}
+THROUGH = {
+    "tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle", "compile",
+    "dataparallel", "distributeddataparallel", "ddp", "fullyshardeddataparallel", "fsdp", "prepare", "prepare_model", "setup",
+}  # fmt: skip
 PLACE = "accumulation_boundary"  # the name of `step % N` where the step is unknown
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 
@@ -77,6 +80,11 @@ class Run:
         self.visited: set[ast.AST] = set()
         self.synchronised = self.forward_synchronised = True
         self.no_sync = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there was too much to follow."""
+        return self.evaluated > MOST
 
     def follow(self, root: Root) -> None:
         """Follow the module's statements, or a function: again and again, if it takes a micro-batch."""
@@ -175,6 +183,7 @@ class Run:
                 if items.values is None
                 else min(len(items.values), OUTER if most == OUTER and not items.by_number else LONGEST)
             )
+        most = min(most, 1) if self.source.is_plain(node) else most
         for number in range(LONGEST if isinstance(node, ast.While) else most):
             self.loops.append((node, number, items.by_number))
             try:
@@ -397,7 +406,7 @@ class Run:
         if len(node.ops) == 1:
             if isinstance(operator, (ast.Is, ast.IsNot)) and right is None:
                 if isinstance(left, Thing):
-                    return left if isinstance(operator, ast.IsNot) else replace(left, negated=not left.negated)
+                    return replace(left, exists=True, negated=left.negated is isinstance(operator, ast.IsNot))
                 return (left is None) is isinstance(operator, ast.Is)
             if isinstance(left, str) and isinstance(right, str):
                 return (left == right) is isinstance(operator, (ast.Eq, ast.In))
@@ -433,6 +442,8 @@ class Run:
             return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(text.lower()))
         if self.recording:
             self.asked[text] = None
+        if value.exists and text not in self.assumed:
+            return True
         if text in self.assumed or self.otherwise != "last":
             return self.assumed.get(text, self.otherwise == "yes")
         return bool(self.loops) and self.loops[-1][1] == BATCHES - 1
@@ -471,6 +482,10 @@ class Run:
         label = callee.name if isinstance(callee, Thing) else words.dotted(node.func) or name
         if of is None:
             name = words.end(label) or name
+        if name in ("get", "getattr") and (item := next((one for one in args if isinstance(one, str)), "")):
+            owner = self.value(node.args[0] if of is None else of, names)
+            key = f"{getattr(owner, 'name', '')}.{item}"[-120:]
+            return self.named(ast.Name(item), key, self.heap.get(key), key in self.heap)
         if name in FINITE:
             if self.not_finite is not None and self.loops and self.loops[-1][1] == self.not_finite:
                 self.passed_over = node
@@ -599,7 +614,10 @@ class Run:
             self.forward_synchronised = self.synchronised and not self.no_sync
         if (loss := self.of_torch(node, name, args)) is not None:
             return loss
-        which = f"@{node.lineno}_{node.col_offset}" if "optim." in label else ""  # two of a class are two optimizers
+        is_optimizer = "optim." in label or words.OPTIMIZER.search(name)
+        which = f"@{node.lineno}_{node.col_offset}" if is_optimizer else ""  # two of a class are two optimizers
+        if words.COUNTED.search(name) and words.is_number(name):
+            return N
         counts = any(isinstance(one, Part) for one in (*args, *given.values()))
         made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:

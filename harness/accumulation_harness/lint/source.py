@@ -130,6 +130,8 @@ class Source:
         own = [node for node in self.tree.body if not isinstance(node, (*DEFINITIONS, ast.ClassDef))]
         module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
         outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
+        handed = {words.last(one) for call in self.every(ast.Call) for one in call.args if isinstance(one, ast.Name)}
+        outer += [node for node in self._all if node.name.lower() in handed and node not in outer]  # a framework calls them
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
         called = {words.last(call.func) for call in self.every(ast.Call)}
         leading.sort(key=lambda node: node.name.lower() in called)
@@ -214,13 +216,40 @@ class Source:
         match node:
             case ast.Call():
                 name = words.last(node.func)
-                changed = words.last(words.receiver(node))
-                return name in self._touching or name in EVENTS or words.MOVES.search(name) is not None or changed in self._needed
+                return name in self._touching | EVENTS | self._changing or words.MOVES.search(name) is not None
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 return name.lower() in self._needed or "grad" in name
             case ast.Subscript(ctx=ast.Store()):
                 return words.last(node) in self._needed or _key(node) in self._needed
         return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
+
+    def is_plain(self, loop: ast.AST) -> bool:
+        """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
+        if loop not in self._plain:
+            self._plain[loop] = not any(
+                (isinstance(one, ast.Call) and words.last(one.func) in self._touching | EVENTS | self._changing)
+                or isinstance(one, (ast.AugAssign, ast.Break))
+                for one in ast.walk(loop)
+            )
+        return self._plain[loop]
+
+    @cached_property
+    def _plain(self) -> dict[ast.AST, bool]:
+        return {}
+
+    @cached_property
+    def _changing(self) -> set[str]:
+        """The names of functions that change an attribute on which something depends, or call one that does."""
+        stores = [
+            node.name.lower()
+            for node in self._all
+            if any(
+                isinstance(one.ctx, ast.Store) and words.last(one) in self._needed
+                for one in words.inside(node, (ast.Attribute, ast.Subscript))
+            )
+            or any(words.inside(node, (ast.Global, ast.Nonlocal)))
+        ]
+        return self._reaching(set(stores)) | set(stores) - {"__init__"}
 
     @cached_property
     def _needed(self) -> set[str]:
@@ -403,12 +432,12 @@ class Source:
         parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         for node in self.nodes:
             if isinstance(node, ast.Attribute) and node.attr == "grad":
-                above = parents.get(node)
-                read = isinstance(above, ast.Compare) or (
-                    isinstance(above, ast.Attribute) and above.attr in ("norm", "isnan", "detach")
-                )
-                cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
-                if not read and not cleared:
+                above: ast.AST | None = node
+                while isinstance(above, (ast.Attribute, ast.Subscript)):
+                    node, above = above, parents.get(above)
+                changed = isinstance(node, ast.Attribute) and node.attr.endswith("_") and not node.attr.startswith("zero")
+                is_target = isinstance(above, ast.Assign) and node in above.targets and not isinstance(above.value, ast.Constant)
+                if changed or is_target or isinstance(above, (ast.AugAssign, ast.BinOp)):
                     return True
             called = words.last(node.func) if isinstance(node, ast.Call) else ""
             name = re.sub("accumulat|scaler$", "", called)

@@ -31,6 +31,7 @@ class Thing:
     name: str
     of: str = ""
     negated: bool = False  # of a test
+    exists: bool = False  # the test is one for None
     counts: bool = False  # made by a call that is given the number of micro-batches
 
 

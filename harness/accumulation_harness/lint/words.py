@@ -13,6 +13,7 @@ NUMBER = re.compile(
     r"|steps_per_update|batches_per_update|batches_per_step|batch_split|subdivisions|(^|_)n_acc$|acc_(freq|steps)$"
 )
 STRICT = re.compile(r"accum|micro|grad_acc")  # those of them that are used for nothing else
+COUNTED = re.compile(r"steps?$|iters?$|iterations$|batches$|freq|every|factor|(^|_)num|(^|_)n_")  # of a function: what it returns
 NO_NUMBER = re.compile(r"loss|count|samples|tokens|is_|do_|accumulat(ed|ing|or|e_grads?)$|_fn$|(^|_)last|size|idx|index")
 BOUNDARY = re.compile(
     r"accum|sync_grad|^(is_?)?last$|last_micro|is_last|need_update|need_step|update_grad|do_update|do_step|(should|will)_(step|update|sync)"
