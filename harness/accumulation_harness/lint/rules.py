@@ -88,7 +88,7 @@ class Window:
                 rows.setdefault((event.node, place), []).append((term, weight))
         if len(self.backwards) == self.size and {len(event.loss.terms) for event in self.backwards if event.loss} == {1}:
             return [[pair for row in rows.values() for pair in row]]
-        return list(rows.values())
+        return [row for row in rows.values() if len(row) >= self.size]  # others are of no micro-batch
 
 
 def apart(events: list[Event]) -> list[list[Event]]:
@@ -254,7 +254,7 @@ def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
 def _cleared(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
     """Gradients that are cleared between a backward and the step that should take them; or never."""
     for window in found:
-        if not window.is_whole or window.size != usual or source.weighs_gradients:
+        if not window.is_whole or window.size != usual or source.keeps_gradients:
             continue
         waiting = False
         for event in window.events[: window.events.index(window.step)]:

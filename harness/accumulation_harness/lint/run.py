@@ -184,7 +184,7 @@ class Run:
                 else min(len(items.values), OUTER if most == OUTER and not items.by_number else LONGEST)
             )
         most = min(most, 1) if self.source.is_plain(node) else most
-        for number in range(LONGEST if isinstance(node, ast.While) else most):
+        for number in range(LONGEST if isinstance(node, ast.While) and most > 1 else most):
             self.loops.append((node, number, items.by_number))
             try:
                 if isinstance(node, ast.While):
@@ -373,7 +373,7 @@ class Run:
             case ast.Mult() if self.is_loss(left) or self.is_loss(right):
                 loss, factor, text = (left, right, second) if self.is_loss(left) else (right, left, first)
                 return self.loss(loss).multiplied(factor, text)
-            case ast.Add() | ast.Sub() if isinstance(left, Loss) or isinstance(right, Loss):
+            case ast.Add() | ast.Sub() if self.is_loss(left) or self.is_loss(right):
                 sides = ((left, first), (right, second))
                 return Loss.total(self.addend(value, text) for value, text in sides if not isinstance(value, (int, float)))
         return Thing(words.text(first)[:40] + words.text(second)[:40])
@@ -510,7 +510,7 @@ class Run:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
                 told = self.handling or self.source.tells_accelerator
-                self.backward(node, args[0], known, divisor=N if told else None)
+                self.backward(node, args[0], known, divisor=N if told else 1.0 if self.source.accelerator_counts_one else None)
             elif args:
                 self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
             return None
@@ -619,6 +619,8 @@ class Run:
         if words.COUNTED.search(name) and words.is_number(name):
             return N
         counts = any(isinstance(one, Part) for one in (*args, *given.values()))
+        if words.MODEL.search(words.last(node.func)) and not words.MODEL.search(name):
+            label = words.dotted(node.func)  # a model by the name that it has here
         made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)

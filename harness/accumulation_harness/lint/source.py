@@ -227,8 +227,9 @@ class Source:
         """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
         if loop not in self._plain:
             self._plain[loop] = not any(
-                (isinstance(one, ast.Call) and words.last(one.func) in self._touching | EVENTS | self._changing)
-                or isinstance(one, (ast.AugAssign, ast.Break))
+                (isinstance(one, ast.Call) and words.last(one.func) in self._touching | self._changing)
+                or (isinstance(one, (ast.Call, ast.AugAssign)) and "loss" in words.text(getattr(one, "target", one)).lower())
+                or isinstance(one, ast.Break)
                 for one in ast.walk(loop)
             )
         return self._plain[loop]
@@ -397,6 +398,12 @@ class Source:
         return any(not isinstance(one.value, ast.Constant) or one.value.value != 1 for one in given)
 
     @cached_property
+    def accelerator_counts_one(self) -> bool:
+        """Whether the file makes its Accelerator and says nothing of a number of micro-batches."""
+        given = {one.arg or "**" for keywords in self._told for one in keywords}
+        return bool(self._told) and not any("**" in one or "accum" in one or "plugin" in one for one in given)
+
+    @cached_property
     def accelerator_is_untold(self) -> bool:
         """Whether the file makes its Accelerator without the number of micro-batches, and has that number as a setting."""
         given = {one.arg or "**" for keywords in self._told for one in keywords}
@@ -427,19 +434,37 @@ class Source:
         return any("arange(" in ast.unparse(one) for one in (node, *given))
 
     @cached_property
+    def _gradients(self) -> list[tuple[ast.AST, ast.AST | None]]:
+        """What is done to each `.grad`: the longest expression that begins with it, and what that stands in."""
+        parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        found = []
+        for node in self.every(ast.Attribute):
+            if node.attr == "grad":
+                whole: ast.AST = node
+                while isinstance(parents.get(whole), (ast.Attribute, ast.Subscript)):
+                    whole = parents[whole]
+                found.append((whole, parents.get(whole)))
+        return found
+
+    @cached_property
+    def keeps_gradients(self) -> bool:
+        """Whether the file may put gradients elsewhere before it clears them."""
+        for node, above in self._gradients:
+            looked_at = isinstance(above, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.If)) or words.LOOKS.search(words.text(above or node))
+            cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
+            if not looked_at and not cleared:
+                return True
+        return "opacus" in self.text
+
+    @cached_property
     def weighs_gradients(self) -> bool:
         """Whether the file writes to `.grad` or may divide gradients by a call, or sums them over ranks by itself."""
-        parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
-        for node in self.nodes:
-            if isinstance(node, ast.Attribute) and node.attr == "grad":
-                above: ast.AST | None = node
-                while isinstance(above, (ast.Attribute, ast.Subscript)):
-                    node, above = above, parents.get(above)
-                changed = isinstance(node, ast.Attribute) and node.attr.endswith("_") and not node.attr.startswith("zero")
-                is_target = isinstance(above, ast.Assign) and node in above.targets and not isinstance(above.value, ast.Constant)
-                if changed or is_target or isinstance(above, (ast.AugAssign, ast.BinOp)):
-                    return True
-            called = words.last(node.func) if isinstance(node, ast.Call) else ""
+        for node, above in self._gradients:
+            changed = isinstance(node, ast.Attribute) and node.attr.endswith("_") and not node.attr.startswith("zero")
+            is_target = isinstance(above, ast.Assign) and node in above.targets and not isinstance(above.value, ast.Constant)
+            if changed or is_target or isinstance(above, (ast.AugAssign, ast.BinOp)):
+                return True
+        for called in (words.last(node.func) for node in self.every(ast.Call)):
             name = re.sub("accumulat|scaler$", "", called)
             if "grad" in name and name not in words.CLIPS and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
                 return True

@@ -31,6 +31,7 @@ COUNT = re.compile(r"\blen\(|batch_size|\.size\(0\)|\.shape\[0\]")  # rows of a 
 SCALE = re.compile(r"scale|inv|frac|world|weight_of_batch|accum|micro")
 CRITERION = re.compile(r"criterion|loss_?(fn|func|function|fct)$")
 FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer|optim")
+LOOKS = re.compile(r"isfinite|isnan|isinf|norm|\.(max|min|abs|mean|shape|dtype|device)\b|isinstance")  # at a gradient
 CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms"}
 LOSSES = {
     "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
