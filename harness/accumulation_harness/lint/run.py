@@ -78,6 +78,7 @@ class Run:
         self.evaluated = self.depth = self.entered = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.visited: set[ast.AST] = set()
+        self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
         self.no_sync = 0
 
@@ -473,7 +474,7 @@ class Run:
         callee = self.value(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute, ast.Call)) else None
         args = [self.value(one, names) for one in node.args]
         given = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg}
-        if words.MOVES.search(name):
+        if words.MOVES.search(name) and "loss" not in words.text(node):
             return self.happen("average", node, name)
         if isinstance(callee, Function):
             return self.call(callee, args, given)
@@ -618,6 +619,9 @@ class Run:
         which = f"@{node.lineno}_{node.col_offset}" if is_optimizer else ""  # two of a class are two optimizers
         if words.COUNTED.search(name) and words.is_number(name):
             return N
+        for one in (*args, *given.values()):
+            if isinstance(one, Function) and isinstance(one.node, ast.FunctionDef) and one.node not in self.running:
+                self.hand(node, one)
         counts = any(isinstance(one, Part) for one in (*args, *given.values()))
         if words.MODEL.search(words.last(node.func)) and not words.MODEL.search(name):
             label = words.dotted(node.func)  # a model by the name that it has here
@@ -625,6 +629,19 @@ class Run:
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
         return made
+
+    def hand(self, node: ast.Call, function: Function) -> None:
+        """Follow a function that is handed to a framework: for each micro-batch, if it does a backward."""
+        before = len(self.events)
+        self.running.add(function.node)
+        for number in range(BATCHES):
+            self.loops.append((node, number, False))
+            self.call(function, [], {}, is_root=True)
+            self.loops.pop()
+            if not any(event.kind == "backward" for event in self.events[before:]):
+                del self.events[before:]
+                break
+        self.running.discard(function.node)
 
     def of_torch(self, node: ast.Call, name: str, args: list[Value]) -> Loss | None:
         """Return the loss that a call of torch, or of what is called a criterion, computes."""

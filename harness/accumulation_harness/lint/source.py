@@ -130,8 +130,6 @@ class Source:
         own = [node for node in self.tree.body if not isinstance(node, (*DEFINITIONS, ast.ClassDef))]
         module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
         outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
-        handed = {words.last(one) for call in self.every(ast.Call) for one in call.args if isinstance(one, ast.Name)}
-        outer += [node for node in self._all if node.name.lower() in handed and node not in outer]  # a framework calls them
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
         called = {words.last(call.func) for call in self.every(ast.Call)}
         leading.sort(key=lambda node: node.name.lower() in called)
@@ -219,6 +217,8 @@ class Source:
                 return name in self._touching | EVENTS | self._changing or words.MOVES.search(name) is not None
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 return name.lower() in self._needed or "grad" in name
+            case ast.Name(id=name) if name in self._inner:
+                return True  # a function is handed on
             case ast.Subscript(ctx=ast.Store()):
                 return words.last(node) in self._needed or _key(node) in self._needed
         return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
@@ -237,6 +237,13 @@ class Source:
     @cached_property
     def _plain(self) -> dict[ast.AST, bool]:
         return {}
+
+    @cached_property
+    def _inner(self) -> set[str]:
+        """The names of functions inside functions, which are handed to frameworks, and the other names that they get."""
+        inner = {node.name for node in self._all} - self.functions.keys()
+        aliases = [node for node in self.every(ast.Assign) if isinstance(node.value, ast.Name) and node.value.id in inner]
+        return inner | {name for node in aliases for target in node.targets for name in words.names(target)}
 
     @cached_property
     def _changing(self) -> set[str]:
@@ -430,8 +437,17 @@ class Source:
 
     def numbers_rows(self, node: ast.expr) -> bool:
         """Whether labels are the numbers of the rows: `torch.arange(n)`, so that a loss sets rows against each other."""
-        given = [one.value for one in self.every(ast.Assign) if ast.unparse(node) in map(ast.unparse, one.targets)]
+        given = self._values.get(words.text(node), [])
         return any("arange(" in ast.unparse(one) for one in (node, *given))
+
+    @cached_property
+    def _values(self) -> dict[str, list[ast.expr]]:
+        """What each target is given, by its text."""
+        found: dict[str, list[ast.expr]] = {}
+        for node in self.every(ast.Assign):
+            for target in node.targets:
+                found.setdefault(ast.unparse(target), []).append(node.value)
+        return found
 
     @cached_property
     def _gradients(self) -> list[tuple[ast.AST, ast.AST | None]]:
