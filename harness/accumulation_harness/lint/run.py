@@ -251,7 +251,7 @@ class Run:
             value = Thing(name)
         elif self.source.is_number(target) and (
             isinstance(value, Thing)
-            or (type(value) is int and (is_literal or value > 1))
+            or (type(value) in (int, Part) and (is_literal or value > 1))
             or (is_literal and value is True)
         ):
             value = N
