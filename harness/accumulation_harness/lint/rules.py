@@ -167,7 +167,9 @@ def hits(source: Source) -> Iterator[Hit]:
             here = _of_run(run) + [told for found in each for told in _of_windows(source, run, found)]
             places = {(hit.line, hit.column, hit.cause): (hit, anchors) for hit, anchors in here}
             if run.otherwise == "last":
-                shown |= {place: (hit, (), 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n}
+                shown |= {
+                    place: (hit, (), 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n
+                }
                 continue
             passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
             if run.is_cut and passed[:-1]:

@@ -75,7 +75,7 @@ class Run:
         self.module: ChainMap[str, Value] = ChainMap({})
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
-        self.evaluated = self.depth = self.entered = 0
+        self.evaluated = self.depth = self.entered = self.periods = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.visited: set[ast.AST] = set()
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
@@ -145,14 +145,17 @@ class Run:
             case ast.If():
                 self.recording = self.source.matters(node)
                 value = self.value(node.test, names)
-                stays = self.source.stays(node)  # what is judged does not leave early, and never raises
-                if isinstance(value, Thing) and self.is_place(value):
-                    stays = None
-                elif not isinstance(value, Thing) and not isinstance(node.body[-1], ast.Raise):
-                    stays = None
+                raises = isinstance(node.body[-1], ast.Raise)  # what is judged does not raise, nor leave early where it need not
+                is_free = not self.is_place(value) if isinstance(value, Thing) else raises
+                stays = self.source.stays(node) if is_free else None
                 answer = self.truth(value) if stays is None else stays
                 self.recording = False
-                return self.block(node.body if answer else node.orelse, names)
+                has_period = isinstance(value, Thing) and value.name != PLACE and any(words.inside(node.test, ast.Mod))
+                self.periods += has_period
+                try:
+                    return self.block(node.body if answer else node.orelse, names)
+                finally:
+                    self.periods -= has_period
             case ast.For() | ast.AsyncFor() | ast.While():
                 return self.loop(node, names)
             case ast.With() | ast.AsyncWith():
@@ -457,7 +460,8 @@ class Run:
         if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
             of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
             deferred = deferred and not self.source.prepared.isdisjoint((of, words.end(name)))
-        if not deferred:
+        of_own_period = bool(self.periods) and kind in ("average", "schedule")  # every so many micro-batches, as it was meant
+        if not deferred and not of_own_period:
             self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
     def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:

@@ -252,8 +252,10 @@ class Source:
             node.name.lower()
             for node in self._all
             if any(
-                isinstance(one.ctx, ast.Store) and words.last(one) in self._needed
-                for one in words.inside(node, (ast.Attribute, ast.Subscript))
+                isinstance(one, (ast.Attribute, ast.Subscript))
+                and isinstance(one.ctx, ast.Store)
+                and words.last(one) in self._needed
+                for one in ast.walk(node)
             )
             or any(words.inside(node, (ast.Global, ast.Nonlocal)))
         ]
@@ -466,7 +468,9 @@ class Source:
     def keeps_gradients(self) -> bool:
         """Whether the file may put gradients elsewhere before it clears them."""
         for node, above in self._gradients:
-            looked_at = isinstance(above, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.If)) or words.LOOKS.search(words.text(above or node))
+            looked_at = isinstance(above, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.If)) or words.LOOKS.search(
+                words.text(above or node)
+            )
             cleared = isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant)
             if not looked_at and not cleared:
                 return True
