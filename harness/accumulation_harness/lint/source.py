@@ -488,7 +488,7 @@ class Source:
             name = re.sub("accumulat|scaler$", "", called)
             if "grad" in name and name not in words.CLIPS and re.search("div|scale|mul|average|normali|reduce|sync_g", name):
                 return True
-        return "opacus" in self.text
+        return "opacus" in self.text or "horovod" in self.text  # they average by themselves
 
     # comments ------------------------------------------------------------------------------------------------------------------
 
