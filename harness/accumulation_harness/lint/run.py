@@ -77,6 +77,7 @@ class Run:
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = self.periods = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
+        self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
@@ -222,6 +223,7 @@ class Run:
             name = words.end(value.name) if isinstance(value, Thing) else ""
             if name == "accumulate" and isinstance(call, ast.Call):
                 self.entered += 1
+                self.counts = True
                 self.handling, self.deferred = True, self.entered % N != 0
                 if self.source.accelerator_is_untold:
                     self.happen("untold", call, name)
@@ -258,6 +260,7 @@ class Run:
             or (is_literal and value is True)
         ):
             value = N
+            self.counts = True
         if isinstance(target, ast.Name):
             names[target.id] = value
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
@@ -332,6 +335,7 @@ class Run:
         if name in self.source.functions and not is_known:
             return Function(self.source.functions[name], self.module)
         if self.source.is_number(node):
+            self.counts = True
             return N
         return value if is_known else Thing(name)
 
@@ -442,7 +446,7 @@ class Run:
         """Answer a test of something unknown: of the place in the window by the place in the loop, of the rest as is assumed."""
         text = value.name
         if self.is_place(value):
-            self.unsure = True
+            self.unsure = self.counts = True
             return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(text.lower()))
         if self.recording:
             self.asked[text] = None
@@ -622,6 +626,7 @@ class Run:
         is_optimizer = "optim." in label or words.OPTIMIZER.search(name)
         which = f"@{node.lineno}_{node.col_offset}" if is_optimizer else ""  # two of a class are two optimizers
         if words.COUNTED.search(name) and words.is_number(name):
+            self.counts = True
             return N
         for one in (*args, *given.values()):
             if isinstance(one, Function) and isinstance(one.node, ast.FunctionDef) and one.node not in self.running:
@@ -711,9 +716,9 @@ class Run:
                 default = self.value(defaults[name], function.sees)
                 value = default if not is_root or default == 0 else value
             as_name = ast.Name(name)
-            names[name] = (
-                N if self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False else value
-            )
+            is_number = self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False
+            self.counts |= is_number
+            names[name] = N if is_number else value
         if isinstance(node, ast.Lambda):
             return self.value(node.body, names)
         self.depth += 1
@@ -740,9 +745,10 @@ def runs(source: Source) -> Iterator[list[Run]]:
         if root in visited:
             continue
         found = [_followed(source, root, {}, otherwise) for otherwise in ("yes", "no", "last")]
-        for one in list({**found[0].asked, **found[1].asked})[:4]:
+        accumulates = any(run.counts for run in found)
+        for one in list({**found[0].asked, **found[1].asked})[: 4 if accumulates else 0]:
             found += [_followed(source, root, {one: False}, "yes"), _followed(source, root, {one: True}, "no")]
-        if any(name in source.text for name in FINITE):
+        if accumulates and any(name in source.text for name in FINITE):
             found.append(_followed(source, root, {}, "no", not_finite=1))
         for run in found:
             visited |= run.visited
