@@ -488,6 +488,8 @@ class Run:
             return self.call(callee, args, given)
         if isinstance(callee, Loss):
             return callee
+        if isinstance(callee, Thing) and (forward := self.source.loss_of(callee.of)) is not None and self.depth < DEEPEST:
+            return self.call(Function(forward, self.module, callee), args, given)
         label = callee.name if isinstance(callee, Thing) else words.dotted(node.func) or name
         if of is None:
             name = words.end(label) or name
@@ -552,6 +554,8 @@ class Run:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
+        elif name in PASSED_ON and isinstance(owner, Thing) and owner.of:
+            return owner
         elif name in ("mean", "sum") and isinstance(owner, Thing) and not node.args and not node.keywords:
             return Loss.of(name, masked="mask" in words.text(of))  # written out: of whatever this micro-batch holds
         else:

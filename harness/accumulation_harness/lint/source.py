@@ -104,6 +104,18 @@ class Source:
         methods = (one for node in self.family(of) for one in node.body if isinstance(one, Definition))
         return next((one for one in methods if one.name == name), None)
 
+    def loss_of(self, name: str) -> Definition | None:
+        """Return the forward of a class, if it computes a loss."""
+        if name not in self._loss_of:
+            forward = self.method(name, "forward")
+            has_loss = forward is not None and any("loss" in one or one in words.LOSSES for one in words.identifiers(forward))
+            self._loss_of[name] = forward if has_loss else None
+        return self._loss_of[name]
+
+    @cached_property
+    def _loss_of(self) -> dict[str, Definition | None]:
+        return {"": None}
+
     @cached_property
     def _all(self) -> list[Definition]:
         return list(self.every(DEFINITIONS))
