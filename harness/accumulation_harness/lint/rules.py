@@ -396,7 +396,13 @@ def _irregular(run: Run, found: list[Window], full: list[Window]) -> Iterator[To
         total = _total(window)
         if window.size == usual or not window.is_whole or not _near(total, window.size / usual) or run.unsure:
             continue
-        if place == 0 and full[0].is_flat and not run.handling and found[0].step.node is full[0].step.node and run.otherwise != "last":
+        if (
+            place == 0
+            and full[0].is_flat
+            and not run.handling
+            and found[0].step.node is full[0].step.node
+            and run.otherwise != "last"
+        ):
             sentence = f"the first step comes after {window.size} instead of {usual} micro-batches (here with N = {usual})"
             yield _hit(window.step.node, Cause.window_misplaced, sentence), (window.step.node,)
         elif place and window.size < usual and found[place - 1].backwards[-1].loops[:-1] == window.backwards[0].loops[:-1]:

@@ -8,9 +8,10 @@ import json
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
@@ -29,11 +30,29 @@ EVENTS = {"update", "unscale_", "scale", "append", "update_parameters", "update_
 WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+def remembered(method: Callable[[Source, Asked], Answer]) -> Callable[[Source, Asked], Answer]:
+    """Return a method of a file that looks once at each node that it is asked about."""
+
+    @wraps(method)
+    def answer(source: Source, about: Asked) -> Answer:
+        known: dict[tuple[object, Asked], Answer] = source.known
+        if (method, about) not in known:
+            known[method, about] = method(source, about)
+        return known[method, about]
+
+    return answer
+
+
 class Source:
     """The text of a module or a notebook. Raises SyntaxError or ValueError for what is neither."""
 
     def __init__(self, text: str, cells: list[tuple[int, int]] | None = None) -> None:
         self.text = text
+        self.known: dict[Any, Any] = {}
         self.cells = cells or []  # of a notebook: number and first line of each cell of code
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
@@ -104,17 +123,12 @@ class Source:
         methods = (one for node in self.family(of) for one in node.body if isinstance(one, Definition))
         return next((one for one in methods if one.name == name), None)
 
+    @remembered
     def loss_of(self, name: str) -> Definition | None:
         """Return the forward of a class, if it computes a loss."""
-        if name not in self._loss_of:
-            forward = self.method(name, "forward")
-            has_loss = forward is not None and any("loss" in one or one in words.LOSSES for one in words.identifiers(forward))
-            self._loss_of[name] = forward if has_loss else None
-        return self._loss_of[name]
-
-    @cached_property
-    def _loss_of(self) -> dict[str, Definition | None]:
-        return {"": None}
+        forward = self.method(name, "forward") if name else None
+        has_loss = forward is not None and any("loss" in one or one in words.LOSSES for one in words.identifiers(forward))
+        return forward if has_loss else None
 
     @cached_property
     def _all(self) -> list[Definition]:
@@ -147,16 +161,10 @@ class Source:
         leading.sort(key=lambda node: node.name.lower() in called)
         return [*([self.tree] if module else []), *(node for node in leading if node.name not in ("backward", "__init__"))]
 
+    @remembered
     def loops_over_backward(self, node: ast.AST) -> bool:
         """Whether a loop is inside, here or in what it calls, that has a backward in it."""
-        known = self._loops.get(node)
-        if known is None:
-            known = self._loops[node] = self._has_loop(node, frozenset())
-        return known
-
-    @cached_property
-    def _loops(self) -> dict[ast.AST, bool]:
-        return {}
+        return self._has_loop(node, frozenset())
 
     def _has_loop(self, node: ast.AST, seen: frozenset[str]) -> bool:
         for one in ast.walk(node):
@@ -171,26 +179,16 @@ class Source:
     def _leads(self, call: ast.Call) -> bool:
         return _callee(call) in self._to_backward
 
+    @remembered
     def matters(self, node: ast.If) -> bool:
         """Whether it depends on a test what is done to gradients or losses."""
-        if node not in self._mattering:
-            self._mattering[node] = any(map(self._decides, ast.walk(node)))
-        return self._mattering[node]
+        return any(map(self._decides, ast.walk(node)))
 
-    @cached_property
-    def _mattering(self) -> dict[ast.If, bool]:
-        return {}
-
+    @remembered
     def stays(self, node: ast.If) -> bool | None:
         """Return the answer to a test with which its block goes on; None where both answers, or none, leave it."""
-        if node not in self._staying:
-            taken, passed = self._leaves(node.body), bool(node.orelse) and self._leaves(node.orelse)
-            self._staying[node] = None if taken is passed else passed
-        return self._staying[node]
-
-    @cached_property
-    def _staying(self) -> dict[ast.If, bool | None]:
-        return {}
+        taken, passed = self._leaves(node.body), bool(node.orelse) and self._leaves(node.orelse)
+        return None if taken is passed else passed
 
     def _leaves(self, block: list[ast.stmt]) -> bool:
         """Whether a block raises, exits, or passes over what follows it, without a backward or a step of its own."""
@@ -212,15 +210,10 @@ class Source:
         """The name of the innermost function around each `return`."""
         return {one: node.name.lower() for node in self._all for one in words.inside(node, ast.Return)}
 
+    @remembered
     def is_idle(self, node: ast.stmt) -> bool:
         """Whether a statement can change nothing of what happens to gradients and losses: it is passed over."""
-        if node not in self._idle:
-            self._idle[node] = not any(map(self._counts, ast.walk(node)))
-        return self._idle[node]
-
-    @cached_property
-    def _idle(self) -> dict[ast.stmt, bool]:
-        return {}
+        return not any(map(self._counts, ast.walk(node)))
 
     def _counts(self, node: ast.AST) -> bool:
         match node:
@@ -235,20 +228,15 @@ class Source:
                 return words.last(node) in self._needed or _key(node) in self._needed
         return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
 
+    @remembered
     def is_plain(self, loop: ast.AST) -> bool:
         """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
-        if loop not in self._plain:
-            self._plain[loop] = not any(
-                (isinstance(one, ast.Call) and words.last(one.func) in self._touching | self._changing)
-                or (isinstance(one, (ast.Call, ast.AugAssign)) and "loss" in words.text(getattr(one, "target", one)).lower())
-                or isinstance(one, ast.Break)
-                for one in ast.walk(loop)
-            )
-        return self._plain[loop]
-
-    @cached_property
-    def _plain(self) -> dict[ast.AST, bool]:
-        return {}
+        return not any(
+            (isinstance(one, ast.Call) and words.last(one.func) in self._touching | self._changing)
+            or (isinstance(one, (ast.Call, ast.AugAssign)) and "loss" in words.text(getattr(one, "target", one)).lower())
+            or isinstance(one, ast.Break)
+            for one in ast.walk(loop)
+        )
 
     @cached_property
     def _inner(self) -> set[str]:
