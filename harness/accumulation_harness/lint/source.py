@@ -34,7 +34,7 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
-def remembered(method: Callable[[Source, Asked], Answer]) -> Callable[[Source, Asked], Answer]:
+def _remembered(method: Callable[[Source, Asked], Answer]) -> Callable[[Source, Asked], Answer]:
     """Return a method of a file that looks once at each node that it is asked about."""
 
     @wraps(method)
@@ -123,7 +123,7 @@ class Source:
         methods = (one for node in self.family(of) for one in node.body if isinstance(one, Definition))
         return next((one for one in methods if one.name == name), None)
 
-    @remembered
+    @_remembered
     def loss_of(self, name: str) -> Definition | None:
         """Return the forward of a class, if it computes a loss."""
         forward = self.method(name, "forward") if name else None
@@ -161,7 +161,7 @@ class Source:
         leading.sort(key=lambda node: node.name.lower() in called)
         return [*([self.tree] if module else []), *(node for node in leading if node.name not in ("backward", "__init__"))]
 
-    @remembered
+    @_remembered
     def loops_over_backward(self, node: ast.AST) -> bool:
         """Whether a loop is inside, here or in what it calls, that has a backward in it."""
         return self._has_loop(node, frozenset())
@@ -179,12 +179,12 @@ class Source:
     def _leads(self, call: ast.Call) -> bool:
         return _callee(call) in self._to_backward
 
-    @remembered
+    @_remembered
     def matters(self, node: ast.If) -> bool:
         """Whether it depends on a test what is done to gradients or losses."""
         return any(map(self._decides, ast.walk(node)))
 
-    @remembered
+    @_remembered
     def stays(self, node: ast.If) -> bool | None:
         """Return the answer to a test with which its block goes on; None where both answers, or none, leave it."""
         taken, passed = self._leaves(node.body), bool(node.orelse) and self._leaves(node.orelse)
@@ -210,7 +210,7 @@ class Source:
         """The name of the innermost function around each `return`."""
         return {one: node.name.lower() for node in self._all for one in words.inside(node, ast.Return)}
 
-    @remembered
+    @_remembered
     def is_idle(self, node: ast.stmt) -> bool:
         """Whether a statement can change nothing of what happens to gradients and losses: it is passed over."""
         return not any(map(self._counts, ast.walk(node)))
@@ -228,7 +228,7 @@ class Source:
                 return words.last(node) in self._needed or _key(node) in self._needed
         return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
 
-    @remembered
+    @_remembered
     def is_plain(self, loop: ast.AST) -> bool:
         """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
         return not any(

@@ -48,7 +48,14 @@ Node = TypeVar("Node", bound=ast.AST)
 
 @lru_cache(4096)
 def text(node: ast.AST) -> str:
-    """Return a node as it may be written."""
+    """Return a node as it may be written; it is asked for the same ones again and again.
+
+    Args:
+        node: An expression or a statement.
+
+    Returns:
+        Its source text.
+    """
     return ast.unparse(node)
 
 
