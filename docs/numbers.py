@@ -20,6 +20,7 @@ from pandas import Series
 
 from accumulation_harness.analysis import faults
 from accumulation_harness.experiments.sensitivity.answers import rates, smallest
+from accumulation_harness.experiments.shared.recorded import recorded
 from tests.golden import FINDINGS, kept_archive, kept_results
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +40,7 @@ def sources() -> dict[str, str]:
         ValueError: Two sources give the same name.
     """
     found: dict[str, str] = {}
-    for make in (measured, costs, equivalence, planted, claims, accumulated):
+    for make in (measured, drawn, costs, equivalence, planted, claims, accumulated):
         for name, text in make():
             if name in found:
                 raise ValueError(f"{name}: expected one source, got {found[name]} and {text}")
@@ -68,6 +69,12 @@ def measured() -> Iterator[tuple[str, str]]:
     """Yield what was measured once: name and text."""
     with (FINDINGS / "measured.csv").open(newline="") as file:
         yield from ((row["name"], row["value"]) for row in csv.DictReader(file))
+
+
+def drawn() -> Iterator[tuple[str, str]]:
+    """Yield what right trials with settings drawn at random said, as recorded."""
+    (row,) = recorded("right_settings").to_dict("records")
+    yield from ((f"random.{name}", f"{row[name]:,}") for name in ("trials", "arms", "alarms"))
 
 
 def costs() -> Iterator[tuple[str, str]]:

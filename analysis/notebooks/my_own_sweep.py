@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from accumulation_harness.analysis import load, tables
 from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.figures.style import Shown
-from accumulation_harness.analysis.notebook import find_results, latest
+from accumulation_harness.analysis.notebook import NoResults, find_results, latest
 from accumulation_harness.judge import statistics
 from accumulation_harness.results.cells import by_cell, caveats
 from accumulation_harness.results.judged_arm import VerdictRow
@@ -40,6 +40,8 @@ print(f"“{EXPERIMENT}” in {RESULTS}")
 
 # %%
 arms = load.from_store(RESULTS, EXPERIMENT)
+if arms.empty:
+    raise NoResults(f"“{EXPERIMENT}” judges no runs: set EXPERIMENT to the name of a sweep that does")
 print(f"{len(arms)} arms")
 sorted(set(arms["verdict"]))
 

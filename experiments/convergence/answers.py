@@ -320,7 +320,7 @@ EXPERIMENT = Experiment(
     "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every target, its curve is "
     "no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation with the same b.",
     rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
-    "split. Same means TOST within half of what the standard deviation of the full batch between seeds is at least; lower or "
+    "split. Same means TOST within half of the least that the full batch's standard deviation between seeds may be; lower or "
     f"higher, a Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. "
     "Accumulating is wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by "
     f"{MARGIN:g} nats.",

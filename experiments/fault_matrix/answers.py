@@ -231,7 +231,7 @@ EXPERIMENT = Experiment(
     " and would the loss curve have shown it?",
     prediction="Every fault is detected in every setting in which it changes the computation. The cause is named in at least"
     " 97% of the detected cases, and a wrong cause is named with confidence in at most 1%.",
-    rule="Detected: the arm is judged different or degraded, and otherwise than the correct arm of the same trial and N, in "
+    rule="Detected: the arm is judged different or degraded, and differently from the correct arm of the same trial and N, in "
     "its verdict or its causes. Confidently wrong: a cause is named that is neither the fault's nor the correct arm's, "
     "without “unexplained” beside it. The measured shares decide: one missed arm refutes the prediction, and fewer than "
     f"{ENOUGH} trials leave it open: without any failure, the exact 95% interval of the share of trials that have one then "

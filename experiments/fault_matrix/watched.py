@@ -8,7 +8,7 @@ from accumulation_harness.analysis.answering import Material, Rate, Section, sec
 from accumulation_harness.experiments.shared.recorded import recorded
 
 RIGHT = "none"  # the fault of a right loop
-RUNGS = ("ledger", "sketch", "replay")
+RUNGS = {"ledger": "calls and weights", "sketch": "sums of gradients", "replay": "replay"}
 
 
 def random_settings(_material: Material) -> Section:
@@ -32,8 +32,8 @@ def random_settings(_material: Material) -> Section:
     for fault, own in wrong.groupby("fault", sort=False):
         counts = [own[name].sum() for name in ("loops", "different", *RUNGS)]
         rows.append((fault, *counts, f"{own['named'].sum()} ({_rate(own, 'named').interval})"))
-    head = f"fault | loops | seen | {' | '.join(f'by the {rung}' for rung in RUNGS)} | named alone (95% interval)"
-    caption = "Watched loops with a planted fault. A rung is counted where it was the first to say what is wrong."
+    head = f"fault | loops | seen | {' | '.join(f'by {words}' for words in RUNGS.values())} | named alone (95% interval)"
+    caption = "Watched loops with a planted fault. A check is counted where it was the first to say what is wrong."
     return section("Settings drawn at random", text, table(head, rows, caption))
 
 

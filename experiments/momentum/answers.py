@@ -301,8 +301,8 @@ def _do_i_change_rate_or_momentum(results: Results) -> Advice:
     return Advice(
         "Do I change learning rate, momentum or β₂?",
         "No, while B = N·b stays what it was",
-        f"After up to {int(right['after_steps'].max())} steps, optimizer state and weights are at most {number(error)} off the "
-        "large batch's",
+        f"After up to {int(right['after_steps'].max())} steps, optimizer state and weights differ from the large batch's "
+        f"by at most {number(error)}",
         "When one step takes N times more samples than before, a momentum β remembers N times more samples: β^N keeps the memory "
         "(0.9 → 0.43 at N = 8). Tune the learning rate again.",
         "momentum",

@@ -124,7 +124,7 @@ def shares(material: Material) -> Section:
         _figure_sensitivity(table),
         "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
         "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
-        "direction, or in the first tensor. Found: judged different or degraded, and otherwise than the correct arm. "
+        "direction, or in the first tensor. Found: judged different or degraded, and differently from the correct arm. "
         "Bars: exact 95% intervals. Targets: "
         f"{', '.join(f'{precision} {_plain(size)}' for precision, size in TARGETS.items())}.",
     )
