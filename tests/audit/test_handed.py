@@ -12,6 +12,7 @@ from torch import nn
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Intervention, rounded_to
 from accumulation_harness.audit.observe.handed import HANDED, Handed
+from accumulation_harness.audit.report.remedies import WEIGHED, meaning
 from accumulation_harness.config.targets import import_file
 
 
@@ -145,6 +146,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
 def test_a_gradient_has_its_scale_under_adam_and_contributions_their_weights(fault, given, cause, said):
     (finding,) = audit(adam(fault, given), batch_size=16, accumulation_steps=(4,)).findings
     assert finding.cause == cause and said in finding.message, finding
+    assert (meaning(finding) is WEIGHED) == (fault == "lost" and given == ALL)
 
 
 # -- arithmetic that the formats of what is handed over do not show ---------------------------------------------------------
@@ -252,7 +254,7 @@ def main_grad(returned, fault):
                     gradients = [p.grad for p in model.parameters()]
                 if fault != "lost" or accumulation_steps == 1 or micro_batch not in (1, 2):
                     for p, gradient in zip(model.parameters(), gradients, strict=True):
-                        p.main_grad.add_(gradient)
+                        p.main_grad.mul_(fault != "overwritten").add_(gradient)
             for master, p in zip(masters, model.parameters(), strict=True):
                 master.grad = p.main_grad
             optimizer.step()
@@ -269,6 +271,7 @@ def main_grad(returned, fault):
         ("", None, ""),
         ("undivided", "loss_not_divided", ""),
         pytest.param("lost", "unexplained", "1, 0, 0, 1 times: numbers 2, 3 lost", marks=pytest.mark.slow),
+        pytest.param("overwritten", "accumulator_overwritten", "", marks=pytest.mark.slow),
     ],
 )
 def test_buffers_in_float32_beside_a_model_in_bfloat16(returned, fault, cause, said):

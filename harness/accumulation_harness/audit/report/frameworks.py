@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.observe.frames import UNINSTALLED
 from accumulation_harness.audit.report.conclusion import Conclusion
-from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.audit.report.remedies import meaning
+from accumulation_harness.judge.cause import Cause
 
 SUMMED = "`loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch`"
 AVERAGES = "the Trainer divides by `accumulate_grad_batches`: `return loss`, the micro-batch's mean"
@@ -47,17 +49,17 @@ ADVICE: Mapping[str, Mapping[Cause, str]] = {  # package -> cause -> the lines; 
 SAME = {"pytorch_lightning": "lightning"}
 
 
-def change(conclusion: Conclusion, cause: Cause) -> str:
+def change(conclusion: Conclusion, finding: Finding) -> str:
     """What to change, and in the words of the package that trains, if something is known for the cause there.
 
     Args:
         conclusion: What the audit concluded.
-        cause: What was found.
+        finding: One of its findings.
 
     Returns:
         One or more sentences.
     """
-    return f"{MEANINGS[cause].remedy} {advice(conclusion, cause)}".rstrip()
+    return f"{meaning(finding).remedy} {advice(conclusion, finding.cause)}".rstrip()
 
 
 def advice(conclusion: Conclusion, cause: Cause) -> str:

@@ -42,7 +42,7 @@ def _commands(conclusion: Conclusion) -> str:
     subject = conclusion.subject
     there = {} if subject is None else {"file": subject.train.seen_from(subject.root), "line": subject.train.line}
     told = [
-        (_place(f, subject) or there, f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f.cause)}")
+        (_place(f, subject) or there, f"N={f.accumulation_steps}: {f.cause}", f"{f.message}\n{change(conclusion, f)}")
         for f in conclusion.findings
     ]
     told += [(there, "the audit could not judge", line) for line in conclusion.problems]

@@ -11,7 +11,7 @@ from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import known
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.remedies import Status, plain, remedy, short
+from accumulation_harness.audit.report.remedies import Status, meaning, plain, remedy, short
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.judge.remedy import patch
 
@@ -42,7 +42,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
                 "cause": f.cause,
                 "message": f.message,
                 "location": _location(conclusion, f),
-                "change": change(conclusion, f.cause),
+                "change": change(conclusion, f),
                 "patch": patch(f.cause),
                 "remedy": remedy(f.cause),
                 "evidence": plain(f.evidence),
@@ -118,9 +118,9 @@ def _next_experiment(conclusion: Conclusion) -> str:
     if conclusion.verdict is Status.inconclusive:
         return "Nothing may be concluded yet. Remove the reason, and repeat the audit."
     if conclusion.verdict is Status.different:
-        cause = next(iter(conclusion.causes))
+        cause, (finding, *_) = next(iter(conclusion.causes.items()))
         if cause is Cause.unexplained:
-            return MEANINGS[cause].remedy
+            return meaning(finding).remedy
         if MEANINGS[cause].of_the_model:
             return f"No loop can fix this: {MEANINGS[cause].remedy} Repeat the audit with that model: it must say equivalent."
         others = len(conclusion.causes) - 1

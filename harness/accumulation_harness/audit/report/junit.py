@@ -68,7 +68,7 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
 def _told(conclusion: Conclusion, finding: Finding) -> str:
     where = conclusion.where(finding)
     said = f"{finding.cause}: {finding.message}\n" + (f"at {where}\n" if where else "")
-    return f"{said}remedy: {change(conclusion, finding.cause)} ({remedy(finding.cause)})"
+    return f"{said}remedy: {change(conclusion, finding)} ({remedy(finding.cause)})"
 
 
 def _case(conclusion: Conclusion, name: str) -> Element:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.remedies import short
-from accumulation_harness.judge.cause import MEANINGS
+from accumulation_harness.audit.report.remedies import meaning, short
 
 HEAD = (
     "N",
@@ -51,9 +50,9 @@ def text(conclusion: Conclusion) -> str:
     ]
     for cause, findings in conclusion.causes.items():
         parts += [
-            f"**{code(cause)}**: {escaped(MEANINGS[cause].sentence)}.",
+            f"**{code(cause)}**: {escaped(meaning(findings[0]).sentence)}.",
             found(conclusion, findings),
-            f"Remedy: {change(conclusion, cause)}",
+            f"Remedy: {change(conclusion, findings[0])}",
         ]
     if conclusion.allowed:
         parts += [

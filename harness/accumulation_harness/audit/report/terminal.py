@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import decisive, lines
 from accumulation_harness.audit.report.frameworks import advice
-from accumulation_harness.audit.report.remedies import remedy, short
-from accumulation_harness.judge.cause import MEANINGS
+from accumulation_harness.audit.report.remedies import meaning, remedy, short
 
 WIDTH = 130
 COLUMNS = ("N", "arithmetic", "optimizer", "steps", "largest distance", "gate there", "scale", "cosine", "causes")
@@ -37,7 +36,7 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    {finding.message}")
         if where := conclusion.where(finding):
             yield from _wrapped(f"    at {where}")
-        yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})")
+        yield from _wrapped(f"    remedy: {meaning(finding).remedy} ({remedy(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
     for chart in decisive(conclusion):
         yield from lines(chart)

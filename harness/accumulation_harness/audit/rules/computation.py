@@ -54,7 +54,8 @@ def other_computation(facts: StepFacts) -> list[Finding]:
     for rule in RULES:
         if found := [*rule(facts)]:
             return found if found[0].cause is Cause.unexplained else [*found, *_whole_beside(facts)]
-    return [at(facts, Cause.unexplained, "gradient", _without_a_name(facts))]
+    message, counted = _without_a_name(facts)
+    return [at(facts, Cause.unexplained, "gradient", message, counted=counted)]
 
 
 def _whole_beside(facts: StepFacts) -> Iterator[Finding]:
@@ -66,13 +67,22 @@ def _whole_beside(facts: StepFacts) -> Iterator[Finding]:
             yield at(facts, cause, "predicted", message, factor=factor, left=facts.times(factor))
 
 
-def _without_a_name(facts: StepFacts) -> str:
+def _without_a_name(facts: StepFacts) -> tuple[str, tuple[float, ...]]:
+    """What is known of the difference, and how often micro-batches count, where that is it."""
     if facts.line <= facts.gate:
-        return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
+        said = f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
+        return said, (facts.raw.scale,)
     if len(facts.parts.weights) > 1 and made_of(facts, facts.parts) and not facts.parts.free:
         right = facts.parts.weights
-        counted = told(tuple(1 / w for w in right)) if all(abs(w) > UNEQUAL for w in right) else f"right weights: {listed(right)}"
-        return f"micro-batches count differently than at N=1, and not by their numbers of loss terms: {counted}"
+        counted = tuple(1 / w for w in right if abs(w) > UNEQUAL)
+        said = told(counted) if len(counted) == len(right) else f"right weights: {listed(right)}"
+        return f"micro-batches count differently than at N=1, and not by their numbers of loss terms: {said}", counted
+    if (weights := weights_of_rows(facts)) and _undisturbed(facts):
+        return f"rows have other weights than at N=1, the same in each micro-batch: {told(weights)}", weights
+    return _not_weighed(facts), ()
+
+
+def _not_weighed(facts: StepFacts) -> str:
     if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
         return (
             f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
@@ -86,11 +96,14 @@ def _without_a_name(facts: StepFacts) -> str:
             "the model gives the same rows the same outputs, and the loss has other gradients by them: it uses statistics of "
             "the micro-batch, or other targets"
         )
-    if (weights := weights_of_rows(facts)) and _undisturbed(facts):
-        return f"rows have other weights than at N=1, the same in each micro-batch: {told(weights)}"
     if 0 < facts.without_terms < facts.backwards:
         seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
+    if len(facts.parts.weights) > 1 and facts.parts.residual > facts.gate and facts.parts.condition <= CONDITION_LIMIT:
+        return (
+            "no weights of the micro-batches give the gradient of N=1: what is computed of a row depends on random numbers, on "
+            "the rows beside it, or on what was computed before"
+        )
     return "the gradients differ, and no known cause reproduces how"
 
 
@@ -295,9 +308,11 @@ def _changed_before_step(facts: StepFacts) -> Iterator[Finding]:
         return
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
     taken, left = facts.taken, facts.taken.residual * min(1.0, facts.raw.scale)  # what rounding leaves goes by the parts
+    counted: tuple[float, ...] = ()
     if len(taken.weights) > 1 and made_of(facts, taken._replace(residual=left)):
         message += f": there {told(taken.weights)}"
-    yield at(facts, Cause.unexplained, "gradient", message, distance_from_the_sum=facts.own_sum)
+        counted = taken.weights
+    yield at(facts, Cause.unexplained, "gradient", message, distance_from_the_sum=facts.own_sum, counted=counted)
 
 
 def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
