@@ -110,9 +110,8 @@ def _not_weighed(facts: StepFacts) -> str:
 def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
     """Say what else is wrong where the step took less (or more) than its backwards gave.
 
-    These give no multiple of what they should.
-
-    Nothing is said of a factor, which a loop may take out later.
+    Called where what the backwards gave is no multiple of the right gradient. A factor alone is not reported: a loop may take
+    it out later.
 
     Args:
         facts: The step.

@@ -14,10 +14,10 @@ from accumulation_harness.observe.patches import Patches, Place, Wrap
 
 @contextmanager
 def replaced(wraps: Mapping[str, Mapping[str, Wrap]]) -> Iterator[None]:
-    """`wraps`: module -> function, or Class.method, in it -> what is called in its place; what a module lacks is left out.
+    """Replace functions of modules inside the context, also of modules that are imported later.
 
     Args:
-        wraps: Module -> function, or Class.method, in it -> what is called in its place.
+        wraps: Module -> function, or Class.method, in it -> what is called in its place; what a module lacks is left out.
     """
     patches = Patches()
 
