@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness.config import Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.trial import judge_loop
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.workloads import Batch
@@ -109,6 +109,10 @@ STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
         loop(in_window(16, lambda arm: arm.optimizer.state.clear())),
         BATCH_NORM | {"steps": 24},
     ),
+    "statistics that another forward has moved": (
+        loop(factor=lambda arm: float(arm.windows < 10 or bool(arm.model(torch.ones(2, 2, 5, 5).double()).isfinite().all()))),
+        BATCH_NORM | {"precision": "float64"},
+    ),
     "a rate that is changed once beside BatchNorm": (
         loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(lr=0.051))),
         BATCH_NORM,
@@ -157,6 +161,14 @@ def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(since,
     assert ("batch_statistics" in row["cause"]) == (changes.get("workload") == BATCH_NORM["workload"])
 
 
+def test_a_loop_that_exchanges_its_optimizer_is_refused():
+    def exchanges(arm):
+        arm.optimizer = torch.optim.SGD(arm.model.parameters(), lr=0.05)
+
+    with pytest.raises(ConfigError, match="puts another in its place"):
+        judge_loop(CONFIG, loop(exchanges))
+
+
 def test_weights_in_the_format_under_test_alone_are_no_rounding():
     row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
     assert (row["verdict"], row["cause"]) == ("different", "loss_not_divided")
@@ -164,8 +176,7 @@ def test_weights_in_the_format_under_test_alone_are_no_rounding():
 
 
 def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degraded():
-    config = dataclasses.replace(CONFIG, referee_every=1)
-    row = judge_loop(config, loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
+    row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
     assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
 
 

@@ -67,6 +67,11 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found[Cause.non_finite_micro_batch] = (
             "a micro-batch that was not finite was dropped and the window stepped on the others, where the full batch does not"
         )
+    if not signature.statistics_error <= ALGEBRA_GATE:
+        found[Cause.unexplained] = (
+            f"running statistics are off by {signature.statistics_error:.1e} from those of the micro-batches in turn, where the "
+            "gradients are those: another forward has moved them, or none has"
+        )
     if found.keys() <= INHERENT and math.isfinite(signature.strayed_at):
         found[Cause.unexplained] = (
             f"from window {signature.strayed_at:.0f} on its weights are no longer those of a run with that alone, although each "

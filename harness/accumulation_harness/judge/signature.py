@@ -124,6 +124,7 @@ class Signature:
     advanced_error: float = field(default=0.0, metadata=WORST)  # of a wrong state beside one advanced for every micro-batch
     average_error: float = field(default=0.0, metadata=WORST)  # of a wrong moving average beside one moved for every micro-batch
     loss_error: float = field(default=0.0, metadata=WORST)  # relative, of the reported loss where the gradient is exact
+    statistics_error: float = field(default=0.0, metadata=WORST)  # of running statistics beside the micro-batches' in turn
     samples: Samples = field(default=Samples(), metadata=_by(Samples.largest))
     survivors_error: float = field(default=math.inf, metadata=SMALLEST)  # against the finite micro-batches' gradient
 
@@ -140,7 +141,14 @@ class Signature:
     @property
     def is_exact(self) -> bool:
         """Whether every probed window was the full batch's in all that a probe compares: gradient, step, state, loss, samples."""
-        errors = (self.gradient_error, self.loss_error, self.moved.length, self.update.length, *self.state_errors.values())
+        errors = (
+            self.gradient_error,
+            self.loss_error,
+            self.statistics_error,
+            self.moved.length,
+            self.update.length,
+            *self.state_errors.values(),
+        )
         whole = self.steps_in_window[0] == 1 and not self.skipped_windows and self.samples == Samples()
         return whole and all(error <= ALGEBRA_GATE for error in errors)
 

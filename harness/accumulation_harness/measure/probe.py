@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accumulation_harness.judge.cause import Cause, Causes
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED
-from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
+from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
 from accumulation_harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
@@ -199,12 +199,13 @@ class Probe:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if seen.is_whole:
             taken = seen.in_its_order
-            errors, own_error = self._errors(label, taken, loss) if stepped_once else ({}, 0.0)
+            errors, own_error, statistics = self._errors(label, taken, loss) if stepped_once else ({}, 0.0, 0.0)
             return dataclasses.replace(
                 found,
                 wrong_windows=(clearly_nearer(errors, error),),
                 worst_window=self._wrong_window(taken, exact),
                 loss_error=own_error,
+                statistics_error=statistics,
             )
         if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
@@ -340,18 +341,18 @@ class Probe:
             },
         )
 
-    def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float]:
+    def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float, float]:
         """Causes -> error of their best variant, also beside what the model computes within micro-batches (BatchNorm).
 
-        With it the error of the reported `loss`, where the model's own computation explains the gradient; else 0.
+        With it the errors of the reported `loss` and of the running statistics, where that explains the gradient; else 0.
 
         Returns:
-            The errors, and that of the reported loss.
+            The errors, that of the reported loss, and that of the running statistics.
         """
         smallest: dict[Causes, float] = {}
         resolved: dict[Causes, float] = {}  # what float64 resolves of what is computed within the micro-batches
         if not bool(torch.isfinite(taken.consumed).all()):
-            return smallest, 0.0
+            return smallest, 0.0, 0.0
         arm = taken.arm
         contexts = self._contexts(taken)
         for causes, inside in contexts.items():
@@ -364,6 +365,9 @@ class Probe:
             if smallest[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
                 smallest[causes] = 0.0 if smallest[causes] <= resolved[causes] else smallest[causes]
+            if smallest[causes] > ALGEBRA_GATE:
+                continue
+            error = 0.0
             if inside.statistics:
 
                 def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
@@ -374,9 +378,7 @@ class Probe:
                 error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
                 if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
                     error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
-                smallest[causes] = worst(smallest[causes], error)
-            if smallest[causes] <= ALGEBRA_GATE:
-                return smallest, self._loss_error(taken, loss, own, within)
+            return smallest, self._loss_error(taken, loss, own, within), error
         for tell in (hypotheses, stale):
             for context, inside in ({(): WHOLE} | contexts).items():
                 found: dict[Causes, float] = {}
@@ -385,11 +387,11 @@ class Probe:
                 for causes, error in found.items():
                     smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
-                return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
+                return smallest, 0.0, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
         for context, inside in ({(): WHOLE} | contexts).items():
             for read in (counted, partly):
                 _keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, inside), taken.consumed), context)
-        return smallest, 0.0
+        return smallest, 0.0, 0.0
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
         if not self.remembers:

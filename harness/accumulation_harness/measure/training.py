@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import CLEARLY, STORED
+from accumulation_harness.judge.gates import CLEARLY, COMPARABLE, STORED
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
 from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
@@ -58,13 +58,21 @@ class Distances:
             math.isfinite(loss) for step, loss in enumerate(self.losses[label]) if step not in end.overflows
         )
 
-    def trajectory(self, label: str) -> Trajectory:
-        """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
+    def left_at(self, label: str) -> int | None:
+        """The first step at which an arm is COMPARABLE times outside the null band; None where there is none."""
+        return next((t for ratio, t in self._ratios(label)[1] if ratio > COMPARABLE), None)
+
+    def _ratios(self, label: str) -> tuple[int | None, list[tuple[float, int]]]:
+        """The band's first jump, and d_t over the band with t, up to it."""
         band = [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
-        own = self.parameters[label]
         first = next((value for value in band if value > 0), math.nan)
         jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
-        ratios = [(d / null, t) for t, (d, null) in enumerate(zip(own[:jump], band[:jump], strict=True)) if null > 0]
+        pairs = zip(self.parameters[label][:jump], band[:jump], strict=True)
+        return jump, [(d / null, t) for t, (d, null) in enumerate(pairs) if null > 0]
+
+    def trajectory(self, label: str) -> Trajectory:
+        """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
+        jump, ratios, own = *self._ratios(label), self.parameters[label]
         ratio, step = max(ratios, default=(math.nan, 0))
         usual = max([STORED, *self.errors[REFERENCE].values()])
         rough = {t: error for t, error in self.errors[label].items() if error > CLEARLY * usual}
@@ -74,7 +82,12 @@ class Distances:
 
 
 def train(
-    setting: Setting, recipes: Mapping[str, Recipe], nulls: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    nulls: Mapping[str, Recipe],
+    stream: Sequence[Tensor],
+    on_step: OnStep,
+    also: Collection[int] = (),
 ) -> Distances:
     """Train all arms and the nulls in the target precision; the null `ULP` starts one ulp away.
 
@@ -88,6 +101,7 @@ def train(
         nulls: Label -> recipe of each repetition of the full batch.
         stream: Sample ids, [n] int64 for each window.
         on_step: Called with the step's number and a row for each arm.
+        also: Steps at which the referee looks beside its usual ones.
 
     Returns:
         How far weights went from the reference's, by arm and step.
@@ -103,7 +117,7 @@ def train(
         {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls), {}
     )
     for t, ids in enumerate(stream):
-        exact = _exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 else None
+        exact = _exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 or t in also else None
         records = lock.step(ids, gradients="compared", exact=exact)
         squares: Mapping[str, Row] = noise_scale.read(noise)
         rows: list[Row] = []

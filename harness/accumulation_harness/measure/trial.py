@@ -22,7 +22,7 @@ from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, UL
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.gates import CONFIRMED
-from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
+from accumulation_harness.judge.verdict import ROUNDED_ONCE, Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
@@ -350,6 +350,7 @@ class Levels:
         """What `run_trial` says; `named`: operations without a deterministic kernel."""
         exact, rounded = self.measured()
         trained = self.training
+        self._look_again(trained, _right(exact))
         self.clock.phase = "windows without one factor each"
         arms = [self._row(one, exact[one.label], rounded[one.label]) for one in self.chosen]
         summary = {
@@ -378,6 +379,22 @@ class Levels:
         self.clock.phase = before
         return trained
 
+    def _look_again(self, trained: Distances, right: Collection[str]) -> None:
+        """Train again what is right in float64 and left the null band by far: the referee looks at the windows around."""
+        if self.setting.config.precision in ROUNDED_ONCE:
+            return
+        self.clock.phase = "the training, where it left the shuffled one"
+        for label in right:
+            left = trained.left_at(label)
+            if left is None:
+                continue
+            looks = range(max(0, left - 1), min(left + CONFIRMED + 1, self.setting.config.steps))
+            recipes = {name: self.recipes[name] for name in (REFERENCE, label)}
+            nulls = {ULP: self.recipes[REFERENCE]}
+            again = train(self.setting, recipes, nulls, self.stream[: looks.stop], lambda step, rows: None, looks)
+            for name, errors in again.errors.items():
+                trained.errors[name] = {**errors, **trained.errors[name]}
+
     def measured(self) -> tuple[dict[str, AlgebraResult], dict[str, Rounding]]:
         """L0, with what was done with the poisoned window, and L1, by label."""
         floor_arm = next(candidate.label for candidate in self.chosen if candidate.arm == PERMUTED)
@@ -390,9 +407,8 @@ class Levels:
         self._train_meanwhile(level1)
         self.clock.phase = "the first window in shuffled orders"
         first = self.shared.of(level1)
-        right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
         others = [partial(self._rounding_of, ids) for ids in self.stream[1:CONFIRMED]]
-        rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
+        rounded = rounding.confirmed(first, _right(exact), self.setting.config.precision, others)
         self.clock.lap("rounding")
         self.clock.phase = "a window with a loss that is not finite"
         windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
@@ -443,6 +459,11 @@ class Levels:
         """L1 of the arms `labels` in the window `ids`."""
         chosen = {label: recipe for label, recipe in self.recipes.items() if label in labels or label == REFERENCE}
         return self.shared.of(self._rounding(chosen, ids))
+
+
+def _right(exact: Mapping[str, AlgebraResult]) -> list[str]:
+    """The arms in which L0 finds nothing."""
+    return [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
 
 
 class Clock:

@@ -56,11 +56,12 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
         A recipe whose arm notes the rows of each forward and the optimizer's steps.
 
     Raises:
-        ConfigError: While training: the loop did not return a loss.
+        ConfigError: While training: the loop did not return a loss, or has exchanged the arm's model or optimizer.
     """
 
     def take(arm: Arm, window: Batch) -> Tensor:
         rows, counted, own = Rows(window, arm.workload), arm.samples, arm.workload
+        given = {"model": arm.model, "optimizer": arm.optimizer}
         arm.workload = copy.copy(own)
         vars(arm.workload).update(losses=rows.losses, forward=rows.forward)
         handles = [
@@ -74,6 +75,9 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
             for handle in handles:
                 handle.remove()
             arm.workload = own
+        for name, one in given.items():
+            if getattr(arm, name) is not one:
+                raise ConfigError("loop", "by hand", f"a loop that keeps arm.{name}, got one that puts another in its place")
         if not isinstance(loss, (Tensor, float, int)):
             raise ConfigError("loop", "by hand", f"a loop that returns the loss of its window, got {type(loss).__name__}")
         seen = rows.seen()
