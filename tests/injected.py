@@ -240,7 +240,10 @@ def save_an_audit(root, found=audited):
     options += ["--report", str(root / "issue.md")] if found is refused else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "_audited", lambda given: found())
-        code, out, err = command.judge(command.parsed(options))
+        try:
+            code, out, err = command.judge(command.parsed(options))
+        except OSError:
+            return "a traceback"  # which is no sentence, and hides why nothing was judged
     if "could not be saved" in err + out:
         assert code == BAD_INPUT, "a verdict that was not saved"
         raise Told(err + out)

@@ -404,7 +404,13 @@ def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int
         return 0, "", f"rank {given.rank}: {what}\n"
     report = Report(batch_size=given.batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
     said = report.told(given.format) if given.format != "text" else ""
-    return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
+    remarks = ""
+    try:
+        remarks = github.tell(report)
+        remarks += _written(given, report)
+    except OSError as error:
+        what += f"\naudit could not be saved: {_told(error)}"
+    return BAD_INPUT, *_streams(given.format, said, remarks, what)
 
 
 def _streams(format: Format, said: str, remarks: str, error: str = "") -> tuple[str, str]:
