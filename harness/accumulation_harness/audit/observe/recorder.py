@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -26,7 +26,7 @@ from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
 
-ALIKE = 0.05  # relative; norms of samples are known to about a hundredth
+ALIKE = 0.02  # relative; norms of samples are known to about a hundredth
 
 
 class Recorder(HandRecorder):
@@ -260,11 +260,13 @@ class Recorder(HandRecorder):
 
 
 def _is_one(track: Track, handed: Track) -> bool:
-    """Whether both began with tensors of the same sizes and norms, whatever their order and what is kept of them."""
+    """Whether both began with as many numbers of the same norm, in whatever order and tensors (an engine joins them)."""
+    size, norm = zip(*((sum(n for _, n in one.tensors), _norm(one)) for one in (track, handed)), strict=True)
+    return size[0] == size[1] and math.isclose(*norm, rel_tol=ALIKE)
 
-    def norms(one: Track) -> list[tuple[int, float]]:
-        first = one.steps[0]
-        return sorted(zip((n for _, n in first.tensors), norms_by(first.counts, first.before).tolist(), strict=True))
 
-    pairs = [*zip_longest(norms(track), norms(handed), fillvalue=(0, 0.0))]
-    return all(n == m and math.isclose(a, b, rel_tol=ALIKE) for (n, a), (m, b) in pairs)
+def _norm(track: Track) -> float:
+    """Of all tensors as the first step began; each of which a sample is kept stands for all of its elements."""
+    first = track.steps[0]
+    shares = [n / kept if kept else 1.0 for (_, n), kept in zip(first.tensors, first.counts, strict=True)]
+    return float(np.linalg.norm(norms_by(first.counts, first.before) * np.sqrt(shares)))
