@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -160,6 +161,7 @@ def hits(source: Source) -> Iterator[Hit]:
     for ways in runs(source):
         shown: dict[tuple[int, int, Cause], tuple[Hit, tuple[ast.AST, ...], int]] = {}
         passed: list[set[ast.AST]] = []
+        accumulates = False  # on one way or another
         for run in ways:
             if run.not_finite is not None:
                 continue
@@ -171,6 +173,8 @@ def hits(source: Source) -> Iterator[Hit]:
                     place: (hit, (), 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n
                 }
                 continue
+            sizes = Counter(window.size for found in each for window in found)
+            accumulates |= bool(sizes) and sizes.most_common(1)[0][0] > 1
             passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
             if run.is_cut and passed[:-1]:
                 passed.pop()  # its last window may be any
@@ -180,6 +184,8 @@ def hits(source: Source) -> Iterator[Hit]:
                 shown[place] = (before if before.sure else hit, anchors, times + 1)  # sure on one way is sure
         told = source.speaks_of_lightning or not any(event.name == "automatic" for run in ways for event in run.events)
         for hit, anchors, times in shown.values():
+            if anchors and accumulates and hit.cause is Cause.step_every_micro_batch:
+                continue  # a setting tells whether it does
             if not anchors or times == sum(nodes.issuperset(anchors) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
@@ -201,7 +207,8 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     full = [window for window in found if window.size == usual and window.is_whole]
     yield from _cleared(source, found, usual)
     if usual == 1:
-        yield from _stepped_inside(full) if not run.given & run.asked.keys() else ()  # its caller says when it steps
+        if not run.handling and not run.given & run.asked.keys():  # accelerate, or the caller, says when it steps
+            yield from _stepped_inside(full)
         return
     if not run.unsure and {window.size for window in found[1:-1]} == {1, N - 1} and full[0].is_flat:
         yield (
@@ -330,7 +337,7 @@ def _terms(window: Window) -> list[Term]:
 
 def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
     last = window.backwards[-1]
-    if not last.synchronised and "all_reduce" not in source.text:
+    if not last.synchronised and not re.search(r"all_reduce\(.*grad", source.text):
         sentence = "the last backward of a window does not synchronise the replicas: what decides it comes too late, or is off"
         yield _hit(last.node, Cause.replicas_not_synchronised, sentence), ()
 

@@ -488,6 +488,8 @@ class Run:
             return self.call(callee, args, given)
         if isinstance(callee, Loss):
             return callee
+        if words.MODEL.search(words.last(node.func)) or words.dotted(node.func) == "self":
+            self.forward_synchronised = self.synchronised and not self.no_sync
         if isinstance(callee, Thing) and (forward := self.source.loss_of(callee.of)) is not None and self.depth < DEEPEST:
             return self.call(Function(forward, self.module, callee), args, given)
         label = callee.name if isinstance(callee, Thing) else words.dotted(node.func) or name
@@ -623,8 +625,6 @@ class Run:
             return Thing("norm")
         if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
             self.happen("divide", node, name)
-        if words.MODEL.search(name) or words.dotted(node.func) == "self":
-            self.forward_synchronised = self.synchronised and not self.no_sync
         if (loss := self.of_torch(node, name, args)) is not None:
             return loss
         is_optimizer = "optim." in label or words.OPTIMIZER.search(name)
