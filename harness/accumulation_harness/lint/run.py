@@ -221,7 +221,7 @@ class Run:
             value = self.value(item.context_expr, names)
             call = item.context_expr
             name = words.end(value.name) if isinstance(value, Thing) else ""
-            if name == "accumulate" and isinstance(call, ast.Call):
+            if name == "accumulate":
                 self.entered += 1
                 self.counts = True
                 self.handling, self.deferred = True, self.entered % N != 0
