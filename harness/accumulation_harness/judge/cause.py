@@ -95,15 +95,15 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F2",
         sentence="the loss is divided twice by the number of micro-batches",
         remedy="Two layers of code divide the loss: the loop and a framework's `backward`, or a model that receives the "
-        "window's token count and a trainer that divides by N as well. Remove one of the divisions; with accelerate, "
+        "window's token count and a trainer that divides by N as well. Remove one of the divisions, or undo accelerate's: "
         "multiply by N before `accelerator.backward`.",
     ),
     Cause.mean_of_means: Meaning(
         fault="F3",
         sentence="means over micro-batches are averaged although their numbers of loss terms differ",
         remedy="Each micro-batch is averaged over its own loss terms, and the means are averaged, although they stand for "
-        "unequal numbers of terms (tokens, class weights, a last partial micro-batch). Sum the loss over each "
-        "micro-batch and divide by the number of terms in the window, counted before its first backward.",
+        "unequal numbers of terms (tokens, class weights, a last partial micro-batch). Collect the window's micro-batches "
+        "first, count their terms, and divide each summed loss by that count.",
     ),
     Cause.short_window_divided_by_n: Meaning(
         fault="F4",
