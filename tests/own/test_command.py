@@ -114,7 +114,7 @@ CHANGES = {  # kind of a dependency -> the file, what becomes of it, how that is
 
 
 @pytest.mark.slow
-def test_every_kind_of_dependency_that_changes_is_told_and_the_former_one_counts_again(folder, capsys):
+def test_every_kind_of_dependency_that_changes_is_told_and_the_former_one_counts_again(folder, capsys, monkeypatch):
     texts = {"lab/needing.py": NEEDS, "lab/rate.py": "RATE = 1.0", "data/rows.json": "[1]", "settings.yaml": "a: 1",
              "lab/table.csv": "1,2", "weights.txt": "1", "v1.txt": "one", "v2.txt": "two", "chosen.py": "A = 1",
              "texts/a.txt": "", "../elsewhere/shared.txt": "1"}  # fmt: skip
@@ -122,8 +122,9 @@ def test_every_kind_of_dependency_that_changes_is_told_and_the_former_one_counts
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     (folder / "current.txt").symlink_to("v1.txt")
-    outside = {"CHOSEN": "chosen", "ELSEWHERE": str(folder.parent / "elsewhere")}
-    run = harness(folder, "workload=custom", "workload.target=lab.needing:Needing", **outside)
+    for name, value in {"CHOSEN": "chosen", "ELSEWHERE": str(folder.parent / "elsewhere")}.items():
+        monkeypatch.setenv(name, value)
+    run = harness(folder, "workload=custom", "workload.target=lab.needing:Needing")
     assert run.returncode == 0, run.stderr
     store = ["--results", str(folder / "results")]
     for kind, (name, new, said) in CHANGES.items():
@@ -144,6 +145,8 @@ def test_every_kind_of_dependency_that_changes_is_told_and_the_former_one_counts
             path.write_bytes(was)
         assert (status.main(store), verify.main(store)) == (0, 0), kind
         capsys.readouterr()
+    monkeypatch.setenv("CHOSEN", "another")
+    assert status.main(store) == 0 and "$CHOSEN has changed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -214,6 +214,6 @@ def average_made_anew_inside(at):
 
 RIGHT, WRONG = frame.tables(globals())
 SAID: dict[frame.Loop, str] = {
-    divergence_annealed: "otherwise in term",
+    divergence_annealed: "differently in term",
     average_made_anew_inside: "an average of the weights is updated per micro-batch: `kept[0]`",
 }

@@ -28,7 +28,7 @@ OF_RUNS = {
 }  # call the function
 SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the watch; the others catch what fails
 # What is called before there is a run as well, and what only counts its steps.
-OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step", "_count_step"}
+OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step", "count_step"}
 OUTSIDE |= {"_is_stepping", "_noting_owner", "_any_reached", "calls", "clear", "reset", "returned", "seen", "stop", "wraps"}
 OF_GRAPHS = {"graph.py", "loss_graph.py"}  # a graph that cannot be walked shows nothing, and is no failure
 OF_PROBES = {"by_position", "looked_at", "is_plain", "_adds_nothing"}  # likewise: called for them first
