@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accumulation_harness.audit import audit, observe
 from accumulation_harness.audit.evidence import Intervention
-from accumulation_harness.audit.observe import frames, places, states
+from accumulation_harness.audit.observe import frames, places, states, torch_run
 from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
@@ -25,14 +25,17 @@ OF_RUNS = {
     "ranks.py",
     "recorded.py",
     "runs.py",
+    "torch_run.py",
 }  # call the function
 SHARED = {"followed.py", "graph.py", "loop.py", "tensors.py"}  # with the watch; the others catch what fails
 # What is called before there is a run as well, and what only counts its steps.
-OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step", "count_step"}
+OUTSIDE = {"__init__", "__enter__", "__exit__", "_put_back", "_ended", "_before_step", "_after_step"}
+OUTSIDE |= {"count_step", "look_whether_over"}
 OUTSIDE |= {"_is_stepping", "_noting_owner", "_any_reached", "calls", "clear", "reset", "returned", "seen", "stop", "wraps"}
 OF_GRAPHS = {"graph.py", "loss_graph.py"}  # a graph that cannot be walked shows nothing, and is no failure
 OF_PROBES = {"by_position", "looked_at", "is_plain", "_adds_nothing"}  # likewise: called for them first
 PROBED = Intervention(leads=True, probe=1, terms=1)
+assert torch_run  # is imported: else the first run would do that
 
 KEPT: list[list[Tensor]] = []
 
