@@ -146,10 +146,9 @@ def algebra(material: Material) -> Section | None:
         "algebra",
         figures.figure_algebra(arms),
         "Float64 differences to the full batch over N per normalisation on a logarithmic axis, with the gate.",
-        "How far accumulated gradients are from those of one batch, in float64, where rounding cannot hide anything. Below the "
-        "gate: the same computation. Above: a different one. Points are medians with ranges over trials. Black diamonds: what is "
-        "left of BatchNorm's difference when the full batch normalises in the same chunks. N = 1: the large batch with its rows "
-        "shuffled.",
+        "How far the gradients of N micro-batches are from those of one batch, in float64, where rounding cannot hide anything. "
+        "Below the dashed line: the same computation. Above: a different one. Points are medians with ranges over trials. Black "
+        "diamonds: BatchNorm's difference to a full batch that normalises in the same chunks. N = 1: the large batch, shuffled.",
     )
     return section("The algebra, in float64", text, picture)
 
