@@ -330,9 +330,7 @@ class Source:
         """Whether a name stands for the number of micro-batches: by what it usually means, or by the test of a step."""
         if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
             return False
-        name = words.last(node)
-        if isinstance(node, ast.Subscript):
-            name = str(node.slice.value).lower() if isinstance(node.slice, ast.Constant) else ""
+        name = _key(node) if isinstance(node, ast.Subscript) else words.last(node)
         return name in self._numbers or (words.is_number(name) and name not in self._counters)
 
     @cached_property
@@ -440,7 +438,7 @@ class Source:
     def numbers_rows(self, node: ast.expr) -> bool:
         """Whether labels are the numbers of the rows: `torch.arange(n)`, so that a loss sets rows against each other."""
         given = self._values.get(words.text(node), [])
-        return any("arange(" in ast.unparse(one) for one in (node, *given))
+        return any("arange(" in words.text(one) for one in (node, *given))
 
     @cached_property
     def _values(self) -> dict[str, list[ast.expr]]:
@@ -448,7 +446,7 @@ class Source:
         found: dict[str, list[ast.expr]] = {}
         for node in self.every(ast.Assign):
             for target in node.targets:
-                found.setdefault(ast.unparse(target), []).append(node.value)
+                found.setdefault(words.text(target), []).append(node.value)
         return found
 
     @cached_property

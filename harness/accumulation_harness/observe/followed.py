@@ -33,9 +33,8 @@ class Followed:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether one of them is a parameter that is followed, or one of the optimizer."""
-        own = {*map(id, self.parameters), *(id(p) for group in self.optimizer.param_groups for p in group["params"])}
-        return not own.isdisjoint(map(id, tensors))
+        """Whether one of them is a parameter that is followed."""
+        return not set(map(id, tensors)).isdisjoint(map(id, self.parameters))
 
     def before_clip(self) -> Any:
         """Its gradients are about to be clipped; what is returned is handed on when they have been."""

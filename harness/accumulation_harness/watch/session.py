@@ -119,8 +119,7 @@ class Watch(Loop[Track]):
 
     @entry(lambda *_: None)
     def _begin(self, accumulation_steps: int | None, gradient: Gradient | None) -> None:
-        own = None if gradient is None else self.model
-        self.tracks = [Track(i, optimizer, self.fence, own, gradient) for i, optimizer in enumerate(self.optimizers)]
+        self.tracks = [Track(i, optimizer, self.fence, self.model, gradient) for i, optimizer in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell)
         self.heads, self.batches = Heads(self.fence), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,10 @@ class Open(Window):
 class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
-    def __init__(
-        self, index: int, optimizer: Optimizer, fence: Fence, model: nn.Module | None = None, gradient: Gradient | None = None
-    ) -> None:
-        """`model`: the one whose parameters are differentiated, where the optimizer has others, and `gradient` of each."""
+    def __init__(self, index: int, optimizer: Optimizer, fence: Fence, model: nn.Module, gradient: Gradient | None) -> None:
+        """`gradient`: of a parameter of the model, where an engine keeps it and the optimizer has other parameters."""
         super().__init__(optimizer)
-        self.index, self.fence, self.model = index, fence, model
-        self.gradient = gradient
+        self.index, self.fence, self.model, self.gradient = index, fence, model, gradient
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
         self.dims = 0  # of the mesh of sharded parameters that are of ranks with rows of their own
@@ -94,7 +92,13 @@ class Track(Followed):
 
     def now(self) -> list[Tensor]:
         """Those of the model, where the optimizer has others."""
-        return super().now() if self.model is None else [p for p in self.model.parameters() if p.requires_grad]
+        return super().now() if self.gradient is None else [p for p in self.model.parameters() if p.requires_grad]
+
+    def holds(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of them is a parameter that is followed, or another one of the optimizer's."""
+        listed = list(tensors)
+        others = super().now() if self.gradient is not None else []
+        return super().holds(listed) or not set(map(id, listed)).isdisjoint(map(id, others))
 
     def _opened(self) -> Open:
         return Open(index=self.num_windows, track=self.index)
@@ -185,12 +189,8 @@ class Track(Followed):
 
     def grads(self, *, at_end: bool = False) -> list[Tensor | None]:
         """`.grad` of each that can be looked at; where an engine has others, nothing before the window's end, and those then."""
-        if self.gradient is None or not at_end:
-            grads = [
-                p.grad if known and self.gradient is None else None for p, known in zip(self.parameters, self.known, strict=True)
-            ]
-        else:
-            grads = [self.gradient(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
+        of = attrgetter("grad") if self.gradient is None else self.gradient if at_end else _nothing
+        grads = [of(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
             if type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
@@ -381,6 +381,10 @@ class Track(Followed):
         window.ranks = None if window.skipped else window.ranks
         window.ends, window.norms, window.values, window.averages = {}, (), (), None  # nothing is held on the device any longer
         return window
+
+
+def _nothing(_: Tensor) -> None:
+    """Of an engine's gradients before the window's end."""
 
 
 def _hooks_of(p: Any) -> Mapping[int, Any]:

@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from accumulation_harness.audit.evidence import FLOAT32, SHORT, Vector
+from accumulation_harness.system.packages import HAS_TORCH
 
 BFLOAT16 = 2.0 ** -SHORT[0]  # unit roundoff
 
@@ -82,7 +82,7 @@ def read(leaf: Any) -> tuple[Vector, float]:
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError):  # bfloat16 of a library that gives its numbers by DLPack or in lists
-        if find_spec("torch") is not None:
+        if HAS_TORCH:
             import torch
 
             return _of_tensor(torch.utils.dlpack.from_dlpack(leaf))
