@@ -19,7 +19,7 @@ logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 
 
-def _train(batch_size: int, accumulation_steps: int, rows: int = 32, *, equal: bool = False) -> None:
+def _train(batch_size: int, accumulation_steps: int, rows: int = 32, *, equal: bool = False, counted: bool = False) -> None:
     made = [{key: value.tolist() for key, value in row.items()} for row in text.causal(rows, equal=equal)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = AxolotlTrainingArguments(
@@ -34,6 +34,7 @@ def _train(batch_size: int, accumulation_steps: int, rows: int = 32, *, equal: b
             processing_class=pairs.tokenizer(),
         )
         trainer.remove_callback(transformers.PrinterCallback)
+        trainer.model_accepts_loss_kwargs |= counted
         trainer.train()
 
 
@@ -45,3 +46,8 @@ def causal(batch_size: int, accumulation_steps: int) -> None:
 def causal_equal_lengths(batch_size: int, accumulation_steps: int) -> None:
     """Llama, equal lengths, a remainder."""
     _train(batch_size, accumulation_steps, 40, equal=True)
+
+
+def causal_counted(batch_size: int, accumulation_steps: int) -> None:
+    """Llama with `trainer.model_accepts_loss_kwargs = True`, unequal lengths, divisible."""
+    _train(batch_size, accumulation_steps, counted=True)

@@ -46,6 +46,22 @@ def adam_ema(batch_size: int, accumulation_steps: int) -> None:
     _fit(keras.optimizers.Adam(1e-3, **settings), batch_size)
 
 
+class ByWindow(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Another schedule, asked once per window."""
+
+    def __init__(self, schedule: Any, window: int) -> None:
+        self.schedule, self.window = schedule, window
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step // self.window)
+
+
+def sgd_scheduled_by_window(batch_size: int, accumulation_steps: int) -> None:
+    """The same decay, of the count divided by N and rounded down; divisible."""
+    schedule = ByWindow(keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=4, end_learning_rate=0.0), accumulation_steps)
+    _fit(keras.optimizers.SGD(schedule, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size)
+
+
 def sgd_scheduled(batch_size: int, accumulation_steps: int) -> None:
     """A `LearningRateSchedule` that decays to 0 over the 4 optimizer steps, divisible."""
     schedule = keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=4, end_learning_rate=0.0)

@@ -35,7 +35,7 @@ class Scheduled(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def _train(module: Module, rows: torch.Tensor, batch_size: int, accumulation_steps: int, **settings: Any) -> None:
+def _train(module: Any, rows: Any, batch_size: int, accumulation_steps: int, **settings: Any) -> None:
     trainer = lightning.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -46,7 +46,39 @@ def _train(module: Module, rows: torch.Tensor, batch_size: int, accumulation_ste
         enable_model_summary=False,
         **settings,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=batch_size))  # type: ignore[arg-type]
+    trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=batch_size))
+
+
+class Gan(lightning.LightningModule):
+    """Two optimizers stepped by hand, as the page on manual optimization has it: both once per `window` micro-batches."""
+
+    def __init__(self, window: int, divisor: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.generator, self.discriminator = torch.nn.Linear(4, data.FEATURES), torch.nn.Linear(data.FEATURES, 1)
+        self.window, self.divisor = window, divisor
+
+    def training_step(self, batch: list[torch.Tensor], place: int) -> None:
+        noise, real = batch
+        generators, discriminators = self.optimizers()  # type: ignore[misc]
+        self._add(discriminators, self._judged(real, 1.0) + self._judged(self.generator(noise).detach(), 0.0), place)
+        self._add(generators, self._judged(self.generator(noise), 1.0), place)
+
+    def _judged(self, images: torch.Tensor, wanted: float) -> torch.Tensor:
+        said = self.discriminator(images)
+        return torch.nn.functional.binary_cross_entropy_with_logits(said, torch.full_like(said, wanted))
+
+    def _add(self, optimizer: Any, loss: torch.Tensor, place: int) -> None:
+        self.toggle_optimizer(optimizer)
+        self.manual_backward(loss / self.divisor)
+        if (place + 1) % self.window == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
 
 
 def _equal() -> torch.Tensor:
@@ -71,3 +103,19 @@ def unequal_divisible(batch_size: int, accumulation_steps: int) -> None:
 
 def unequal_short_window(batch_size: int, accumulation_steps: int) -> None:
     _train(Module(), data.sentences(), batch_size, accumulation_steps)
+
+
+def _gan(batch_size: int, accumulation_steps: int, divisor: int) -> None:
+    images = data.images()[0][:32]
+    noise = torch.randn(32, 4, generator=torch.Generator().manual_seed(4))
+    _train(Gan(accumulation_steps, divisor), torch.utils.data.TensorDataset(noise, images), batch_size, 1)
+
+
+def gan(batch_size: int, accumulation_steps: int) -> None:
+    """A GAN by manual optimization, both losses divided by N as the documentation has it; divisible."""
+    _gan(batch_size, accumulation_steps, accumulation_steps)
+
+
+def gan_added(batch_size: int, accumulation_steps: int) -> None:
+    """A GAN by manual optimization, the division left out; divisible."""
+    _gan(batch_size, accumulation_steps, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,6 +61,10 @@ def wrong(advisory: Advisory, records: Records) -> Iterator[str]:
         yield f"{evidence['broken']}: found {', '.join(causes) or 'nothing'}, told {', '.join(advisory['finding'])}"
     if found := sorted({cause for arm in fixed for cause in arm["causes"]}):
         yield f"{evidence['fixed']}: found {', '.join(found)}"
+    if advisory["error"] != error(broken):
+        yield "the size of the error is not the record's"
+    if advisory["affected"] is None:
+        return
     framework = records[evidence["broken"].partition(":")[0]]["framework"]
     releases = [version(records, evidence[side]) for side in SIDES]
     affected = [release in SpecifierSet(advisory["affected"]) for release in releases]
@@ -67,8 +72,6 @@ def wrong(advisory: Advisory, records: Records) -> Iterator[str]:
         yield f"{framework} {releases[0]} was run, and is not among the affected"
     if releases[0] != releases[1] and (affected[1] or releases[1] != advisory["fixed_in"]):
         yield f"{releases[1]} was run as the release that has it right, and {advisory['fixed_in']} is told"
-    if advisory["error"] != error(broken):
-        yield "the size of the error is not the record's"
 
 
 def error(broken: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -144,10 +147,11 @@ document.querySelectorAll("th").forEach(head => head.onclick = () => {
 
 def text(advisories: Sequence[Advisory], records: Records) -> str:
     """The page, in Markdown."""
+    patterns = sum(a["affected"] is None for a in advisories)
     pairs = sum(len({version(records, side) for side in a["evidence"].values()}) > 1 for a in advisories)
     rows = [
         (
-            f"[{a['id']}](#{a['id']})", a["package"], f"`{a['affected']}`", a["fixed_in"] or "",
+            f"[{a['id']}](#{a['id']})", a["package"], released(a), a["fixed_in"] or "",
             ", ".join(f"`{cause}`" for cause in a["finding"]), first(a), escaped(a["settings"]),
         )
         for a in advisories
@@ -158,8 +162,9 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
             "",
             f"{len(advisories)} faults of released trainers that make N micro-batches a different computation from one batch. "
             "Each was run on a CPU with and without the fault, and had to be `different` with this finding here and `equivalent` "
-            f"there: {pairs} in the last release that has it and the first that has not, the others in one release with the "
-            "setting that avoids it. `make museum NAME=` and the name of an advisory repeats it, in environments of its own. "
+            f"there: {pairs} in the last release that has it and the first that has not, {patterns} by patterns of scripts that "
+            "no index of packages holds, the others in one release with the setting that avoids it. `make museum NAME=` and the "
+            "name of an advisory repeats it, in environments of its own. "
             "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). A click on a column's "
             "name sorts.",
             "",
@@ -178,6 +183,10 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
     )
 
 
+def released(advisory: Advisory) -> str:
+    return "a pattern" if advisory["affected"] is None else f"`{advisory['affected']}`"
+
+
 def first(advisory: Advisory) -> str:
     distance = advisory["error"]["4"]["distance"]
     return f"{distance:.3g}" if distance > VISIBLE else "later"
@@ -194,12 +203,19 @@ def part(advisory: Advisory, records: Records) -> Iterator[str]:
     yield from (f"## {advisory['id']}", "")
     told = {key: escaped(advisory[key]) for key in ("title", "settings", "bounds", "shows", "remedy")}
     yield (
-        f"{told['title']} ({advisory['package']} {advisory['affected']}{f', right since {fixed}' if fixed else ''}). "
+        f"{told['title']} ({advisory['package']} {released(advisory)}{f', right since {fixed}' if fixed else ''}). "
         f"Needs: {told['settings']}. Found: {size(advisory)}. {told['bounds']} {told['shows']} What to do: {told['remedy']}."
         + (f" What was published: {advisory['published']}" if "published" in advisory else "")
         + (f" See {', '.join(links)}." if links else "")
+        + (f" Last run: {', '.join(runs)}." if (runs := last(advisory, records)) else "")
     )
     yield from ("", picture(advisory, records), "")
+
+
+def last(advisory: Advisory, records: Records) -> list[str]:
+    """When its records were made, and at which commit, where they say so."""
+    runs = [records[advisory["evidence"][side].partition(":")[0]].get("run") for side in SIDES]
+    return list(dict.fromkeys(f"{run['date']} at {run['commit']}" for run in runs if run))
 
 
 def prices() -> Iterator[str]:
@@ -224,6 +240,15 @@ def prices() -> Iterator[str]:
     yield ""
 
 
+def ran(name: str) -> bool:
+    """Make a record; one environment that cannot be installed does not end the others."""
+    try:
+        return record.main(name) == 0
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return False
+
+
 def main(asked: str) -> int:
     """Make the records that are asked for, then say whether every one bears its advisory out."""
     advisories = read(ADVISORIES)
@@ -231,15 +256,18 @@ def main(asked: str) -> int:
     if not chosen:
         print(f"NAME={asked}: expected one of {', '.join(advisory['id'] for advisory in advisories)}", file=sys.stderr)
         return 2
-    if asked:
-        for name in dict.fromkeys(advisory["evidence"][side].partition(":")[0] for advisory in chosen for side in SIDES):
-            record.main(name)
+    names = dict.fromkeys(advisory["evidence"][side].partition(":")[0] for advisory in chosen for side in SIDES)
+    failed = [name for name in names if asked and not ran(name)]
     records = held()
     for advisory in chosen:
         advisory["error"] = error(arms(records, advisory["evidence"]["broken"]))
     whole = json.loads(ADVISORIES.read_text()) | {"advisories": advisories}
     ADVISORIES.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     problems = {advisory["id"]: list(wrong(advisory, records)) for advisory in advisories}
+    for advisory in chosen:
+        problems[advisory["id"]] += [
+            f"{name} was not run" for name in failed if name in {told.partition(":")[0] for told in advisory["evidence"].values()}
+        ]
     for advisory in chosen:
         print(f"{advisory['id']}: {'; '.join(problems[advisory['id']]) or 'as told'}")
     if not any(problems.values()):

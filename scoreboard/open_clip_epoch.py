@@ -48,9 +48,17 @@ def _model(bias: float | None) -> CLIP:
 
 
 def _train(
-    batch_size: int, accumulation_steps: int, loss: Any, *, rows: int = 32, bias: float | None = None, clip: float | None = None
+    batch_size: int,
+    accumulation_steps: int,
+    loss: Any,
+    *,
+    rows: int = 32,
+    bias: float | None = None,
+    clip: float | None = None,
+    divisor: int = 1,
 ) -> None:
     model = _model(bias)
+    model.logit_scale.register_hook(lambda gradient: gradient / divisor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     arguments = SimpleNamespace(
         accum_freq=accumulation_steps,
@@ -75,6 +83,11 @@ def _train(
 def clip_loss(batch_size: int, accumulation_steps: int) -> None:
     """`ClipLoss`, divisible."""
     _train(batch_size, accumulation_steps, ClipLoss())
+
+
+def clip_loss_scale_divided(batch_size: int, accumulation_steps: int) -> None:
+    """`ClipLoss`, the gradient of `logit_scale` divided by N in a hook, divisible."""
+    _train(batch_size, accumulation_steps, ClipLoss(), divisor=accumulation_steps)
 
 
 def clip_loss_clipped(batch_size: int, accumulation_steps: int) -> None:

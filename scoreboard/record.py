@@ -1,6 +1,7 @@
 """Audit a released trainer in an environment of its own, and write `records/NAME.json`: `make trainer NAME=trl`.
 
     {"name", "framework", "versions": {package: version}, "settings": {"batch_size", "accumulation_steps", "processes"},
+     "run": {"date", "commit"},
      "arms": [{"function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
                "largest_distance", "steps", "reference_steps"}],
      "findings": [{"function", "accumulation_steps", "optimizer_step", "cause", "detail"}],
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +75,9 @@ def audited(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     module, sizes = importlib.import_module(f"scoreboard.{asked['file']}"), USUAL | asked.get("sizes", {})
     packages = asked.get("packages") or [*(pin.partition("==")[0] for pin in asked["pins"]), "torch"]
     versions = {package: version(package) for package in packages} | {"python": platform.python_version()}
-    shared = {"name": name, "framework": packages[0], "versions": versions, "settings": sizes}
+    asked_git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
+    run = {"date": date.today().isoformat(), "commit": asked_git.stdout.strip()}
+    shared = {"name": name, "framework": packages[0], "versions": versions, "settings": sizes, "run": run}
     parts = []
     for function in asked["functions"]:
         report = audit(getattr(module, function), **sizes)

@@ -30,7 +30,7 @@ class Ordered(Seq2SeqTrainer):  # type: ignore[misc]
         return torch.utils.data.DataLoader(rows, self.args.per_device_train_batch_size, collate_fn=self.data_collator)
 
 
-def _train(batch_size: int, accumulation_steps: int, *, equal: bool = False, **settings: Any) -> None:
+def _train(batch_size: int, accumulation_steps: int, *, equal: bool = False, counted: bool = True, **settings: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _llama().save_pretrained(folder)
         pairs.tokenizer().save_pretrained(folder)
@@ -49,6 +49,7 @@ def _train(batch_size: int, accumulation_steps: int, *, equal: bool = False, **s
             rows.append({"input_ids": row["input_ids"].tolist(), "labels": [-100, *row["labels"][1:].tolist()]})
         started = Ordered(model=model, args=arguments, template=template, train_dataset=rows)
         started.remove_callback(transformers.PrinterCallback)
+        started.model_accepts_loss_kwargs &= counted
         started.train()
 
 
@@ -60,6 +61,11 @@ def causal(batch_size: int, accumulation_steps: int) -> None:
 def smoothed_equal_lengths(batch_size: int, accumulation_steps: int) -> None:
     """`label_smoothing_factor=0.1`, equal lengths, divisible."""
     _train(batch_size, accumulation_steps, equal=True, label_smoothing_factor=0.1)
+
+
+def smoothed_equal_lengths_declared(batch_size: int, accumulation_steps: int) -> None:
+    """The same with `trainer.model_accepts_loss_kwargs = False`."""
+    _train(batch_size, accumulation_steps, equal=True, counted=False, label_smoothing_factor=0.1)
 
 
 def smoothed(batch_size: int, accumulation_steps: int) -> None:

@@ -88,6 +88,12 @@ def kto(batch_size: int, accumulation_steps: int) -> None:
         raise RuntimeError(f"expected a KL term above 0 at every step, got {divergences}")
 
 
+def kto_without_divergence(batch_size: int, accumulation_steps: int) -> None:
+    """`KTOTrainer`, `loss_type="apo_zero_unpaired"`, which takes no KL term, divisible."""
+    given = {"ref_model": _reference(), "train_dataset": pairs.judged(32)}
+    _train(KTOTrainer, KTOConfig, batch_size, accumulation_steps, given, max_length=16, loss_type="apo_zero_unpaired")
+
+
 def kto_same_reference(batch_size: int, accumulation_steps: int) -> None:
     """`KTOTrainer`, the reference model starts as the policy: a KL term of 0 at the first step, divisible."""
     given = {"ref_model": _policy(), "train_dataset": pairs.judged(32)}

@@ -122,6 +122,14 @@ def classify(batch_size: int, accumulation_steps: int) -> None:
     _train(Classification, _grouped(_classifier()), batch_size, accumulation_steps)
 
 
+def classify_divided(batch_size: int, accumulation_steps: int) -> None:
+    """The same with a loss that is divided by `nbs / batch`."""
+    model = _grouped(_classifier())
+    loss = model.init_criterion()
+    model.criterion = lambda predicted, batch: (loss(predicted, batch)[0] / accumulation_steps, loss(predicted, batch)[1])
+    _train(Classification, model, batch_size, accumulation_steps)
+
+
 def classify_batch_norm(batch_size: int, accumulation_steps: int) -> None:
     """`ClassificationTrainer`, BatchNorm, divisible."""
     _train(Classification, _classifier(), batch_size, accumulation_steps)

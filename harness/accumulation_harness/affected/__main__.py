@@ -49,7 +49,7 @@ def read(path: Path) -> list[Advisory]:
     try:
         held: list[Advisory] = json.loads(path.read_text())["advisories"]
         for advisory in held:
-            SpecifierSet(advisory["affected"])
+            SpecifierSet(advisory["affected"] or "")
             {key: advisory[key] for key in ("id", "package", "title", "settings", "finding", "error", "remedy")}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a file of advisories, got {type(error).__name__}: {error}") from error
@@ -61,7 +61,8 @@ def _matches(found: Iterable[Pin], advisories: Iterable[Advisory]) -> Iterator[M
     held = list(advisories)
     for pin in found:
         for advisory in held:
-            if canonicalize_name(advisory["package"]) == pin.package and _concerns(advisory, pin):
+            names = {canonicalize_name(name) for name in (advisory["package"], *advisory.get("also", ()))}
+            if advisory["affected"] is not None and pin.package in names and _concerns(advisory, pin):
                 yield Match(advisory, pin)
 
 
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(terminal.one_line(error), file=sys.stderr)
         return terminal.BAD_INPUT
-    known = {canonicalize_name(advisory["package"]) for advisory in held}
+    known = {canonicalize_name(name) for advisory in held for name in (advisory["package"], *advisory.get("also", ()))}
     looked_at = [pin for pin in found if pin.package in known]
     concerned = list(_matches(looked_at, [advisory for advisory in held if advisory["id"] not in given.ignore]))
     certain = [match for match in concerned if match.is_certain]
