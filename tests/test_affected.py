@@ -84,6 +84,8 @@ Transformers == 4.46.3
 LINKS = """--extra-index-url https://download.pytorch.org/whl/cu121
 -e .
 transformers @ git+https://github.com/huggingface/transformers@v4.46.3
+-e git+https://github.com/huggingface/trl.git@main#egg=trl
+git+https://github.com/huggingface/peft.git
 https://files.pythonhosted.org/packages/a/b/deepspeed-0.18.9-py3-none-any.whl
 torch==2.5.1+cu121
 """
@@ -98,7 +100,7 @@ SHAPES = {  # name of the file -> what it holds, what is read beside transformer
     "pixi.lock": (PIXI, {"accelerate": "1.0.1"}),
     "conda-lock.yml": (CONDA_LOCK, {}),
     "requirements.txt": (COMPILED, {"accelerate": "1.0.1"}),
-    "requirements-gpu.txt": (LINKS, {"deepspeed": "0.18.9", "torch": "2.5.1+cu121"}),
+    "requirements-gpu.txt": (LINKS, {"deepspeed": "0.18.9", "torch": "2.5.1+cu121", "trl": None, "peft": None}),
     "Dockerfile": (
         "FROM x\nRUN pip install 'transformers[torch]==4.46.3' torch>=2.1 deepspeed==0.18.9\n",
         {"deepspeed": "0.18.9"},
@@ -164,8 +166,9 @@ def test_poetry_has_its_own_ranges(asked, specifiers, tmp_path):
 
 
 def test_ones_own_advisories_and_refusals(tmp_path, capsys):
-    (tmp_path / "requirements.txt").write_text("tool==1.0\n")
+    (tmp_path / "requirements.txt").write_text("tool-by-another-name==1.0\n")
     own = {
+        "also": ["tool_by_another_name"],
         "id": "tool-1",
         "package": "Tool",
         "title": "t",
@@ -175,7 +178,8 @@ def test_ones_own_advisories_and_refusals(tmp_path, capsys):
         "error": {},
         "remedy": "r",
     }
-    (tmp_path / "own.json").write_text(json.dumps({"schema": 1, "advisories": [own]}))
+    pattern = own | {"id": "tool-pattern", "affected": None}  # of a script that has no releases
+    (tmp_path / "own.json").write_text(json.dumps({"schema": 1, "advisories": [own, pattern]}))
     ask = [str(tmp_path / "requirements.txt"), "--advisories", str(tmp_path / "own.json")]
     assert affected.main(ask) == 1 and affected.main([*ask, "--ignore", "tool-1"]) == 0
     capsys.readouterr()

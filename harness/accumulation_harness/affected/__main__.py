@@ -154,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [
             {
                 **match.advisory,
+                "package": match.pin.package,
                 "version": str(match.pin.version or match.pin.admitted),
                 "where": match.pin.where,
                 "pinned": match.is_certain,

@@ -27,6 +27,7 @@ ARTEFACT = re.compile(
 )
 PASSING = re.compile(r"(?<![\w.-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?==(\d[\w.+!]*)")
 TAG = re.compile(r"@v?(\d+(?:\.\w+)+)(?:$|[#&])")
+SOURCE = re.compile(r"git\+\S*?/(?P<name>[\w.-]+?)(?:\.git)?(?:@[^#\s]*)?(?:#.*)?$")
 CONDA = re.compile(r"(?:[\w./-]+::)?([\w.-]+) *=(?!=) *([\w.*+!]+)(=[\w.*]+)?$")
 CARET = re.compile(r"[\^~] *(\d+(?:\.\d+)*)")
 
@@ -123,15 +124,18 @@ def _requirement(line: str, where: str) -> Iterator[Pin]:
     try:
         asked = Requirement(line)
     except InvalidRequirement:
-        if file := ARTEFACT.search(line):
-            yield from _exact(file["name"], file["version"], where)
+        name, url, specifiers = None, line, ""
+    else:
+        name, url, specifiers = asked.name, asked.url or "", str(asked.specifier)
+    if file := ARTEFACT.search(url):
+        yield from _exact(name or file["name"], file["version"], where)
         return
-    if asked.url is None:
-        yield from _ranged(asked.name, str(asked.specifier), where)
-    elif file := ARTEFACT.search(asked.url):
-        yield from _exact(asked.name, file["version"], where)
-    elif tag := TAG.search(asked.url):
-        yield from _exact(asked.name, tag[1], where)
+    if source := SOURCE.search(url):
+        name = name or source["name"]
+    if source and (tag := TAG.search(url)):
+        yield from _exact(name, tag[1], where)
+    elif name:  # a branch or a commit may be any release
+        yield from _ranged(name, specifiers, where)
 
 
 def _requirements(path: Path, read: set[Path]) -> Iterator[Pin]:
@@ -147,8 +151,8 @@ def _requirements(path: Path, read: set[Path]) -> Iterator[Pin]:
             other = path.parent / included[1]
             if other.resolve() not in read and "://" not in included[1]:
                 yield from _requirements(other, read)
-        elif asked and not asked.startswith("-"):
-            yield from _requirement(asked, here)
+        elif asked.startswith(("-e ", "--editable ")) or (asked and not asked.startswith("-")):
+            yield from _requirement(re.sub(r"^(-e|--editable) ", "", asked), here)
 
 
 def _toml(text: str) -> Mapping[str, Any]:
