@@ -106,6 +106,19 @@ def picture(advisory: Advisory, records: Records) -> str:
     )
 
 
+def published(gained: dict[str, float]) -> str:
+    """Points that were gained by repairing, as a paper tells them, in SVG."""
+    rows = []
+    for k, (what, points) in enumerate(gained.items()):
+        text, bar, wide = f'y="{20 * k + 14}"', f'y="{20 * k + 2}" height="15"', round(18 * points)
+        rows.append(f'<text x="0" {text}>{html.escape(what)}</text><rect x="150" {bar} width="{wide}" fill="{ENDED}"/>')
+        rows.append(f'<text x="{155 + wide}" {text}>{points:+g} points, as published</text>')
+    return (
+        f'<svg viewBox="0 0 700 {20 * len(gained)}" width="700" font-size="12" fill="currentColor" role="img" '
+        f'aria-label="points gained by repairing, as published">{"".join(rows)}</svg>'
+    )
+
+
 def staircase(advisories: Sequence[Advisory]) -> str:
     """In SVG, from which release to which each fault of transformers lasts; the releases are those where one begins or ends."""
     every = [(SpecifierSet(one["affected"]), one) for one in advisories if one["package"] == "transformers"]
@@ -172,6 +185,8 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
             f"|{'---|' * len(HEAD)}",
             *(f"| {' | '.join(row)} |" for row in rows),
             "",
+            "![From which release to which each fault of transformers lasts](../gallery/museum.svg)",
+            "",
             "The figures show the largest distance of any step's gradient from that of one whole batch, ‖a - g‖/‖g‖, for N = 4, "
             "in decades; the dashed line is what rounding explains.",
             "",
@@ -210,6 +225,8 @@ def part(advisory: Advisory, records: Records) -> Iterator[str]:
         + (f" Last run: {', '.join(runs)}." if (runs := last(advisory, records)) else "")
     )
     yield from ("", picture(advisory, records), "")
+    if "gained" in advisory:
+        yield from (published(advisory["gained"]), "")
 
 
 def last(advisory: Advisory, records: Records) -> list[str]:
