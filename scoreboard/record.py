@@ -58,12 +58,13 @@ def environment(asked: dict[str, Any]) -> Path:
     folder = ROOT / ".venv-trainers" / ("_".join(own).replace("==", "-") or asked["environment"])
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
-        venv.create(folder, with_pip=True, clear=True)
+        venv.create(folder, clear=True)
         wanted = own or ["-r", HERE / "requirements" / f"{asked['environment']}.txt"]
         if own:
             base = next(environment({"environment": "torch"}).parents[1].glob("lib/python*/site-packages"))
             (next(folder.glob("lib/python*/site-packages")) / "base.pth").write_text(f"{base}\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *asked.get("options", []), *wanted], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *asked.get("options", [])]
+        subprocess.run([*pip, *wanted], check=True)
         ready.touch()
     return python
 
