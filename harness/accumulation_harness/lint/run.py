@@ -47,7 +47,7 @@ THROUGH = {
     "tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle", "compile",
     "dataparallel", "distributeddataparallel", "ddp", "fullyshardeddataparallel", "fsdp", "prepare", "prepare_model", "setup",
 }  # fmt: skip
-PLACE = "accumulation_boundary"  # the name of `step % N` where the step is unknown
+PLACE, FIRST = "accumulation_boundary", "accumulation_start"  # names of `step % N == 0` and `== 1` where the step is unknown
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 
 
@@ -65,8 +65,10 @@ class Left(Exception):
 class Run:
     """One way through a function, and what happened on it."""
 
-    def __init__(self, source: Source, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None) -> None:
-        self.source, self.assumed, self.otherwise, self.not_finite = source, assumed, otherwise, not_finite
+    def __init__(
+        self, source: Source, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None, number: Part = N
+    ) -> None:
+        self.source, self.assumed, self.otherwise, self.not_finite, self.number = source, assumed, otherwise, not_finite, number
         self.events: list[Event] = []
         self.asked: dict[str, None] = {}  # what was assumed, in order
         self.passed_over: ast.expr | None = None
@@ -107,8 +109,8 @@ class Run:
                 self.given = {one.arg for one in root.args.args} if self.loops else set()
                 returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
                 if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
-                    self.backward(root.body[-1], returned, "automatic", divisor=N)
-                    if number % N == N - 1:
+                    self.backward(root.body[-1], returned, "automatic", divisor=self.number)
+                    if (number + 1) % self.number == 0:
                         self.happen("step", root.body[-1], "automatic")
                         self.happen("clear", root.body[-1], "automatic")
                     if of is not None and (hook := self.source.method(of.name, "on_train_batch_end")) is not None:
@@ -151,7 +153,7 @@ class Run:
                 stays = self.source.stays(node) if is_free else None
                 answer = self.truth(value) if stays is None else stays
                 self.recording = False
-                has_period = isinstance(value, Thing) and value.name != PLACE and any(words.inside(node.test, ast.Mod))
+                has_period = isinstance(value, Thing) and value.name not in (PLACE, FIRST) and any(words.inside(node.test, ast.Mod))
                 self.periods += has_period
                 try:
                     return self.block(node.body if answer else node.orelse, names)
@@ -182,7 +184,7 @@ class Run:
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
             if items.values is None and any(map(words.STRICT.search, words.identifiers(node.iter))):
-                items = self.items(N)  # micro-batches, by what they are called
+                items = self.items(self.number)  # micro-batches, by what they are called
             most = (
                 most
                 if items.values is None
@@ -224,7 +226,7 @@ class Run:
             if name == "accumulate":
                 self.entered += 1
                 self.counts = True
-                self.handling, self.deferred = True, self.entered % N != 0
+                self.handling, self.deferred = True, self.entered % self.number != 0
                 if self.source.accelerator_is_untold:
                     self.happen("untold", call, name)
             elif name.startswith("no_") and name.endswith("sync"):
@@ -259,7 +261,7 @@ class Run:
             or (type(value) in (int, Part) and (is_literal or value > 1))
             or (is_literal and value is True)
         ):
-            value = N
+            value = self.number
             self.counts = True
         if isinstance(target, ast.Name):
             names[target.id] = value
@@ -336,7 +338,7 @@ class Run:
             return Function(self.source.functions[name], self.module)
         if self.source.is_number(node):
             self.counts = True
-            return N
+            return self.number
         return value if is_known else Thing(name)
 
     def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
@@ -421,7 +423,8 @@ class Run:
             if isinstance(left, (int, float)) and isinstance(right, (int, float)) and type(operator) in OPERATORS:
                 return bool(OPERATORS[type(operator)](left, right))
             if isinstance(left, Thing) and left.name == PLACE:
-                return replace(left, negated=isinstance(operator, ast.NotEq))
+                is_first = right == 1 and not isinstance(right, Part)
+                return replace(left, name=FIRST if is_first else PLACE, negated=isinstance(operator, ast.NotEq))
             opposite = {ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.NotIn: "in"}.get(type(operator))
             if opposite is not None:
                 return Thing(f"{words.text(node.left)} {opposite} {words.text(node.comparators[0])}", negated=True)
@@ -439,7 +442,7 @@ class Run:
 
     def is_place(self, value: Thing) -> bool:
         """Whether a test of something unknown is, by what it is called, one of the place in the window."""
-        is_boundary = value.counts or words.BOUNDARY.search(words.end(value.name.lower().split(" ")[0]))
+        is_boundary = value.counts or value.name in (PLACE, FIRST) or words.BOUNDARY.search(words.end(value.name.lower().split(" ")[0]))
         return bool(self.loops and value.name not in self.assumed and is_boundary)
 
     def assume(self, value: Thing) -> bool:
@@ -447,7 +450,11 @@ class Run:
         text = value.name
         if self.is_place(value):
             self.unsure = self.counts = True
-            return ((self.loops[-1][1] + 1) % int(N) == 0) is not bool(words.WITHIN.search(text.lower()))
+            around = [number for node, number, _ in self.loops if self.source.differentiates(node)]
+            number = (around or [self.loops[-1][1]])[-1]
+            if text == FIRST:
+                return self.number > 1 and number % self.number == 0
+            return ((number + 1) % self.number == 0) is not bool(words.WITHIN.search(text.lower()))
         if self.recording:
             self.asked[text] = None
         if value.exists and text not in self.assumed:
@@ -523,7 +530,7 @@ class Run:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
                 told = self.handling or self.source.tells_accelerator
-                self.backward(node, args[0], known, divisor=N if told else 1.0 if self.source.accelerator_counts_one else None)
+                self.backward(node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None)
             elif args:
                 self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
             return None
@@ -589,7 +596,7 @@ class Run:
         match name:
             case "len":
                 items = self.items(first)
-                return N if items.by_number else Length(BATCHES if items.values is None else len(items.values))
+                return self.number if items.by_number else Length(BATCHES if items.values is None else len(items.values))
             case "range" | "trange":
                 return self.range(args)
             case "enumerate" if args:
@@ -631,7 +638,7 @@ class Run:
         which = f"@{node.lineno}_{node.col_offset}" if is_optimizer else ""  # two of a class are two optimizers
         if words.COUNTED.search(name) and words.is_number(name):
             self.counts = True
-            return N
+            return self.number
         for one in (*args, *given.values()):
             if isinstance(one, Function) and isinstance(one.node, ast.FunctionDef) and one.node not in self.running:
                 self.hand(node, one)
@@ -696,7 +703,7 @@ class Run:
         if not isinstance(start, (int, float)) or not isinstance(step, (int, float)) or not step:
             return Items((None,) * BATCHES)
         if not isinstance(stop, (int, float)):
-            return Items(tuple(int(start) + int(step) * place for place in range(int(N) if by_number else BATCHES)), by_number)
+            return Items(tuple(int(start) + int(step) * place for place in range(int(self.number) if by_number else BATCHES)), by_number)
         return Items(tuple(range(int(start), int(stop), int(step) or 1)[:LONGEST]), by_number)
 
     def call(self, function: Function, args: list[Value], given: dict[str, Value], *, is_root: bool = False) -> Value:
@@ -722,7 +729,7 @@ class Run:
             as_name = ast.Name(name)
             is_number = self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False
             self.counts |= is_number
-            names[name] = N if is_number else value
+            names[name] = self.number if is_number else value
         if isinstance(node, ast.Lambda):
             return self.value(node.body, names)
         self.depth += 1

@@ -176,6 +176,11 @@ class Source:
                     return True
         return False
 
+    @_remembered
+    def differentiates(self, loop: ast.AST) -> bool:
+        """Whether a backward is inside a loop, or it is no loop of the text: what is called for each micro-batch."""
+        return not isinstance(loop, LOOPS) or any(map(self._leads, words.inside(loop, ast.Call)))
+
     def _leads(self, call: ast.Call) -> bool:
         return _callee(call) in self._to_backward
 
