@@ -25,6 +25,7 @@ PER_MICRO_BATCH = {
     "unscale_": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
 }
 PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
+ENTERED = "`accumulate` is entered twice for one micro-batch, and counts two: one context takes several models"
 UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
@@ -45,6 +46,11 @@ class Window:
     def step(self) -> Event:
         """The first step at its end."""
         return next(event for event in self.events if event.kind == "step")
+
+    @property
+    def last(self) -> Event:
+        """The last one."""
+        return self.events[-1]
 
     @property
     def optimizers(self) -> frozenset[str]:
@@ -117,6 +123,7 @@ def apart(events: list[Event]) -> list[list[Event]]:
             for event in events
             if (event.kind == "backward" and followed.get(event.node, set()) == names)
             or (event.kind in ("step", "clear") and event.name in names)
+            or event.kind == "update"
         ]
         for names in groups
     ]
@@ -163,7 +170,7 @@ def hits(source: Source) -> Iterator[Hit]:
         passed: list[set[ast.AST]] = []
         accumulates = False  # on one way or another
         for run in ways:
-            if run.not_finite is not None:
+            if run.not_finite is not None or run.number == 1:
                 continue
             each = [windows(events) for events in apart(run.events)]
             here = _of_run(run) + [told for found in each for told in _of_windows(source, run, found)]
@@ -189,14 +196,16 @@ def hits(source: Source) -> Iterator[Hit]:
             if not anchors or times == sum(nodes.issuperset(anchors) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
+        yield from _of_one(ways)
 
 
 Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a run comes by all of that; (): one run is enough
 
 
 def _of_run(run: Run) -> list[Told]:
-    untold = [(_hit(event.node, Cause.step_every_micro_batch, UNTOLD), ()) for event in run.events if event.kind == "untold"]
-    return [*_clipped_before(run), *_divided_twice(run), *untold]
+    said = {"untold": (Cause.step_every_micro_batch, UNTOLD), "entered": (Cause.window_misplaced, ENTERED)}
+    of_accelerate = [(_hit(event.node, *said[event.kind]), ()) for event in run.events if event.kind in said]
+    return [*_clipped_before(run), *_divided_twice(run), *of_accelerate]
 
 
 def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
@@ -218,7 +227,9 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
         return
     for window in full:
         yield from _for_each(source, window)
+        yield from _scale_changed(window)
         yield from _not_synchronised(source, window)
+    yield from _misplaced(run, found[0], full[0])
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
     if source.weighs_gradients:
         return
@@ -239,6 +250,14 @@ def _for_each(source: Source, window: Window) -> Iterator[Told]:
         for node, events in places.items():
             if iterations <= {event.loops[:depth] for event in events} and not _is_longer(source, node):
                 yield _hit(node, cause, sentence), ()
+
+
+def _scale_changed(window: Window) -> Iterator[Told]:
+    """The scaler of the step is updated between a backward and the step: for another optimizer, or too early."""
+    for event in window.events[window.events.index(window.backwards[0]) : window.events.index(window.step)]:
+        if event.kind == "update" and event.name == window.step.scaled:
+            sentence = "the loss scale is updated while scaled gradients wait for their step"
+            yield _hit(event.node, Cause.scaler_updated_in_window, sentence), ()
 
 
 def _is_longer(source: Source, node: ast.AST) -> bool:
@@ -316,19 +335,19 @@ def _stepped_inside(full: list[Window]) -> Iterator[Told]:
         evidence = _at_every_nth(full)
         if len(full) > 1 and (evidence or ((divided or counted) and weighed)):
             sentence = "the optimizer steps after every micro-batch"
-            yield _hit(window.step.node, Cause.step_every_micro_batch, sentence), (window.step.node, *evidence)
+            yield _hit(window.last.node, Cause.step_every_micro_batch, sentence), (window.last.node, *evidence)
 
 
 def _at_every_nth(full: list[Window]) -> Sequence[ast.AST]:
     """Return what clips or clears at each N-th alone of micro-batches that a call steps one by one."""
-    mine = [window for window in full if window.step.node is full[0].step.node]
-    times = Counter(
-        event.node
-        for window in mine
-        for event in (*window.events, *window.after)
-        if event.kind == "clip" or (event.kind == "clear" and event.name in window.optimizers)
-    )
-    return [node for node, many in times.items() if many > 1 and abs(len(mine) - N * many) < N][:1]
+    mine = [window for window in full if window.last.node is full[0].last.node]
+    times: dict[ast.AST, int] = {}
+    for kind in ("clear", "clip"):
+        for window in mine:
+            for event in (*window.events, *window.after):
+                if event.kind == kind and (kind == "clip" or event.name in window.optimizers):
+                    times[event.node] = times.get(event.node, 0) + 1
+    return [node for node, many in times.items() if many > 1 and N - 1 < len(mine) / many < N + 1][:1]
 
 
 def _terms(window: Window) -> list[Term]:
@@ -366,6 +385,9 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
     if whole:
         sentence = f"the loss is divided by `{whole[0]}`, and by the number of micro-batches once more"
         yield _hit(anchor, Cause.loss_divided_twice, sentence), (anchor,)
+    for term in _terms(window):
+        if term.multiplied is not None and term.by_number > 1 and term.weight is not None:
+            yield _hit(term.multiplied, Cause.loss_not_divided, "the loss is multiplied by the number of micro-batches"), (anchor,)
     for event in window.backwards[:1]:
         terms = event.loss.terms if event.loss else ()
         if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
@@ -396,23 +418,21 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
             yield _hit(anchor, Cause.mean_of_means, sentence), (anchor,)
 
 
+def _misplaced(run: Run, first: Window, usual: Window) -> Iterator[Told]:
+    """The first window is shorter or longer than the others."""
+    steps_alike = usual.is_flat and first.step.node is usual.step.node and first.is_whole
+    if first.size != usual.size and steps_alike and not (run.unsure or run.handling) and run.otherwise != "last":
+        sentence = f"the first step comes after {first.size} instead of {usual.size} micro-batches (here with N = {usual.size})"
+        yield _hit(first.step.node, Cause.window_misplaced, sentence), (first.step.node,)
+
+
 def _irregular(run: Run, found: list[Window], full: list[Window]) -> Iterator[Told]:
     """Windows of other lengths, whose losses are divided as if they were whole."""
     usual = full[0].size
     for place, window in enumerate(found):
-        total = _total(window)
-        if window.size == usual or not window.is_whole or not _near(total, window.size / usual) or run.unsure:
+        if window.size >= usual or not window.is_whole or not _near(_total(window), window.size / usual) or run.unsure:
             continue
-        if (
-            place == 0
-            and full[0].is_flat
-            and not run.handling
-            and found[0].step.node is full[0].step.node
-            and run.otherwise != "last"
-        ):
-            sentence = f"the first step comes after {window.size} instead of {usual} micro-batches (here with N = {usual})"
-            yield _hit(window.step.node, Cause.window_misplaced, sentence), (window.step.node,)
-        elif place and window.size < usual and found[place - 1].backwards[-1].loops[:-1] == window.backwards[0].loops[:-1]:
+        if place and found[place - 1].backwards[-1].loops[:-1] == window.backwards[0].loops[:-1]:
             sentence = "the last window of an epoch may hold fewer micro-batches than the number by which its losses are divided"
             yield _hit(window.backwards[-1].node, Cause.short_window_divided_by_n, sentence), ()
 
@@ -455,3 +475,20 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
         if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)
+
+
+def _of_one(ways: list[Run]) -> Iterator[Hit]:
+    """What happens with one micro-batch to a window alone, or with several alone."""
+    for one in ways:
+        if one.number != 1:
+            continue
+        several = next(run for run in ways if run.number == N and run.otherwise == one.otherwise and not run.assumed)
+        steps = [event for event in several.events if event.kind == "step" and event.loops]
+        mine = [event for event in one.events if event.kind == "backward"]
+        if mine and len(steps) > 1 and not any(event.kind == "backward" for run in ways if run.number == N for event in run.events):
+            sentence = "with several micro-batches to a window nothing is differentiated: this backward is for one alone"
+            yield _hit(mine[0].node, Cause.window_misplaced, sentence)
+        clears = [event for event in several.events if event.kind == "clear"]
+        if clears and len(windows(one.events)) > 1 and not any(event.kind == "clear" for event in one.events):
+            sentence = "with one micro-batch to a window (N = 1) the gradients are never cleared"
+            yield _hit(clears[0].node, Cause.gradients_not_cleared, sentence)

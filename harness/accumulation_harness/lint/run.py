@@ -74,6 +74,7 @@ class Run:
         self.passed_over: ast.expr | None = None
         self.heap: dict[str, Value] = {}  # attributes and items, by dotted names
         self.loops: list[tuple[ast.AST, int, bool]] = []
+        self.entered_in: list[tuple[ast.AST, int, bool]] = []  # where accelerate's `accumulate` was entered last
         self.module: ChainMap[str, Value] = ChainMap({})
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
@@ -81,6 +82,7 @@ class Run:
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
+        self.called_in: list[ast.AST] = []
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
         self.no_sync = 0
@@ -149,6 +151,8 @@ class Run:
                 self.recording = self.source.matters(node)
                 value = self.value(node.test, names)
                 raises = isinstance(node.body[-1], ast.Raise)  # what is judged does not raise, nor leave early where it need not
+                if isinstance(value, Thing) and self.source.ends_window(node):
+                    value = replace(value, counts=True)
                 is_free = not self.is_place(value) if isinstance(value, Thing) else raises
                 stays = self.source.stays(node) if is_free else None
                 answer = self.truth(value) if stays is None else stays
@@ -226,6 +230,9 @@ class Run:
             if name == "accumulate":
                 self.entered += 1
                 self.counts = True
+                if self.loops and self.entered_in == self.loops:
+                    self.happen("entered", call, name)
+                self.entered_in = list(self.loops)
                 self.handling, self.deferred = True, self.entered % self.number != 0
                 if self.source.accelerator_is_untold:
                     self.happen("untold", call, name)
@@ -358,11 +365,13 @@ class Run:
         key = self.key(node, names)
         if key.endswith(".sync_gradients") and self.handling:
             return not self.deferred
-        method = (
-            self.source.method(of.of, node.attr) if isinstance(of, Thing) and of.of and isinstance(node, ast.Attribute) else None
-        )
-        if method is not None and key not in self.heap:
-            return Function(method, self.module, of)
+        if isinstance(node, ast.Attribute) and isinstance(of, Thing) and key not in self.heap:
+            if of.of and (method := self.source.method(of.of, node.attr)) is not None:
+                return Function(method, self.module, of)
+            if not of.of and node.attr in self.source.specific:
+                owner, method = self.source.specific[node.attr]
+                if method not in self.called_in:
+                    return Function(method, self.module, replace(of, of=owner))
         return self.named(node, key, self.heap.get(key), key in self.heap)
 
     def combined(self, operator: ast.operator, left: Value, right: Value, first: ast.expr, second: ast.expr) -> Value:
@@ -535,7 +544,7 @@ class Run:
                 self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
             return None
         if name == "step" and is_scaler:
-            self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=True)
+            self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=known)
         elif name in ("step", "optimizer_step") and self.is_optimizer(of, known):
             self.happen("step", node, known)
             for one in args[:1]:
@@ -620,14 +629,15 @@ class Run:
             case "exit" | "_exit" | "quit":
                 raise Ended
             case "scale" | "scale_loss" if isinstance(first, (Loss, Thing)):
-                return replace(self.loss(first), scaled=name == "scale")
+                return replace(self.loss(first), scaled=label.rpartition(".")[0] if name == "scale" else "")
         if name in THROUGH and args and not isinstance(first, (int, float)):
             return first
         if name in words.CLIPS:
             bounds = {one.strip("'\"") for one in map(words.text, (*node.args, *(one.value for one in node.keywords)))}
             is_off = any("clip" in one and value is False for one, value in given.items())
             if not is_off and not bounds & {"inf", "math.inf", "torch.inf", "np.inf", "float('inf')"}:
-                scaled = any("get_scale" in getattr(one, "name", "") for one in (*args, *given.values()))  # so is its limit
+                limits = (getattr(one, "name", "") for one in (*args, *given.values()))
+                scaled = next((name for name in limits if "get_scale" in name), "")
                 self.happen("clip", node, "", scaled=scaled)
             return Thing("norm")
         if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
@@ -733,11 +743,13 @@ class Run:
         if isinstance(node, ast.Lambda):
             return self.value(node.body, names)
         self.depth += 1
+        self.called_in.append(node)
         try:
             self.block(node.body, names)
         except Left as left:
             return left.value
         finally:
+            self.called_in.pop()
             self.depth -= 1
         return None
 
@@ -757,6 +769,8 @@ def runs(source: Source) -> Iterator[list[Run]]:
             continue
         found = [_followed(source, root, {}, otherwise) for otherwise in ("yes", "no", "last")]
         accumulates = any(run.counts for run in found)
+        if accumulates:
+            found += [_followed(source, root, {}, otherwise, number=Part(1)) for otherwise in ("yes", "no")]
         for one in list({**found[0].asked, **found[1].asked})[: 4 if accumulates else 0]:
             found += [_followed(source, root, {one: False}, "yes"), _followed(source, root, {one: True}, "no")]
         if accumulates and any(name in source.text for name in FINITE):
@@ -766,8 +780,10 @@ def runs(source: Source) -> Iterator[list[Run]]:
         yield found
 
 
-def _followed(source: Source, root: Root, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None) -> Run:
-    run = Run(source, assumed, otherwise, not_finite)
+def _followed(
+    source: Source, root: Root, assumed: dict[str, bool], otherwise: str, not_finite: int | None = None, number: Part = N
+) -> Run:
+    run = Run(source, assumed, otherwise, not_finite, number)
     for node in source.tree.body if not isinstance(root, ast.Module) else ():
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             try:

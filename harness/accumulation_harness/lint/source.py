@@ -25,8 +25,11 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Root = ast.Module | Definition
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-TOUCHING = {"backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync"} | words.CLIPS
-EVENTS = {"update", "unscale_", "scale", "append", "update_parameters", "update_ema", "mul_"}
+TOUCHING = {
+    "backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync", "unscale_",
+} | words.CLIPS  # fmt: skip
+EVENTS = {"update", "scale", "append", "update_parameters", "update_ema", "mul_"}
+COMMON = {"state_dict", "load_state_dict", "zero_grad", "train_step", "training_step"}  # of models as well as of trainers
 WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
@@ -136,7 +139,8 @@ class Source:
 
     def _reaching(self, wanted: set[str]) -> set[str]:
         """Return the names of functions that call one of these, or call one that does."""
-        called = {node: {_callee(call) for call in words.inside(node, ast.Call)} | _handed_on(node) for node in self._all}
+        called = {node: set(map(self._callee, words.inside(node, ast.Call))) | _handed_on(node) for node in self._all}
+        wanted = wanted | {f".{name}" for name in wanted}
         reaching: set[str] = set()
         while found := {node.name.lower() for node in self._all if called[node] & (wanted | reaching)} - reaching:
             reaching |= found
@@ -144,7 +148,8 @@ class Source:
 
     @cached_property
     def _to_backward(self) -> set[str]:
-        return self._reaching({"backward", "manual_backward"}) | {"backward", "manual_backward"}
+        differentiating = {"backward", "manual_backward"}
+        return self._reaching(differentiating) | differentiating | {f".{name}" for name in differentiating}
 
     @cached_property
     def _touching(self) -> set[str]:
@@ -154,7 +159,7 @@ class Source:
     def roots(self) -> list[Root]:
         """Where to begin: the module, functions that nothing here calls, and then the others that lead to a backward."""
         own = [node for node in self.tree.body if not isinstance(node, (*DEFINITIONS, ast.ClassDef))]
-        module = any(words.last(call.func) in self._to_backward for node in own for call in words.inside(node, ast.Call))
+        module = any(self._leads(call) for node in own for call in words.inside(node, ast.Call))
         outer = [node for node in (*self.functions.values(), *self._classes_of) if isinstance(node, Definition)]
         leading = [node for node in outer if node.name.lower() in self._to_backward or self.is_automatic(node)]
         called = {words.last(call.func) for call in self.every(ast.Call)}
@@ -170,7 +175,7 @@ class Source:
         for one in ast.walk(node):
             if isinstance(one, LOOPS) and one is not node and any(self._leads(call) for call in words.inside(one, ast.Call)):
                 return True
-            if isinstance(one, ast.Call) and self._leads(one) and (name := _callee(one)) not in seen:
+            if isinstance(one, ast.Call) and self._leads(one) and (name := self._callee(one)) not in seen:
                 callees = [other for other in self._all if other.name.lower() == name]
                 if any(self._has_loop(other, seen | {name}) for other in callees):
                     return True
@@ -182,12 +187,38 @@ class Source:
         return not isinstance(loop, LOOPS) or any(map(self._leads, words.inside(loop, ast.Call)))
 
     def _leads(self, call: ast.Call) -> bool:
-        return _callee(call) in self._to_backward
+        return self._callee(call) in self._to_backward
+
+    def _callee(self, call: ast.Call) -> str:
+        """Return the name of a function, or of a method of `self`, or of another object if one class alone has such a method."""
+        name = words.last(call.func)
+        is_own = isinstance(call.func, ast.Name) or words.dotted(words.receiver(call)) in ("self", "cls")
+        return name if is_own or name in self.specific else f".{name}"
+
+    @cached_property
+    def specific(self) -> dict[str, tuple[str, Definition]]:
+        """The methods that one class of the file alone has, of names of several words; by name, with the class."""
+        found: dict[str, list[tuple[str, Definition]]] = {}
+        for method, of in self._classes_of.items():
+            assert isinstance(method, Definition)
+            found.setdefault(method.name, []).append((of.name, method))
+        common = TOUCHING | EVENTS | COMMON
+        return {name: own[0] for name, own in found.items() if len(own) == 1 and "_" in name.strip("_") and name not in common}
 
     @_remembered
     def matters(self, node: ast.If) -> bool:
         """Whether it depends on a test what is done to gradients or losses."""
         return any(map(self._decides, ast.walk(node)))
+
+    @_remembered
+    def ends_window(self, node: ast.If) -> bool:
+        """Whether a test without N is one of a window's end: its block steps, differentiates nothing, and sets a counter back."""
+        if any(map(self.is_number, ast.walk(node.test))):
+            return False
+        inside = [one for statement in node.body for one in ast.walk(statement)]
+        calls = [one for one in inside if isinstance(one, ast.Call)]
+        steps = any(words.last(call.func) == "step" for call in calls) and not any(map(self._leads, calls))
+        return steps and any(isinstance(one, ast.Assign) and words.text(one.value) in ("0", "[]", "0.0") for one in inside)
 
     @_remembered
     def stays(self, node: ast.If) -> bool | None:
@@ -512,13 +543,6 @@ class Source:
 
 def _key(node: ast.Subscript) -> str:
     return str(node.slice.value).lower() if isinstance(node.slice, ast.Constant) else ""
-
-
-def _callee(call: ast.Call) -> str:
-    """Return the name of a function, or of a method of `self`; of other objects only what is named so everywhere."""
-    name = words.last(call.func)
-    is_own = isinstance(call.func, ast.Name) or words.dotted(words.receiver(call)) in ("self", "cls")
-    return name if is_own or name in TOUCHING else f".{name}"
 
 
 def _handed_on(node: ast.AST) -> set[str]:

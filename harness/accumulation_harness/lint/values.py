@@ -64,6 +64,7 @@ class Term:
     padded: bool = False
     masked: bool = False
     of_weights: bool = False
+    multiplied: ast.expr | None = None  # by N, here
 
     def divided(self, by: float | None) -> Term:
         """Return the term divided by what follows from N; None: by something unknown."""
@@ -73,10 +74,10 @@ class Term:
 
 @dataclass(frozen=True)
 class Loss:
-    """A sum of terms; `scaled` by a GradScaler."""
+    """A sum of terms; `scaled` is the name of a GradScaler."""
 
     terms: tuple[Term, ...]
-    scaled: bool = False
+    scaled: str = ""
 
     @classmethod
     def of(cls, kind: Kind, **known: Any) -> Loss:
@@ -114,7 +115,7 @@ class Loss:
     def multiplied(self, factor: Value, text: ast.expr) -> Loss:
         """Return `loss * factor`; a weight of a term says nothing about N, a scale may be a division in other words."""
         if isinstance(factor, Part):
-            return self.each(lambda one: one.divided(1 / factor if factor else None))
+            return self.each(lambda one: replace(one.divided(1 / factor if factor else None), multiplied=text))
         if isinstance(factor, (int, float)):
             return self
         if isinstance(factor, Loss):
@@ -128,7 +129,7 @@ class Loss:
         """Return the sum of losses; of more than `MOST_TERMS` terms, as sums of sums in loops make them, nothing is known."""
         parts = tuple(parts)
         terms = tuple(term for part in parts for term in part.terms)
-        return cls(terms if len(terms) <= MOST_TERMS else (Term("unknown", None),), any(part.scaled for part in parts))
+        return cls(terms if len(terms) <= MOST_TERMS else (Term("unknown", None),), next((part.scaled for part in parts if part.scaled), ""))
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Event:
         default=()
     )  # each loop around it, its iteration, and whether it counts to N
     synchronised: bool = True
-    scaled: bool = False
+    scaled: str = ""  # by what: of a backward and a step a GradScaler, of a clip its limit
 
 
 OPERATORS: dict[type[ast.operator | ast.cmpop], Callable[[Any, Any], Any]] = {
