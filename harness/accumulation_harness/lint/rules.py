@@ -233,7 +233,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
     if source.weighs_gradients:
         return
-    yield from _weighed(full[0], named)
+    yield from _weighed(source, full[0], named)
     if all(abs(_total(window) - 1) < 1e-6 for window in full):
         yield from _irregular(run, found, full)
 
@@ -261,7 +261,7 @@ def _scale_changed(window: Window) -> Iterator[Told]:
 
 
 def _is_longer(source: Source, node: ast.AST) -> bool:
-    """Whether a schedule was made for as many steps as there are micro-batches: N times those of the optimizer."""
+    """Whether a schedule was made for as many steps as there are micro-batches: N times those of the optimizer, or as batches."""
     of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
     given = [one for call in source.made.get(of, []) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
     factors = [
@@ -271,7 +271,9 @@ def _is_longer(source: Source, node: ast.AST) -> bool:
         if isinstance(inner.op, ast.Mult)
         for side in (inner.left, inner.right)
     ]
-    return any(map(source.is_number, factors))
+    made = " ".join(map(source.made_of, given))
+    counts_batches = re.search(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size", made) is not None
+    return any(map(source.is_number, factors)) or (counts_batches and not words.NUMBER.search(made))
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -377,7 +379,7 @@ def _total(window: Window) -> float:
     return totals.pop() if len(totals) == 1 else 0.0
 
 
-def _weighed(window: Window, named: bool) -> Iterator[Told]:
+def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
     """How the micro-batches of a whole window are weighed."""
     (backward, *_) = window.backwards
     anchor = backward.node
@@ -386,8 +388,8 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
         sentence = f"the loss is divided by `{whole[0]}`, and by the number of micro-batches once more"
         yield _hit(anchor, Cause.loss_divided_twice, sentence), (anchor,)
     for term in _terms(window):
-        if term.multiplied is not None and term.by_number > 1 and term.weight is not None:
-            yield _hit(term.multiplied, Cause.loss_not_divided, "the loss is multiplied by the number of micro-batches"), (anchor,)
+        if term.at is not None and term.by_number > 1 and term.weight is not None:
+            yield _hit(term.at, Cause.loss_not_divided, "the loss is multiplied by the number of micro-batches"), ()
     for event in window.backwards[:1]:
         terms = event.loss.terms if event.loss else ()
         if any(term.of_weights and term.weight == 1 for term in terms) and any(term.weight is None for term in terms):
@@ -413,9 +415,14 @@ def _weighed(window: Window, named: bool) -> Iterator[Told]:
         odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
         if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
             yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
-        if any(term.padded and _near(total, once) for term, total in zip(placed, totals, strict=True)):
+        of_labels = [
+            term
+            for term, total in zip(placed, totals, strict=True)
+            if _near(total, once) and (term.padded or (term.kind == "model" and source.counts_labels))
+        ]
+        if of_labels:
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
-            yield _hit(anchor, Cause.mean_of_means, sentence), (anchor,)
+            yield _hit(of_labels[0].at or anchor, Cause.mean_of_means, sentence), (anchor,)
 
 
 def _misplaced(run: Run, first: Window, usual: Window) -> Iterator[Told]:

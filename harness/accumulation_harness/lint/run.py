@@ -626,6 +626,8 @@ class Run:
                     return Part(found) if any(isinstance(one, Part) for one in numbers) else found
             case "int" | "float" | "ceil" | "floor" | "bool":
                 return first if isinstance(first, (int, float)) else Thing(words.text(node)[:80])
+            case "tensor" | "zeros" | "new_zeros" | "zeros_like" if first == 0 or "zeros" in name:
+                return 0
             case "exit" | "_exit" | "quit":
                 raise Ended
             case "scale" | "scale_loss" if isinstance(first, (Loss, Thing)):
@@ -642,7 +644,7 @@ class Run:
             return Thing("norm")
         if "grad" in name and ("div" in name or "average" in name) and any(isinstance(one, Part) for one in args):
             self.happen("divide", node, name)
-        if (loss := self.of_torch(node, name, args)) is not None:
+        if (loss := self.of_torch(node, name, args, given)) is not None:
             return loss
         is_optimizer = "optim." in label or words.OPTIMIZER.search(name)
         which = f"@{node.lineno}_{node.col_offset}" if is_optimizer else ""  # two of a class are two optimizers
@@ -658,6 +660,9 @@ class Run:
         made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
+        elif made.of:  # a dataclass
+            fields = (one.target for one in self.source.classes[made.of].body if isinstance(one, ast.AnnAssign))
+            self.heap |= {f"{made.name}.{name}": value for name, value in [*zip(map(words.dotted, fields), args), *given.items()]}
         return made
 
     def hand(self, node: ast.Call, function: Function) -> None:
@@ -673,13 +678,9 @@ class Run:
                 break
         self.running.discard(function.node)
 
-    def of_torch(self, node: ast.Call, name: str, args: list[Value]) -> Loss | None:
+    def of_torch(self, node: ast.Call, name: str, args: list[Value], given: dict[str, Value]) -> Loss | None:
         """Return the loss that a call of torch, or of what is called a criterion, computes."""
-        given = {one.arg: one.value for one in node.keywords}
-        reduction = given.get("reduction")
-        told = [
-            one.value for one in (reduction, *node.args) if isinstance(one, ast.Constant) and one.value in ("mean", "sum", "none")
-        ]
+        told = [one for one in (given.get("reduction"), *args) if isinstance(one, str) and one in ("mean", "sum", "none")]
         if name not in words.LOSSES | words.LOSS_MODULES and not (
             words.CRITERION.search(name) and name not in self.source.functions
         ):
@@ -690,9 +691,10 @@ class Run:
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
         if any(isinstance(one, Part) for one in args):
             return Loss.of("unknown", weight=None)
-        if rows or None in given or (reduction is not None and not told):
+        if rows or any(one.arg is None for one in node.keywords) or ("reduction" in given and not told):
             kind = "unknown"
-        return Loss.of(kind, padded=kind == "mean" and "ignore_index" in given)
+        ignores = "ignore_index" in given and (given["ignore_index"] != -1 or self.source.counts_labels)  # -1 may ignore nothing
+        return Loss.of(kind, padded=kind == "mean" and ignores)
 
     def items(self, value: Value) -> Items:
         """Return what a loop over a value goes over."""

@@ -477,6 +477,17 @@ class Source:
         return any("arange(" in words.text(one) for one in (node, *given))
 
     @cached_property
+    def counts_labels(self) -> bool:
+        """Whether the file counts the valid labels of a micro-batch: `(labels != -100).sum()`."""
+        sums = [words.receiver(call) for call in self.every(ast.Call) if words.last(call.func) == "sum"]
+        return any(isinstance(one, ast.Compare) and "==" not in words.text(one) for one in sums)
+
+    def made_of(self, node: ast.AST, depth: int = 3) -> str:
+        """Return how an expression is written, and behind it how what it names was made."""
+        inner = [one for one in words.inside(node, (ast.Name, ast.Attribute)) if depth]
+        return " ".join([words.text(node), *(self.made_of(one, depth - 1) for name in inner for one in self._values.get(words.text(name), []))])
+
+    @cached_property
     def _values(self) -> dict[str, list[ast.expr]]:
         """What each target is given, by its text."""
         found: dict[str, list[ast.expr]] = {}

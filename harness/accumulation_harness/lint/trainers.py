@@ -41,7 +41,7 @@ def hits(source: Source) -> Iterator[Hit]:
         foreign = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base) not in classes} - {""}
         methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
         loss, forward = methods.get("compute_loss"), methods.get("forward")
-        if loss is not None and _is_trainer(foreign) and _is_own_mean(loss) and not any(map(_divides_itself, family)):
+        if loss is not None and _is_trainer(foreign) and _is_own_mean(loss, _reached(source, node.name, loss)) and not any(map(_divides_itself, family)):
             yield _hit(loss)
         if loss is not None and _is_trainer(foreign) and "current_" + NUMBER not in source.text:
             for divided in words.inside(loss, ast.BinOp):
@@ -65,7 +65,16 @@ def _is_trainer(foreign: set[str]) -> bool:
     return bool(foreign & BASES) and not any(name.endswith("Trainer") for name in foreign - BASES)
 
 
-def _is_own_mean(method: ast.FunctionDef) -> bool:
+def _reached(source: Source, of: str, method: ast.FunctionDef) -> ast.Module:
+    """Return a method's body and those of the methods of `self` that it leads to."""
+    found: list[ast.AST] = [method]
+    for one in found:
+        names = [call.func.attr for call in words.inside(one, ast.Call) if isinstance(call.func, ast.Attribute) and words.dotted(call.func.value) == "self"]
+        found += [other for name in names if (other := source.method(of, name)) is not None and other not in found]
+    return ast.Module([statement for one in found for statement in one.body], [])  # type: ignore[attr-defined]
+
+
+def _is_own_mean(method: ast.FunctionDef, reached: ast.Module) -> bool:
     """Whether a method is given the count of the window's items and makes no use of it, nor divides by itself."""
     arguments = [one.arg for one in (*method.args.args, *method.args.kwonlyargs)]
     if arguments[1:3] != ["model", "inputs"] or (COUNT not in arguments and method.args.kwarg is None):
@@ -76,10 +85,10 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
     returns = any(node.value is not None for node in words.inside(body, ast.Return))
     return (
         returns
-        and _is_of_language_model(body)
+        and _is_of_language_model(reached)
         and COUNT not in used
         and not rest & used
-        and not any(map(words.NUMBER.search, words.identifiers(body)))
+        and not any(map(words.NUMBER.search, words.identifiers(reached)))
     )
 
 

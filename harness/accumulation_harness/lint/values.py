@@ -64,7 +64,7 @@ class Term:
     padded: bool = False
     masked: bool = False
     of_weights: bool = False
-    multiplied: ast.expr | None = None  # by N, here
+    at: ast.expr | None = None  # where it was last divided or multiplied by N
 
     def divided(self, by: float | None) -> Term:
         """Return the term divided by what follows from N; None: by something unknown."""
@@ -105,7 +105,7 @@ class Loss:
             if one.kind == "sum" and counts and not of_window and not isinstance(by, Part):
                 return replace(one, kind="mean", padded=one.masked or "mask" in written)
             if isinstance(by, Part):
-                return one.divided(by)
+                return replace(one.divided(by), at=text)
             if isinstance(by, (int, float)) and not isinstance(by, Length):
                 return replace(one, literals=(*one.literals, by))
             return replace(one, weight=None, whole=words.text(text) if of_window else one.whole)
@@ -115,7 +115,7 @@ class Loss:
     def multiplied(self, factor: Value, text: ast.expr) -> Loss:
         """Return `loss * factor`; a weight of a term says nothing about N, a scale may be a division in other words."""
         if isinstance(factor, Part):
-            return self.each(lambda one: replace(one.divided(1 / factor if factor else None), multiplied=text))
+            return self.each(lambda one: replace(one.divided(1 / factor if factor else None), at=text))
         if isinstance(factor, (int, float)):
             return self
         if isinstance(factor, Loss):
@@ -128,7 +128,7 @@ class Loss:
     def total(cls, parts: Iterable[Loss]) -> Loss:
         """Return the sum of losses; of more than `MOST_TERMS` terms, as sums of sums in loops make them, nothing is known."""
         parts = tuple(parts)
-        terms = tuple(term for part in parts for term in part.terms)
+        terms = tuple(dict.fromkeys(term for part in parts for term in part.terms))
         return cls(terms if len(terms) <= MOST_TERMS else (Term("unknown", None),), next((part.scaled for part in parts if part.scaled), ""))
 
 
