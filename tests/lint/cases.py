@@ -116,6 +116,20 @@ BOTH_ENDS = "(i + 1) % accumulation_steps == 0 or i + 1 == len(loader)"
 UNSCALE = "scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), 1.0)"
 MASKED = "(losses(x, y) * mask).sum() / mask.sum() / accumulation_steps"
 
+BOTH = """
+for i, x in enumerate(loader):
+    scaler.scale(g_loss(x) / accumulation_steps).backward()
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(g_optimizer)
+        {between}
+        g_optimizer.zero_grad()
+    scaler.scale(d_loss(x) / accumulation_steps).backward()
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(d_optimizer)
+        scaler.update()
+        d_optimizer.zero_grad()
+"""
+
 WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
@@ -169,6 +183,30 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "step inside": (nested(inside="optimizer.step()"), "step_every_micro_batch"),
     "step without a boundary": (flat(boundary="args.step"), "step_every_micro_batch"),
     "passed over": (flat(backward="if torch.isnan(loss):\n    continue\nloss.backward()"), "non_finite_micro_batch"),
+    "multiplied": (flat(loss="criterion(model(x), y) * accumulation_steps"), "loss_not_divided"),
+    "differentiated in the branch for one alone": (
+        flat(backward="if accumulation_steps == 1:\n    loss.backward()"),
+        "window_misplaced",
+    ),
+    "cleared at the second of a window": (
+        flat(before="if (i + 1) % accumulation_steps == 1:\n    optimizer.zero_grad()").rpartition("\n")[0],
+        "gradients_not_cleared",
+    ),
+    "two contexts": (accelerate().replace("(model):", "(model), accelerator.accumulate(head):"), "window_misplaced"),
+    "a scaler of two optimizers": (BOTH.format(between="scaler.update()"), "scaler_updated_in_window"),
+    "stepped at the boundary and behind it": (
+        flat(after="if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(p, 1.0)\n    optimizer.step()", boundary="True"),
+        "step_every_micro_batch",
+    ),
+    "clipped inside, a window of tokens": (
+        flat(
+            after="clip_grad_norm_(p, 1.0)\ncount += y.numel()",
+            boundary="count >= enough",
+            end="count = 0",
+            loss="criterion(model(x), y) / enough",
+        ),
+        "clip_per_micro_batch",
+    ),
     "own compute_loss": (trainer(OWN_LOSS), "loss_not_divided"),
     "own compute_loss, the rest ignored": (trainer(OWN_LOSS, "**kwargs"), "loss_not_divided"),
     "count not handed on": (trainer("loss, outputs = super().compute_loss(model, inputs, True)"), "loss_not_divided"),
@@ -250,6 +288,9 @@ RIGHT: dict[str, str] = {
     + "for epoch in range(epochs):\n    for x, y in loader:\n"
     + indent("loss_of(x).backward()\noptimizer.step()\noptimizer.zero_grad()\n", " " * 8),
     "its caller says when": TOLD_WHEN,
+    "a scaler of two optimizers, updated once": BOTH.format(between="pass"),
+    "two contexts, one a micro-batch": accelerate() + "\n" + accelerate(),
+    "a step in the branch for one alone": flat(backward="loss.backward()\nif accumulation_steps == 1:\n    log(loss)"),
     "a schedule that is prepared": "def made():\n    return get_scheduler()\n" + PREPARED + accelerate(),
     "accumulation over one": "accelerator = Accelerator(gradient_accumulation_steps=1)\n"
     + accelerate().replace("with accelerator.accumulate(model):", "if True:"),

@@ -166,18 +166,18 @@ def hits(source: Source) -> Iterator[Hit]:
         The hits.
     """
     for ways in runs(source):
-        shown: dict[tuple[int, int, Cause], tuple[Hit, tuple[ast.AST, ...], int]] = {}
+        shown: dict[tuple[int, int, Cause], tuple[Hit, set[tuple[ast.AST, ...]], int]] = {}
         passed: list[set[ast.AST]] = []
         accumulates = False  # on one way or another
         for run in ways:
-            if run.not_finite is not None or run.number == 1:
+            if run.not_finite is not None or run.is_of_one:
                 continue
             each = [windows(events) for events in apart(run.events)]
             here = _of_run(run) + [told for found in each for told in _of_windows(source, run, found)]
             places = {(hit.line, hit.column, hit.cause): (hit, anchors) for hit, anchors in here}
             if run.otherwise == "last":
                 shown |= {
-                    place: (hit, (), 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n
+                    place: (hit, {()}, 1) for place, (hit, _) in places.items() if hit.cause is Cause.short_window_divided_by_n
                 }
                 continue
             sizes = Counter(window.size for found in each for window in found)
@@ -187,13 +187,13 @@ def hits(source: Source) -> Iterator[Hit]:
                 passed.pop()  # its last window may be any
                 continue
             for place, (hit, anchors) in places.items():
-                before, _, times = shown.get(place, (hit, anchors, 0))
-                shown[place] = (before if before.sure else hit, anchors, times + 1)  # sure on one way is sure
+                before, others, times = shown.get(place, (hit, set(), 0))
+                shown[place] = (before if before.sure else hit, others | {anchors}, times + 1)  # sure on one way is sure
         told = source.speaks_of_lightning or not any(event.name == "automatic" for run in ways for event in run.events)
-        for hit, anchors, times in shown.values():
-            if anchors and accumulates and hit.cause is Cause.step_every_micro_batch:
+        for hit, each_way, times in shown.values():
+            if () not in each_way and accumulates and hit.cause is Cause.step_every_micro_batch:
                 continue  # a setting tells whether it does
-            if not anchors or times == sum(nodes.issuperset(anchors) for nodes in passed):
+            if () in each_way or times == sum(any(nodes.issuperset(one) for one in each_way) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
         yield from _of_one(ways)
@@ -451,13 +451,13 @@ def _near(one: float, other: float) -> bool:
 def _clipped_before(run: Run) -> Iterator[Told]:
     """Gradients are clipped while the loss scale is still in them, or before they are divided."""
     clips: list[Event] = []
-    scaled = False
+    scaled = ""
     for event in run.events:
         match event.kind:
             case "backward":
                 scaled, clips = event.scaled, []
             case "unscale_":
-                scaled = False
+                scaled = ""
             case "clip" if scaled and not event.scaled:
                 clips.append(event)
             case "step" if event.scaled:
@@ -487,12 +487,16 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
 def _of_one(ways: list[Run]) -> Iterator[Hit]:
     """What happens with one micro-batch to a window alone, or with several alone."""
     for one in ways:
-        if one.number != 1:
+        if not one.is_of_one:
             continue
-        several = next(run for run in ways if run.number == N and run.otherwise == one.otherwise and not run.assumed)
+        several = next(run for run in ways if not run.is_of_one and run.otherwise == one.otherwise and not run.assumed)
         steps = [event for event in several.events if event.kind == "step" and event.loops]
         mine = [event for event in one.events if event.kind == "backward"]
-        if mine and len(steps) > 1 and not any(event.kind == "backward" for run in ways if run.number == N for event in run.events):
+        if (
+            mine
+            and len(steps) > 1
+            and not any(event.kind == "backward" for run in ways if not run.is_of_one for event in run.events)
+        ):
             sentence = "with several micro-batches to a window nothing is differentiated: this backward is for one alone"
             yield _hit(mine[0].node, Cause.window_misplaced, sentence)
         clears = [event for event in several.events if event.kind == "clear"]

@@ -88,6 +88,11 @@ class Run:
         self.no_sync = 0
 
     @property
+    def is_of_one(self) -> bool:
+        """Whether a window holds one micro-batch."""
+        return int(self.number) == 1
+
+    @property
     def is_cut(self) -> bool:
         """Whether there was too much to follow."""
         return self.evaluated > MOST
@@ -157,7 +162,9 @@ class Run:
                 stays = self.source.stays(node) if is_free else None
                 answer = self.truth(value) if stays is None else stays
                 self.recording = False
-                has_period = isinstance(value, Thing) and value.name not in (PLACE, FIRST) and any(words.inside(node.test, ast.Mod))
+                has_period = (
+                    isinstance(value, Thing) and value.name not in (PLACE, FIRST) and any(words.inside(node.test, ast.Mod))
+                )
                 self.periods += has_period
                 try:
                     return self.block(node.body if answer else node.orelse, names)
@@ -451,7 +458,9 @@ class Run:
 
     def is_place(self, value: Thing) -> bool:
         """Whether a test of something unknown is, by what it is called, one of the place in the window."""
-        is_boundary = value.counts or value.name in (PLACE, FIRST) or words.BOUNDARY.search(words.end(value.name.lower().split(" ")[0]))
+        is_boundary = (
+            value.counts or value.name in (PLACE, FIRST) or words.BOUNDARY.search(words.end(value.name.lower().split(" ")[0]))
+        )
         return bool(self.loops and value.name not in self.assumed and is_boundary)
 
     def assume(self, value: Thing) -> bool:
@@ -539,7 +548,9 @@ class Run:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
                 told = self.handling or self.source.tells_accelerator
-                self.backward(node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None)
+                self.backward(
+                    node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None
+                )
             elif args:
                 self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
             return None
@@ -662,7 +673,8 @@ class Run:
             self.call(Function(method, self.module, made), args, given)
         elif made.of:  # a dataclass
             fields = (one.target for one in self.source.classes[made.of].body if isinstance(one, ast.AnnAssign))
-            self.heap |= {f"{made.name}.{name}": value for name, value in [*zip(map(words.dotted, fields), args), *given.items()]}
+            for name, value in [*zip(map(words.dotted, fields), args, strict=False), *given.items()]:
+                self.heap[f"{made.name}.{name}"] = value
         return made
 
     def hand(self, node: ast.Call, function: Function) -> None:
@@ -715,7 +727,9 @@ class Run:
         if not isinstance(start, (int, float)) or not isinstance(step, (int, float)) or not step:
             return Items((None,) * BATCHES)
         if not isinstance(stop, (int, float)):
-            return Items(tuple(int(start) + int(step) * place for place in range(int(self.number) if by_number else BATCHES)), by_number)
+            return Items(
+                tuple(int(start) + int(step) * place for place in range(int(self.number) if by_number else BATCHES)), by_number
+            )
         return Items(tuple(range(int(start), int(stop), int(step) or 1)[:LONGEST]), by_number)
 
     def call(self, function: Function, args: list[Value], given: dict[str, Value], *, is_root: bool = False) -> Value:

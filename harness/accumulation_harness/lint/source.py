@@ -485,7 +485,12 @@ class Source:
     def made_of(self, node: ast.AST, depth: int = 3) -> str:
         """Return how an expression is written, and behind it how what it names was made."""
         inner = [one for one in words.inside(node, (ast.Name, ast.Attribute)) if depth]
-        return " ".join([words.text(node), *(self.made_of(one, depth - 1) for name in inner for one in self._values.get(words.text(name), []))])
+        return " ".join(
+            [
+                words.text(node),
+                *(self.made_of(one, depth - 1) for name in inner for one in self._values.get(words.text(name), [])),
+            ]
+        )
 
     @cached_property
     def _values(self) -> dict[str, list[ast.expr]]:

@@ -41,7 +41,12 @@ def hits(source: Source) -> Iterator[Hit]:
         foreign = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base) not in classes} - {""}
         methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
         loss, forward = methods.get("compute_loss"), methods.get("forward")
-        if loss is not None and _is_trainer(foreign) and _is_own_mean(loss, _reached(source, node.name, loss)) and not any(map(_divides_itself, family)):
+        if (
+            loss is not None
+            and _is_trainer(foreign)
+            and _is_own_mean(loss, _reached(source, node.name, loss))
+            and not any(map(_divides_itself, family))
+        ):
             yield _hit(loss)
         if loss is not None and _is_trainer(foreign) and "current_" + NUMBER not in source.text:
             for divided in words.inside(loss, ast.BinOp):
@@ -69,7 +74,11 @@ def _reached(source: Source, of: str, method: ast.FunctionDef) -> ast.Module:
     """Return a method's body and those of the methods of `self` that it leads to."""
     found: list[ast.AST] = [method]
     for one in found:
-        names = [call.func.attr for call in words.inside(one, ast.Call) if isinstance(call.func, ast.Attribute) and words.dotted(call.func.value) == "self"]
+        names = [
+            call.func.attr
+            for call in words.inside(one, ast.Call)
+            if isinstance(call.func, ast.Attribute) and words.dotted(call.func.value) == "self"
+        ]
         found += [other for name in names if (other := source.method(of, name)) is not None and other not in found]
     return ast.Module([statement for one in found for statement in one.body], [])  # type: ignore[attr-defined]
 

@@ -129,7 +129,10 @@ class Loss:
         """Return the sum of losses; of more than `MOST_TERMS` terms, as sums of sums in loops make them, nothing is known."""
         parts = tuple(parts)
         terms = tuple(dict.fromkeys(term for part in parts for term in part.terms))
-        return cls(terms if len(terms) <= MOST_TERMS else (Term("unknown", None),), next((part.scaled for part in parts if part.scaled), ""))
+        return cls(
+            terms if len(terms) <= MOST_TERMS else (Term("unknown", None),),
+            next((part.scaled for part in parts if part.scaled), ""),
+        )
 
 
 @dataclass
