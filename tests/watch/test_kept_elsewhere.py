@@ -14,7 +14,7 @@ FAULTS = {  # what is wrong -> its causes, or how often micro-batches count
     "not divided": ["loss_not_divided", "mean_of_means"],
     "own means": ["mean_of_means"],
     "clipped inside": [],  # which nobody is told; the sum is not right
-    "2 and 3 lost": ["unexplained"],
+    "2 and 3 lost": ["micro_batches_lost"],
 }
 
 

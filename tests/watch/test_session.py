@@ -159,7 +159,7 @@ WRONG: dict[Cause, Callable[[], Loop]] = {
     Cause.mean_of_means: lambda: Loop(loss=mean),
     Cause.short_window_divided_by_n: lambda: Loop(loss=mean, windows=[(4, 4, 4, 4), (4, 4, 4, 4), (4, 4)]),
     Cause.gradients_cleared_in_window: lambda: Loop(before_backward=clear),
-    Cause.accumulator_overwritten: lambda: (
+    Cause.micro_batches_lost: lambda: (
         lambda own: Loop(after_backward=own.keep_the_first, before_step=own.give)
     )(Own()),
     Cause.gradients_not_cleared: lambda: Loop(after_step=lambda loop: None),

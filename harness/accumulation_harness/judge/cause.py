@@ -26,7 +26,7 @@ class Cause(StrEnum):
     mean_of_means = "mean_of_means"
     short_window_divided_by_n = "short_window_divided_by_n"
     gradients_cleared_in_window = "gradients_cleared_in_window"
-    accumulator_overwritten = "accumulator_overwritten"
+    micro_batches_lost = "micro_batches_lost"
     gradients_not_cleared = "gradients_not_cleared"
     foreign_gradients = "foreign_gradients"
     clip_before_unscale = "clip_before_unscale"
@@ -118,11 +118,12 @@ MEANINGS: dict[Cause, Meaning] = {
         "step and never between the last backward and the step. A gradient buffer of your own is fine if it adds up "
         "every micro-batch.",
     ),
-    Cause.accumulator_overwritten: Meaning(
+    Cause.micro_batches_lost: Meaning(
         fault="F17",
-        sentence="only the first micro-batch's gradient is kept",
-        remedy="A gradient buffer is assigned where it should be added to. Add every micro-batch's gradient to it, and clear "
-        "it after the step.",
+        sentence="some micro-batches of a window never reach the step",
+        remedy="The step takes the gradients of some micro-batches and not of the others, as where a buffer is assigned that "
+        "should be added to. Add every micro-batch's gradient to it, clear it after the step, and look for a release of the "
+        "engine that fixes it (`accumulation-harness affected`).",
     ),
     Cause.gradients_not_cleared: Meaning(
         fault="F7",

@@ -86,7 +86,7 @@ FAULTS = tuple(
         faults.clip_per_micro_batch: always,  # L0 has active clipping in every trial
         faults.clip_before_unscale: _scaled,
         faults.scaler_updated_in_window: _scaled,
-        faults.accumulator_overwritten: _several,
+        faults.micro_batches_lost: _several,
         faults.low_precision_accumulator: always,
         faults.underflow_from_division: _scaled,
         faults.loss_report_differs: _several,

@@ -229,7 +229,7 @@ def scaler_updated_in_window(recipe: Recipe) -> Recipe:
 
 
 @_in_place_of("after_backward")
-def accumulator_overwritten(arm: Arm) -> None:
+def micro_batches_lost(arm: Arm) -> None:
     """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498).
 
     Args:

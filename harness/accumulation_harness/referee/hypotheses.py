@@ -82,7 +82,7 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if len(g) < num:
         for short in (means / num, right * (len(g) / num), right * (total / facts.configured_terms)):
             yield Cause.short_window_divided_by_n, short
-    for cause, kept in ((Cause.gradients_cleared_in_window, -1), (Cause.accumulator_overwritten, 0)):
+    for cause, kept in ((Cause.gradients_cleared_in_window, -1), (Cause.micro_batches_lost, 0)):
         for alone in (shares[kept], g[kept] / num, g[kept]):
             yield cause, alone
     yield Cause.gradients_cleared_in_window, torch.zeros_like(right)
@@ -121,8 +121,10 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
     times = [round(weight / len(shares)) if math.isfinite(weight) else 0 for weight in decompose(consumed, shares).weights]
-    if facts.max_norm is None and min(times) == 1 < max(times):
-        yield Cause.samples_repeated, summed(share * num for share, num in zip(shares, times, strict=True))
+    repeated, lost = min(times) == 1 < max(times), min(times) == 0 < max(times) == 1
+    if facts.max_norm is None and (repeated or lost):
+        cause = Cause.samples_repeated if repeated else Cause.micro_batches_lost
+        yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
     product = float(consumed @ right)
     if facts.max_norm is None and product > 0 and float(total).is_integer():
         divisor = round(total * float(right @ right) / product)

@@ -141,7 +141,7 @@ def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -
         lost = np.linalg.norm(after - before) <= gate * size  # as its weight will tell
         if alone and np.linalg.norm(after - before - part) > gate * size and not lost:
             what = "loses what was there" if np.linalg.norm(after - part) <= gate * size else "does not add up"
-            return Cause.accumulator_overwritten, f"`.grad` {what} in the backward of micro-batch {k + 1}"
+            return Cause.micro_batches_lost, f"`.grad` {what} in the backward of micro-batch {k + 1}"
         last = after * m.scale
     return None, ""
 
@@ -211,7 +211,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
         if kept[-1] == len(parts) - 1 and not there:
             cause = Cause.gradients_cleared_in_window
         elif kept[-1] == len(parts) - 1 or not kept[-1]:
-            cause = Cause.accumulator_overwritten
+            cause = Cause.micro_batches_lost
     if cause is not None:
         return _finding(cause, window, f"micro-batches count {_listed(shares)} of the most", found.error)
     found.counted = _counted(window, weights, parts, found.error)
@@ -228,7 +228,8 @@ def _counted(window: Window, weights: Any, parts: list[Sketch], error: float) ->
     lost = [part for part, many in zip(parts, whole, strict=True) if not many]
     if any(proportion(one, other)[1] <= ALIKE for one in lost for other in kept):
         return None  # the same rows were differentiated twice, and count once
-    return _finding(Cause.unexplained, window, f"micro-batches count {_listed(whole + 0.0)} times", error)
+    cause = Cause.micro_batches_lost if {*whole} == {0, 1} else Cause.unexplained
+    return _finding(cause, window, f"micro-batches count {_listed(whole + 0.0)} times", error)
 
 
 def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding | None:

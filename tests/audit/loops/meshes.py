@@ -315,7 +315,7 @@ WRONG: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "pipeline_wiped": ({"batch_size": 16}, {"gradients_cleared_in_window"}),
     "sharded_gradients_lost": ({}, {"gradients_cleared_in_window"}),
-    "main_gradient_overwritten": ({}, {"accumulator_overwritten"}),
+    "main_gradient_overwritten": ({}, {"micro_batches_lost"}),
     "momentum_per_micro_batch": ({}, {"optimizer_state_per_micro_batch"}),
     "synchronised_first": ({}, {"replicas_not_synchronised"}),
     "ddp_tokens_per_rank": ({"reference": replicas.tokens_on_one_process}, {"replica_scale"}),

@@ -51,7 +51,7 @@ def clipped_inside_of_means(at):
     return _of_means(at, after_backward=frame.clip(at.model, 0.2))
 
 
-@loop("accumulator_overwritten", "mean_of_means", model=frame.words)
+@loop("micro_batches_lost", "mean_of_means", model=frame.words)
 def assigned_of_means(at):
     """The same, and every micro-batch's gradients are put in the place of those before."""
     for window, parts in at.windows(full_windows):

@@ -178,7 +178,7 @@ def main_gradients(at):
     return _main_gradients(at, torch.Tensor.add_)
 
 
-@loop("accumulator_overwritten")
+@loop("micro_batches_lost")
 def main_gradients_assigned(at):
     return _main_gradients(at, torch.Tensor.copy_)
 

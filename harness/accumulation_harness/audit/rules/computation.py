@@ -30,7 +30,7 @@ from accumulation_harness.judge.cause import Cause
 ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
 OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.gradients_cleared_in_window,
-    Cause.accumulator_overwritten,
+    Cause.micro_batches_lost,
     Cause.gradients_not_cleared,
     Cause.clip_per_micro_batch,
     Cause.sum_rescaled_in_window,

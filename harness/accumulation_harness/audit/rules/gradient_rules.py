@@ -19,7 +19,7 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import Format
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import besides, other_computation
-from accumulation_harness.audit.rules.finding import MOVED, at
+from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, told
 from accumulation_harness.audit.rules.weights import (
     clipped_aside,
     means_of_some,
@@ -244,13 +244,15 @@ def _last_only(facts: StepFacts) -> Iterator[Finding]:
     yield at(facts, cause, "predicted", message, cleared_inside=inside, cleared_before_the_step=at_last, fit=fit)
 
 
-def _overwritten(facts: StepFacts) -> Iterator[Finding]:
-    """One micro-batch reaches the step, and not the sum of them all."""
-    given = facts.given_parts if facts.backwards > 1 else []
-    for part, which in zip((*given[:1], *given[-1:]), ("first", "last"), strict=False):
-        if (fit := off_line(facts.a, part)) <= facts.gate < facts.own_sum:
-            message = f"only the {which} micro-batch of the window reaches the step"
-            yield at(facts, Cause.accumulator_overwritten, "predicted", message, fit=fit)
+def _lost(facts: StepFacts) -> Iterator[Finding]:
+    """Some of the micro-batches reach the step, as they are or in one proportion, and not the sum of them all."""
+    weights = facts.taken.weights
+    given = [(w, part) for w, part in zip(weights, facts.given_parts, strict=False) if part.any()]
+    kept = [part for w, part in given if w > UNEQUAL * max(weights)]
+    fit = off_line(facts.a, np.sum(kept, axis=0)) if 0 < len(kept) < len(given) else math.inf
+    if fit <= facts.gate < facts.own_sum:
+        message = f"not every micro-batch of the window reaches the step: {told(weights)}"
+        yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=weights, fit=fit)
 
 
 def _regulariser(facts: StepFacts) -> Iterator[Finding]:
@@ -349,7 +351,7 @@ RULES = (
     _rounded,
     sum_rescaled,
     weighted,
-    _overwritten,
+    _lost,
     clipped_aside,
     _underflow,
     _regulariser,
