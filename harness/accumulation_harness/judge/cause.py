@@ -121,9 +121,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.micro_batches_lost: Meaning(
         fault="F17",
         sentence="some micro-batches of a window never reach the step",
-        remedy="The step takes the gradients of some micro-batches and not of the others, as where a buffer is assigned that "
-        "should be added to. Add every micro-batch's gradient to it, clear it after the step, and look for a release of the "
-        "engine that fixes it (`accumulation-harness affected`).",
+        remedy="A buffer is assigned where it should be added to: some micro-batches are lost. Add every micro-batch's gradient "
+        "to it, and clear it after the step.",
     ),
     Cause.gradients_not_cleared: Meaning(
         fault="F7",
