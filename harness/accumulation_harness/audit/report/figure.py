@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,8 +17,9 @@ from accumulation_harness.compare.linear import WeightedSum
 
 COLUMNS = 32  # of the longest bar of a text
 MOST = 16  # bars that are drawn
-BEYOND = "in powers of ten beyond what rounding explains"
-ROW, LABEL, BAR, WIDTH = 18, 200, 270, 800  # pixels of an SVG
+BEYOND = "log scale, from rounding"
+ROW, LABEL, BAR, WIDTH = 18, 150, 260, 840  # pixels of an SVG
+LETTERS = 100  # in its width
 STYLE = (
     "text{font:13px ui-monospace,monospace;fill:#22272e}.title{font-weight:bold}.bar{fill:#0072b2}.first{fill:#d55e00}"
     ".mark{stroke:#7a828c;stroke-dasharray:3}@media(prefers-color-scheme:dark){text{fill:#e6e9ec}}"
@@ -95,7 +97,12 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
         return None
     title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts (1 is right)"
-    return Chart(title, [Bar(str(k), count, short(round(count, 3) + 0.0)) for k, count in enumerate(counts, 1)], mark=1.0)
+    return Chart(title, [Bar(f"micro-batch {k}", count, _counted(count)) for k, count in enumerate(counts, 1)], mark=1.0)
+
+
+def _counted(count: float) -> str:
+    what = ": lost" if abs(count) <= UNEQUAL else ": subtracted" if count < 0 else ""
+    return short(round(count, 3) + 0.0) + what
 
 
 def known(step: StepFacts, parts: WeightedSum) -> bool:
@@ -113,12 +120,18 @@ def known(step: StepFacts, parts: WeightedSum) -> bool:
 
 def _distances(line: Line) -> Chart | None:
     steps = line.facts.steps
-    bars = [
-        Bar(f"step {s.step}", beyond(s.raw.distance, s.gate), f"{short(s.raw.distance)} (rounding explains {short(s.gate)})")
-        for s in steps
-    ]
+    bars = [Bar(f"step {s.step}", beyond(s.raw.distance, s.gate), _off(s.raw.distance, s.gate)) for s in steps]
     name = f"N={line.arm.accumulation_steps}, {line.arm.arithmetic}, {line.facts.run.track}"
-    return Chart(f"{name}: distances of the gradients, {BEYOND}", bars) if bars else None
+    return Chart(f"{name}: how far each gradient is from the whole batch's ({BEYOND})", bars) if bars else None
+
+
+def _off(distance: float, gate: float) -> str:
+    """
+    >>> _off(0.646, 1.7e-6), _off(1e-8, 1.7e-6)
+    ('off by 0.646: 380,000 times rounding', 'the same, up to rounding')
+    """
+    times = f": {float(f'{distance / gate:.2g}'):,.0f} times rounding" if gate and distance < math.inf else ""
+    return f"off by {short(distance)}{times}" if distance > gate else "the same, up to rounding"
 
 
 def _modules(line: Line, step: StepFacts) -> Chart | None:
@@ -139,12 +152,12 @@ def _modules(line: Line, step: StepFacts) -> Chart | None:
         Bar(
             "  " * module.count(".") + module.rpartition(".")[2],
             beyond(apart, step.gate),
-            short(apart) + " ◀ the first difference" * (module == path),
+            _off(apart, step.gate) + " ◀ it begins here" * (module == path),
             module == path,
         )
         for module, apart in off.items()
     ]
-    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: gradients by module, {BEYOND}"
+    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how far each module's gradient is off ({BEYOND})"
     return Chart(title, bars) if path in off else None
 
 
@@ -196,7 +209,14 @@ def text(conclusion: Conclusion) -> str:
     Returns:
         An SVG document.
     """
-    drawn, y = [], ROW
+    asked = f"Is training with N micro-batches the same computation as with one batch of {conclusion.batch_size}?"
+    title = f"{asked} {conclusion.verdict}"
+    found = dict.fromkeys(f"N={f.accumulation_steps}, {f.cause}: {f.message}" for f in conclusion.findings)
+    drawn, y = [_text(0, -6, title, "title")], 0
+    for line in (row for said in found for row in textwrap.wrap(said, LETTERS, subsequent_indent="    ")):
+        y += ROW
+        drawn.append(_text(0, y, line))
+    y += ROW * (2 if found else 1)
     for chart in charts(conclusion):
         drawn.append(_text(0, y, chart.title, "title"))
         scale, top = BAR / chart.unit, y + 6
@@ -216,8 +236,7 @@ def text(conclusion: Conclusion) -> str:
             drawn.append(_text(LABEL, y, chart.left_out))
         y += 2 * ROW
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -24 {WIDTH + 20} {y + 24}" role="img"><style>{STYLE}</style>'
-    title = f"audit of batches of {conclusion.batch_size}: {conclusion.verdict}"
-    return "\n".join([head, f"<title>{escape(title)}</title>", _text(0, -6, title, "title"), *drawn, "</svg>\n"])
+    return "\n".join([head, f"<title>{escape(title)}</title>", *drawn, "</svg>\n"])
 
 
 def _text(x: float, y: float, words: str, kind: str = "label") -> str:
