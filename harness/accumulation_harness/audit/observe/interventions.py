@@ -28,6 +28,8 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
         index: The place of the optimizer among those that were made.
         step: The step that has just ended.
     """
+    if not live.parameters:  # of an engine that lends them for steps alone
+        return
     if live.track.start is None and not live.track.steps:
         live.track.start = live.last_parameters = live.weights()
     if what.freeze_weights and live.start is not None and _sizes(live.start) == _sizes(live.parameters):

@@ -116,6 +116,10 @@ class LiveTrack(Followed):
         self._options: Options = {}  # and the numbers of its groups
         self.refresh()
 
+    def now(self) -> list[Tensor]:
+        """The parameters now; those of the step before where an engine lends them to the optimizer for its steps alone."""
+        return super().now() or (self.parameters if self.num_steps else [])
+
     def refresh(self) -> None:
         """Look the parameters up again: frameworks replace them when they shard or move a model."""
         if self.look_again():
@@ -186,8 +190,13 @@ class LiveTrack(Followed):
 
     def may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
-        needed, own = sum(map(size, unowned)), sum(map(size, self.parameters))
-        return 0 < needed <= own <= needed + PADDING and not in_a_group()
+        sizes = [*map(size, unowned)]  # only gradients tell where an engine empties them between forwards (ZeRO-3)
+        return bool(sizes) and not in_a_group() and (not all(sizes) or self._has_room(sum(sizes)))
+
+    def _has_room(self, needed: int) -> bool:
+        """For so many numbers and few more; or it has no tensors but in its steps."""
+        own = sum(map(size, self.parameters))
+        return 0 < needed <= own <= needed + PADDING or not self.parameters
 
     @overflow_is_expected
     def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
@@ -197,7 +206,8 @@ class LiveTrack(Followed):
             return False
         local = begun.local.taken() if begun.local is not None else None
         local = self.forwards.unsharded.taken(self.parameters) if local is None else local
-        behind = begun.stand_in.taken() if begun.stand_in is not None else None
+        behind = begun.stand_in.taken() if begun.stand_in is not None and begun.stand_in.is_whole else None
+        behind = behind if behind is not None and self._has_room(behind.size) else None
         bare, left = (self._picked(one.taken()) for one in begun.hooked) if begun.hooked else (None, None)
         end = _shared(self.gradients(), begun.gradient)
         same = begun.marks == [mark(p.grad) for p in self.parameters] and end is begun.gradient
@@ -205,7 +215,8 @@ class LiveTrack(Followed):
             if behind is None and local is None and left is None:
                 return False  # this backward did not reach this optimizer
             if behind is not None:
-                manual, self.window.through_model = self.sample.pick(behind), True
+                manual = (self.sample if self.parameters else Sample((behind.size,))).pick(behind)
+                self.window.through_model = True
             else:  # hooks of the run have taken it elsewhere
                 manual = left
         # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight

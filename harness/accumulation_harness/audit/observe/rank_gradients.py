@@ -69,6 +69,11 @@ class LocalGradients:
         parts = self._sums.parts
         return vector(parts.get(id(p), torch.zeros_like(p)) for p in self.parameters) if parts else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the place of each is known: one that an engine empties between forwards has the size of its gradient."""
+        return all(p.numel() or id(p) in self._sums.parts for p in self.parameters)
+
 
 class Unsharded:
     """The gradients of parameters that ranks share out: FSDP puts whole tensors in their place while a module runs."""

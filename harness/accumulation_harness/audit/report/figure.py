@@ -126,9 +126,13 @@ def _distances(line: Line) -> Chart | None:
 
 
 def _off(distance: float, gate: float) -> str:
-    """
+    """Say how far off something is.
+
     >>> _off(0.646, 1.7e-6), _off(1e-8, 1.7e-6)
     ('off by 0.646: 380,000 times rounding', 'the same, up to rounding')
+
+    Returns:
+        Its distance, and that in parts of what rounding explains.
     """
     times = f": {float(f'{distance / gate:.2g}'):,.0f} times rounding" if gate and distance < math.inf else ""
     return f"off by {short(distance)}{times}" if distance > gate else "the same, up to rounding"
