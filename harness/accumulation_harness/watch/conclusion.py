@@ -18,7 +18,10 @@ BY_HAND = (
     "what the loop keeps by hand (averages and statistics, weights that no watched optimizer holds, schedules, reported losses); "
     "what functions and modules with a backward of their own make of gradients; what a large batch would do"
 )
-NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
+NEIGHBOURS = (
+    "whether the rows of a micro-batch act on each other (statistics by hand, a choice among them, random draws "
+    "outside of dropout layers)"
+)
 
 
 # What a replay says of a gradient that is not the batch's, whatever has become of it: no news where the sum itself is wrong.

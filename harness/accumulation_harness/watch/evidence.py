@@ -95,8 +95,8 @@ class Remark(Enum):
     unreached = False, "some tensors got nothing from some of a window's micro-batches: not used there, or cut off"
     own_terms = (
         False,
-        "whether each term of the run's own loss hangs on its own row alone (no statistics of the micro-batch, no choice among "
-        "its rows) cannot be seen: say how many there are with `seen.terms(number)`",
+        "what the terms of the run's own loss are is not known, as nothing in its graph counts them: say how many there are with "
+        "`seen.terms(number)`, if each hangs on its own row alone",
     )
     another_term = False, "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 
@@ -169,7 +169,8 @@ class Window:
 
     def choose(self) -> None:
         """Which losses the micro-batches have; those of the run's own where those that were looked for are not all known."""
-        looked, own = (chosen([getattr(m, name) for m in self.micro_batches]) for name in ("slopes", "own"))
+        scales = [m.scale for m in self.micro_batches]
+        looked, own = (chosen([getattr(m, name) for m in self.micro_batches], scales) for name in ("slopes", "own"))
         known = all(slopes and all(slope.kind is not None for slope in slopes) for slopes in looked)
         for m, slopes in zip(self.micro_batches, own if all(own) and not known else looked, strict=True):
             m.slopes = slopes

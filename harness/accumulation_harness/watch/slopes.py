@@ -70,13 +70,21 @@ class Slope(NamedTuple):
     constants: tuple[Constant, ...] | None = None  # on the way from the root of the backward; None: not seen
     calls: int = 1  # of the loss function
     form: int = 0  # which of those that the graph shows
-    picked: bool = False  # what its terms are is read from weights that are zero elsewhere
+    share: Any = None  # of the elements that are terms, where a mean may be taken over all of them
+    picked: bool = False  # what its terms are is read from weights that are zero elsewhere, and from no count
+    fixed: bool = False  # its terms are places, used or not, as many for every row
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
 
     def joined(self, other: Slope) -> Slope:
         """Both as one loss: its terms weigh alike."""
         added = {name: getattr(self, name) + getattr(other, name) for name in ("terms", "positions", "rows", "value", "calls")}
         return self._replace(**added, residual=max(self.residual, other.residual), labels=math.nan)
+
+    @property
+    def multipliers(self) -> tuple[Constant, ...] | None:
+        """All that the loss may have been multiplied by."""
+        of_share = () if self.share in (None, 1.0) or math.isnan(self.share) else (Constant(self.share),)
+        return None if self.constants is None else (*self.constants, *of_share)
 
     def on_host(self, scale: float) -> Slope:
         """The same in numbers, of vectors of one; `scale`: of the loss, which is no constant of its own."""
@@ -88,7 +96,7 @@ class Slope(NamedTuple):
         return self._replace(**found, diagonal=number(self.diagonal) == 1, bend=bend, constants=constants)
 
 
-NUMBERS = ("weight", "residual", "terms", "positions", "value", "freedom", "apart", "labels")
+NUMBERS = ("weight", "residual", "terms", "positions", "value", "freedom", "apart", "labels", "share")
 Forms = Sequence[Slope]  # that one loss may have
 
 
@@ -315,14 +323,15 @@ def labelled(slope: Slope, target: Tensor, classes: int) -> Slope:
         return slope._replace(diagonal=_diagonal(y, classes), labels=labels)
 
 
-def chosen(window: Sequence[Sequence[Forms] | None]) -> list[list[Slope] | None]:
+def chosen(window: Sequence[Sequence[Forms] | None], scales: Sequence[float]) -> list[list[Slope] | None]:
     """Choose which losses the micro-batches of a window have.
 
     Of the forms that the graph shows, the first that fits in all micro-batches: elements that happen to weigh alike in one of
-    them are no terms where they do not in another.
+    them are no terms where they do not in another. One whose terms the graph shows to be counted comes before.
 
     Args:
         window: For each micro-batch the possible forms of each of its losses; None where nothing is known.
+        scales: The loss scale of each micro-batch.
 
     Returns:
         For each micro-batch one form of each loss; None where nothing is known.
@@ -330,11 +339,46 @@ def chosen(window: Sequence[Sequence[Forms] | None]) -> list[list[Slope] | None]
     heads = [of_one for of_one in window if of_one is not None]
     alike = len({tuple(map(len, of_one)) for of_one in heads}) == 1
     places = zip(*heads, strict=True) if alike else ()
-    of_all = [next((k for k in range(len(forms[0])) if all(_fits(each[k]) for each in forms)), -1) for forms in places]
+    known = [scale for of_one, scale in zip(window, scales, strict=True) if of_one is not None]
+    of_all = [_of_all([*zip(*each, strict=True)], known) for each in places]
     return [
-        None if of_one is None else [_chosen(forms, of_all[k] if alike else 0) for k, forms in enumerate(of_one)]
+        None if of_one is None else [_chosen(forms, *of_all[k] if alike else (0, False)) for k, forms in enumerate(of_one)]
         for of_one in window
     ]
+
+
+def _of_all(forms: Sequence[Forms], scales: Sequence[float]) -> tuple[int, bool]:
+    """The form that fits in all micro-batches, -1 where none does, and whether its terms are counted; `forms`: each in all."""
+    fitting = [k for k, each in enumerate(forms) if all(map(_fits, each))]
+    counted = [k for k in fitting if forms[k][0].picked and _is_counted(forms[k], scales)]
+    first = next((k for k in fitting if not forms[k][0].picked or not counted or k in counted), -1)
+    return first, first in counted
+
+
+def _is_counted(each: Forms, scales: Sequence[float]) -> bool:
+    """Decide whether every micro-batch's loss is divided by the number of its terms, of the window's, or of their mean.
+
+    Args:
+        each: One form of a loss, in each micro-batch.
+        scales: The loss scale of each micro-batch.
+
+    Returns:
+        True if so many terms together weigh what the other constants multiply the loss by.
+    """
+    if len({one.terms / one.rows for one in each if one.fixed}) > 1:
+        return False
+    parts = [abs(one.weight * one.terms) / scale for one, scale in zip(each, scales, strict=True)]
+    total = sum(parts)
+
+    def divided(part: float, one: Slope) -> bool:
+        factors = [abs(constant.factor) for constant in one.constants or ()]
+        others = [
+            math.prod(factors) / factor for factor, (_, divides) in zip(factors, one.constants or (), strict=True) if divides
+        ]
+        weights = (total,) if one.rows == 1 else (part, total, total / len(parts))  # one row may have a mean of its own
+        return any(abs(weight - other) <= _width(one) * other for other in others for weight in weights)
+
+    return all(one.terms and divided(part, one) for part, one in zip(parts, each, strict=True))
 
 
 def _width(form: Slope) -> float:
@@ -346,14 +390,14 @@ def _fits(form: Slope) -> bool:
     return form.residual <= _width(form) or not form.terms
 
 
-def _chosen(forms: Forms, of_all: int) -> Slope:
+def _chosen(forms: Forms, of_all: int, counted: bool) -> Slope:
     """Of the forms that the dtype explains the plain one, else that with the smallest residual; of the graph's, that `of_all`."""
     first = forms[0]
     if math.isnan(first.freedom):
         form = of_all if len(forms) > 1 else 0
         if form < 0 or not _fits(forms[form]):
             return first._replace(kind=None, ragged=True, picked=len(forms) > 1)
-        return forms[form]._replace(form=form)
+        return forms[form]._replace(form=form, picked=forms[form].picked and (forms[form].fixed or not counted))
     wide = _width(first)
     fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
     if fitting:

@@ -7,7 +7,7 @@ are the rows, and the factors of each row add up to the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +42,17 @@ def _alike(base: Slope, weights: Tensor) -> Slope:
     terms = there.sum(dtype=torch.float64)
     weight = weights.sum() / terms
     residual = ((weights - weight) * there).norm() / weights.norm()
-    part: Any = (terms / weights.numel()).reshape(1)
-    share = Constant(part)  # where a mean is taken over all elements, those of no weight included
-    constants = None if base.constants is None else (*base.constants, share)
-    found = {"weight": weight.abs(), "residual": residual, "terms": terms, "constants": constants}
+    share = terms / weights.numel()
+    found = {"weight": weight.abs(), "residual": residual, "terms": terms, "share": share}
     return base._replace(value=None, picked=True, **found)
+
+
+def _of_places(elements: Slope, size: torch.Size, constants: Sequence[Constant]) -> Slope:
+    """Terms may be all places, used or not: of a sum that is divided by a whole number for each row, and no smaller one."""
+    numbers = [c.factor for c in constants if c.divides and isinstance(c.factor, float) and c.factor >= size.numel()]
+    number = next((one for one in numbers if len(size) > 1 and one % size[0] == 0), None)
+    residual = elements.residual if number is not None else torch.full_like(elements.residual, torch.inf)
+    return elements._replace(terms=torch.full_like(elements.terms, number or 1), residual=residual, share=None, fixed=True)
 
 
 class Said(NamedTuple):
@@ -85,7 +91,9 @@ def of_its_own(received: Tensor, way: Way, rows: int, said: Said | None) -> list
         off = unequal + torch.finfo(received.dtype).eps / 4  # of what a tolerance is four times
         levels = [u.mean() * torch.ones(of, device=u.device) * (1.0 if f is None else f) for of, f in way.levels]
         if said is None:
-            return [form._replace(residual=form.residual + off) for form in spread(base, levels[-1], rows)]
+            forms = [form for level in reversed(levels) for form in spread(base, level, rows)]
+            forms.append(_of_places(forms[0], size, way.constants))
+            return [form._replace(residual=form.residual + off) for form in forms]
         number = said.number(u)
         forms = [
             form._replace(residual=form.residual + off) for form in (_alike(base, weights.reshape(-1)) for weights in levels)

@@ -52,10 +52,10 @@ def _is_unknown(slopes: Sequence[Slope]) -> bool:
 def _losses(slopes: Sequence[Slope]) -> Iterator[tuple[Key, Slope]]:
     """The losses of a micro-batch; those of one kind whose terms weigh alike are one, as a loss in chunks is."""
     found: dict[Key, Slope] = {}
-    for slope in slopes:
+    for number, slope in enumerate(slopes):
         if slope.kind is None or not slope.terms:
             continue
-        of_kind, place = (slope.kind, slope.classes, slope.form), 0
+        of_kind, place = (slope.kind, slope.classes, slope.form), number if slope.kind is Loss.own else 0  # in the graph
         while (key := (*of_kind, place)) in found and not alike((found[key].weight, slope.weight), TOLERANCE):
             place += 1
         known = found.get(key)
@@ -82,7 +82,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
         positions=() if any(math.isnan(slope.positions) for slope in slopes) else tuple(slope.positions for slope in slopes),
         width=1 if key[0] in BY_VECTOR else key[1],
         calls=max(slope.calls for slope in slopes),
-        constants=slopes[0].constants,
+        constants=slopes[0].multipliers,
         total=total,
         world=world,
         multiplied=not near(summed.factor, 1, TOLERANCE),
@@ -110,5 +110,5 @@ def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
         wide = max([COMPLETE, *(4 * slope.residual for slope in own)])
         if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
-    unsaid = any(slope.picked for slope in slopes) and not all(m.said for m in window.micro_batches)
+    unsaid = any(slope.picked and not slope.fixed for slope in slopes) and not all(m.said for m in window.micro_batches)
     return Remark.own_terms if unsaid else None
