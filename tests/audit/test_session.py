@@ -251,6 +251,9 @@ def test_terms_of_the_loss_without_a_gradient_are_told():
         report = audited(partial(_divergence, threshold=threshold))
         told = [line for line in report.hidden if "gave no gradient" in line]
         assert report.equivalent and all(map(str.startswith, told, silent)) and len(told) == len(silent), told
+        (listed,) = [note for note in report.notes if "3 terms of the loss" in note]
+        assert ("> Clamp, weight 0.0125) 0.0%" in listed) == (len(silent) == 2), listed
+        assert "Mul by 0.1 > " in listed and listed.endswith("weight 0) 0.0%"), listed
 
 
 # -- optional parameters ------------------------------------------------------------------------------------------------

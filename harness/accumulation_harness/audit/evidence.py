@@ -126,7 +126,9 @@ class Term(NamedTuple):
 
     name: str  # as autograd calls it
     gradient: Vector  # [P]
-    coefficient: float  # by which the loss multiplies it, divisions by numbers included
+    coefficient: float  # by which the loss multiplies it, divisions by numbers included; NaN where that says nothing
+    weight: float = math.nan  # the same, in any case
+    path: str = ""  # the operations from the loss to it, with these numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,11 +291,11 @@ class ExtraRuns:
         if not of_gradients or judged.run.ranks > 1 or all(map(weights_of_rows, open_to)):
             return judged
         disable = judged.layers if judged.said else frozenset[Layer]()
-        place = self._look(judged.furthest, disable, None)
-        if place is None:
+        step, place = judged.furthest, self._look(judged.furthest, disable, None)
+        if place is None or (place.where is Where.after and step.bare_sums > step.gate):  # hooks of the loop's may do that
             return judged
         if place.where in (Where.forward, Where.backward):
-            place = self._look(judged.furthest, disable, place.path) or place
+            place = self._look(step, disable, place.path) or place
         found = judged.learning(lambda *_: {"place": place}).found
         chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
         return replace(judged, said=[_with_place(f, place) if f is chosen else f for f in found])

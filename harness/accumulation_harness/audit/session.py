@@ -18,7 +18,7 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import stitched
 from accumulation_harness.audit.convention import cuts_the_same_windows, other_rows, rows_of, takes_the_whole_batch
-from accumulation_harness.audit.evidence import Intervention, Run
+from accumulation_harness.audit.evidence import Intervention, Run, Term, Vector
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.handed import OBSERVER, Most
@@ -34,6 +34,7 @@ from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
 
 ROUNDED_BY_LOOP = 1e-6  # relative; some roundings to float32
+MOST_TERMS = 8  # of a loss that are listed
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
 
 UNCLEAR = (
@@ -147,10 +148,11 @@ class Session:
                 self._check_comparable(family.reference)
                 for n in self.arms:
                     self._arm(family, n)
-        for look in (self._look_beside_aliases, self._look_for_silent_terms):
-            if self.repeatable and not self.problems and not any(result.findings for result in self.results):
-                look(families[0])
         first = families[0]
+        if self.repeatable and not self.problems:
+            if not any(result.findings for result in self.results):
+                self._look_beside_aliases(first)
+            self._look_at_terms(first)
         return Report(
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
@@ -182,18 +184,20 @@ class Session:
         else:
             self.results = [result for result in self.results if result.accumulation_steps != other]
 
-    def _look_for_silent_terms(self, family: Family) -> None:
-        """Terms of the loss that give no gradient at N=1: whatever accumulation does to them does not show."""
+    def _look_at_terms(self, family: Family) -> None:
+        """What each term of the loss weighs and gives at N=1; of one that gives no gradient, a fault does not show."""
         if not family.reference.summed:
             return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
-        seen = [b.terms for step in run.steps for b in step.backwards if run.error is None]
-        for names in dict.fromkeys(tuple(term.name for term in terms) for terms in seen):
-            alike = [terms for terms in seen if tuple(term.name for term in terms) == names]
-            for place, name in enumerate(names):
-                if not any(terms[place].gradient.any() for terms in alike):
-                    which = f"term {place + 1} of {len(names)} of the loss ({name})"
+        seen = [(track.name, b.terms) for track in run.tracks for step in track.steps for b in step.backwards if b.terms]
+        for kind in dict.fromkeys((name, tuple(term.name for term in terms)) for name, terms in seen if run.error is None):
+            alike = [terms for name, terms in seen if (name, tuple(term.name for term in terms)) == kind]
+            given = [np.sum([term.gradient for term in same], axis=0) for same in zip(*alike, strict=True)]
+            self.notes.append(_of_terms(alike[0], given, last))
+            for place, name in enumerate(kind[1]):
+                if not any(terms[place].gradient.any() for terms in alike) and not any(one.findings for one in self.results):
+                    which = f"term {place + 1} of {len(given)} of the loss ({name})"
                     what = f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show"
                     self.unseen.append(Unseen(Blind.silent_term, what))
 
@@ -451,3 +455,15 @@ def _evidence(run: Run) -> dict[str, Any]:
         "reported": run.reported,
         "callers": list(dict.fromkeys(run.callers)),
     }
+
+
+def _of_terms(terms: Sequence[Term], given: Sequence[Vector], step: int) -> str:
+    """What each term of a loss is, by its way in the graph, what it weighs, and its share of the gradient: g_i . g / ||g||^2."""
+    whole = np.sum(given, axis=0)
+    shares = [float(part @ whole) / max(float(whole @ whole), np.finfo(float).tiny) for part in given]
+    said = [
+        f"{place} ({term.path or term.name}{'' if np.isnan(term.weight) else f', weight {term.weight:.4g}'}) {share:.1%}"
+        for place, (term, share) in enumerate(zip(terms, shares, strict=True), 1)
+    ]
+    listed = ", ".join(said[:MOST_TERMS]) + (f" and {len(said) - MOST_TERMS} more" if len(said) > MOST_TERMS else "")
+    return f"at optimizer step {step} of N=1 the gradient is that of {len(said)} terms of the loss: {listed}"

@@ -185,32 +185,34 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1
     """
     sample, nodes = sample_of(parameters), _terms(loss, forwards)
     for node, name, found in zip(nodes, term_names(loss, forwards), _each_alone(loss, parameters, forwards), strict=True):
-        yield Term(name, sample.take(found), _coefficient(loss.grad_fn, _below_reductions(node)))
+        yield Term(name, sample.take(found), *_way(loss.grad_fn, _below_reductions(node)))
 
 
-def _coefficient(root: Any, term: Any) -> float:
-    """The product of the constants between a loss and a term of it; NaN where no way leads there.
+def _way(root: Any, term: Any) -> tuple[float, float, str]:
+    """The product of the constants between a loss and a term of it, and the operations there; NaN where no way leads there.
 
-    Nor where a sum of elements is divided: the same number at every N is then that of the window, by which each part is
-    divided.
+    The first product is NaN, too, where a sum of elements is divided: the same number at every N is then that of the window, by
+    which each part is divided.
 
     Returns:
-        The product; NaN where it is unknown.
+        The product where it can be compared, the product, and the operations with their numbers.
     """
-    waiting = [(root, 1.0, False)]
+    waiting = [(root, 1.0, False, True, "")]
     for _ in range(MOST):
         if not waiting:
             break
-        node, factor, divided = waiting.pop()
+        node, factor, divided, comparable, path = waiting.pop()
+        path += operation(node)
         if node is term:
-            return factor
-        if divided and operation(node) == "Sum" and any(shape(parent).numel() > 1 for parent in parents(node)):
-            break
+            return factor if comparable else math.nan, factor, path
+        elements = operation(node) == "Sum" and any(shape(parent).numel() > 1 for parent in parents(node))
         for way in below(Way(node, None, ())):
             some = way.constants if operation(node) != "Mean" else ()  # that divides by a number of elements: the term's own
             product = factor * math.prod(_times(float(c.factor), divides=c.divides) for c in some)
-            waiting.append((way.leaf, product, divided or any(c.divides and c.factor != 1 for c in some)))
-    return math.nan
+            by_number = divided or any(c.divides and c.factor != 1 for c in some)
+            numbers = "".join(f" by {float(c.factor):.4g}" for c in some)
+            waiting.append((way.leaf, product, by_number, comparable and not (divided and elements), f"{path}{numbers} > "))
+    return math.nan, math.nan, ""
 
 
 def _times(number: float, *, divides: bool) -> float:
