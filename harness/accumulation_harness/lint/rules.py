@@ -27,6 +27,8 @@ PER_MICRO_BATCH = {
 PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
 ENTERED = "`accumulate` is entered twice for one micro-batch, and counts two: one context takes several models"
 UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
+BATCHES = re.compile(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size")  # the number of micro-batches
+FREEZES = re.compile(r"requires_grad|toggle|freeze|inputs=|autograd\.grad")  # what keeps gradients of a loss from parameters
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
 
@@ -107,13 +109,7 @@ def apart(events: list[Event]) -> list[list[Event]]:
     Returns:
         One list for each group.
     """
-    followed: dict[ast.AST, set[str]] = {}
-    backward = None
-    for event in events:
-        if event.kind == "backward":
-            backward = event.node
-        elif event.kind == "step" and backward is not None:
-            followed.setdefault(backward, set()).add(event.name)
+    followed = _followed_by(events)
     groups = {frozenset(names) for names in followed.values()}
     if len(groups) < 2 or len(frozenset().union(*groups)) < sum(map(len, groups)):
         return [events]
@@ -127,6 +123,18 @@ def apart(events: list[Event]) -> list[list[Event]]:
         ]
         for names in groups
     ]
+
+
+def _followed_by(events: list[Event]) -> dict[ast.AST, set[str]]:
+    """Return of each backward's place the optimizers that step before the next one."""
+    followed: dict[ast.AST, set[str]] = {}
+    backward = None
+    for event in events:
+        if event.kind == "backward":
+            backward = event.node
+        elif event.kind == "step" and backward is not None:
+            followed.setdefault(backward, set()).add(event.name)
+    return followed
 
 
 def windows(events: list[Event]) -> list[Window]:
@@ -173,7 +181,7 @@ def hits(source: Source) -> Iterator[Hit]:
             if run.not_finite is not None or run.is_of_one:
                 continue
             each = [windows(events) for events in apart(run.events)]
-            here = _of_run(run) + [told for found in each for told in _of_windows(source, run, found)]
+            here = _of_run(source, run) + [told for found in each for told in _of_windows(source, run, found)]
             places = {(hit.line, hit.column, hit.cause): (hit, anchors) for hit, anchors in here}
             if run.otherwise == "last":
                 shown |= {
@@ -202,10 +210,10 @@ def hits(source: Source) -> Iterator[Hit]:
 Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a run comes by all of that; (): one run is enough
 
 
-def _of_run(run: Run) -> list[Told]:
+def _of_run(source: Source, run: Run) -> list[Told]:
     said = {"untold": (Cause.step_every_micro_batch, UNTOLD), "entered": (Cause.window_misplaced, ENTERED)}
     of_accelerate = [(_hit(event.node, *said[event.kind]), ()) for event in run.events if event.kind in said]
-    return [*_clipped_before(run), *_divided_twice(run), *of_accelerate]
+    return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
 
 
 def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
@@ -228,6 +236,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     for window in full:
         yield from _for_each(source, window)
         yield from _scale_changed(window)
+        yield from () if run.handling else _too_long(source, window)
         yield from _not_synchronised(source, window)
     yield from _misplaced(run, found[0], full[0])
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
@@ -248,7 +257,7 @@ def _for_each(source: Source, window: Window) -> Iterator[Told]:
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            if iterations <= {event.loops[:depth] for event in events} and not _is_longer(source, node):
+            if iterations <= {event.loops[:depth] for event in events} and _length(source, node) != "batches":
                 yield _hit(node, cause, sentence), ()
 
 
@@ -260,20 +269,26 @@ def _scale_changed(window: Window) -> Iterator[Told]:
             yield _hit(event.node, Cause.scaler_updated_in_window, sentence), ()
 
 
-def _is_longer(source: Source, node: ast.AST) -> bool:
-    """Whether a schedule was made for as many steps as there are micro-batches: N times those of the optimizer, or as batches."""
+def _length(source: Source, node: ast.AST) -> str:
+    """Return how long a schedule was made: "batches" (as many steps as there are micro-batches), or "" for anything else."""
     of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
     given = [one for call in source.made.get(of, []) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
-    factors = [
-        side
-        for one in given
-        for inner in words.inside(one, ast.BinOp)
-        if isinstance(inner.op, ast.Mult)
-        for side in (inner.left, inner.right)
-    ]
+    products = [one for each in given for one in words.inside(each, ast.BinOp) if isinstance(one.op, ast.Mult)]
+    if any(source.is_number(side) for one in products for side in (one.left, one.right)):
+        return "batches"
     made = " ".join(map(source.made_of, given))
-    counts_batches = re.search(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size", made) is not None
-    return any(map(source.is_number, factors)) or (counts_batches and not words.NUMBER.search(made))
+    return "batches" if BATCHES.search(made) and not words.NUMBER.search(made) else ""
+
+
+def _too_long(source: Source, window: Window) -> Iterator[Told]:
+    """A schedule that advances with the steps was made for as many as there are micro-batches."""
+    advances = [event for event in (*window.events, *window.after) if event.kind == "schedule"]
+    for event in advances if len(advances) == 1 and window.is_flat else ():
+        of = words.receiver(event.node) if isinstance(event.node, ast.Call) else None
+        made = source.made.get(words.last(of), [])
+        if event.loops == window.step.loops and len(made) == 1 and _length(source, event.node) == "batches":
+            sentence = "the schedule is made for as many steps as there are micro-batches, and advances once for N of them"
+            yield _hit(made[0], Cause.schedule_per_micro_batch, sentence), ()
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -503,3 +518,32 @@ def _of_one(ways: list[Run]) -> Iterator[Hit]:
         if clears and len(windows(one.events)) > 1 and not any(event.kind == "clear" for event in one.events):
             sentence = "with one micro-batch to a window (N = 1) the gradients are never cleared"
             yield _hit(clears[0].node, Cause.gradients_not_cleared, sentence)
+
+
+def _foreign(source: Source, run: Run) -> Iterator[Told]:
+    """The generator's loss is differentiated through the discriminator, whose gradients wait for its own step and keep that."""
+    if not run.counts or FREEZES.search(source.text):
+        return
+    followed = _followed_by(run.events)
+    steppers = set().union(*followed.values())
+    judges = {name for name in steppers if words.JUDGE.search(words.end(name))}
+    called: dict[ast.AST, set[str]] = {}
+    here: set[str] = set()
+    for event in run.events:
+        if event.kind == "call" and words.JUDGE.search(event.name):
+            here.add("itself" if "detach()" in words.text(event.node) else "through")
+        elif event.kind == "backward":
+            called.setdefault(event.node, set()).update(here)
+            here = set()
+    judges |= {name for node, names in followed.items() if "itself" in called[node] for name in names}
+    filled: Event | None = None
+    for event in run.events:
+        if event.kind == "backward" and judges.isdisjoint(followed.get(event.node, judges)):
+            if called[event.node] or not any(called.values()):
+                filled = event
+        elif event.kind == "clear" and event.name not in steppers - judges:
+            filled = None
+        elif event.kind == "step" and event.name in judges and filled is not None:
+            sentence = "this backward fills the discriminator's gradients as well, and its optimizer steps on them"
+            yield _hit(filled.node, Cause.foreign_gradients, sentence), ()
+            filled = None

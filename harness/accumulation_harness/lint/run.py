@@ -513,6 +513,8 @@ class Run:
             return self.call(callee, args, given)
         if isinstance(callee, Loss):
             return callee
+        if words.JUDGE.search(name) or words.MODEL.search(name):
+            self.happen("call", node, name)
         if words.MODEL.search(words.last(node.func)) or words.dotted(node.func) == "self":
             self.forward_synchronised = self.synchronised and not self.no_sync
         if isinstance(callee, Thing) and (forward := self.source.loss_of(callee.of)) is not None and self.depth < DEEPEST:
