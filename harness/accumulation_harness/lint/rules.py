@@ -433,7 +433,7 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
         of_labels = [
             term
             for term, total in zip(placed, totals, strict=True)
-            if _near(total, once) and (term.padded or (term.kind == "model" and source.counts_labels))
+            if _near(total, once) and (term.padded or (term.kind == "model" and source.counts_labels and backward.name != "automatic"))
         ]
         if of_labels:
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
@@ -501,23 +501,24 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
 
 def _of_one(ways: list[Run]) -> Iterator[Hit]:
     """What happens with one micro-batch to a window alone, or with several alone."""
+    usual = [run for run in ways if not run.is_of_one]
     for one in ways:
         if not one.is_of_one:
             continue
-        several = next(run for run in ways if not run.is_of_one and run.otherwise == one.otherwise and not run.assumed)
-        steps = [event for event in several.events if event.kind == "step" and event.loops]
-        mine = [event for event in one.events if event.kind == "backward"]
-        if (
-            mine
-            and len(steps) > 1
-            and not any(event.kind == "backward" for run in ways if not run.is_of_one for event in run.events)
-        ):
+        several = next(run for run in usual if run.otherwise == one.otherwise and not run.assumed)
+        mine, theirs = one.of_kind, several.of_kind
+        if mine["backward"] and len(theirs["step"]) > 1 and not any(run.of_kind["backward"] for run in usual):
             sentence = "with several micro-batches to a window nothing is differentiated: this backward is for one alone"
-            yield _hit(mine[0].node, Cause.window_misplaced, sentence)
-        clears = [event for event in several.events if event.kind == "clear"]
-        if clears and len(windows(one.events)) > 1 and not any(event.kind == "clear" for event in one.events):
+            yield _hit(mine["backward"][0].node, Cause.window_misplaced, sentence)
+        if theirs["clear"] and len(windows(one.events)) > 1 and not mine["clear"]:
             sentence = "with one micro-batch to a window (N = 1) the gradients are never cleared"
-            yield _hit(clears[0].node, Cause.gradients_not_cleared, sentence)
+            yield _hit(theirs["clear"][0].node, Cause.gradients_not_cleared, sentence)
+        count = len(theirs["backward"])
+        is_stepped = len(mine["step"]) >= count > 2 * N and not any(run.is_wide for run in usual)
+        is_flat = is_stepped and mine["step"][0].loops[-1][0] is theirs["backward"][0].loops[-1][0]
+        if is_flat and all(len(run.of_kind["step"]) <= count / (2 * N) for run in usual):
+            sentence = "with several micro-batches to a window this step comes far too seldom, or never"
+            yield _hit(mine["step"][0].node, Cause.window_misplaced, sentence)
 
 
 def _foreign(source: Source, run: Run) -> Iterator[Told]:

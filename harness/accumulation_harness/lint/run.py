@@ -7,7 +7,7 @@ answered by an assumption, the same wherever it is asked, and each function is f
 from __future__ import annotations
 
 import ast
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -80,12 +80,21 @@ class Run:
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = self.periods = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
+        self.is_wide = False  # whether a boundary is further away than N
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
         self.called_in: list[ast.AST] = []
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
         self.no_sync = 0
+
+    @property
+    def of_kind(self) -> dict[str, list[Event]]:
+        """What happened in loops, by its kind."""
+        found: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            found[event.kind] += [event] * bool(event.loops)
+        return found
 
     @property
     def is_of_one(self) -> bool:
@@ -384,6 +393,7 @@ class Run:
     def combined(self, operator: ast.operator, left: Value, right: Value, first: ast.expr, second: ast.expr) -> Value:
         """Return `left operator right`, of numbers or losses."""
         if (number := arithmetic(operator, left, right)) is not None:
+            self.is_wide |= isinstance(operator, ast.Mod) and isinstance(right, Part) and right > self.number
             return number
         match operator:
             case ast.Mod() if isinstance(right, Part):

@@ -174,7 +174,9 @@ class Source:
     def _has_loop(self, node: ast.AST, seen: frozenset[str]) -> bool:
         for one in ast.walk(node):
             if isinstance(one, LOOPS) and one is not node and any(self._leads(call) for call in words.inside(one, ast.Call)):
-                return True
+                header = one.test if isinstance(one, ast.While) else one.iter
+                if not any(map(words.OPTIMIZER.search, words.identifiers(header))):  # each of them has every micro-batch
+                    return True
             if isinstance(one, ast.Call) and self._leads(one) and (name := self._callee(one)) not in seen:
                 callees = [other for other in self._all if other.name.lower() == name]
                 if any(self._has_loop(other, seen | {name}) for other in callees):
