@@ -130,6 +130,26 @@ for i, x in enumerate(loader):
         d_optimizer.zero_grad()
 """
 
+ENGINE = """
+engine, _, _, _ = deepspeed.initialize(model=model, config=config)
+for batch in loader:
+    engine.backward(engine(**batch).loss{by})
+    engine.step()
+"""
+GAN = """
+for i, x in enumerate(loader):
+    fake = generator(x)
+    (-discriminator(fake).mean() / accumulation_steps).backward()
+    if (i + 1) % accumulation_steps == 0:
+        g_optimizer.step()
+        g_optimizer.zero_grad()
+    {before}
+    d_loss = discriminator(fake.detach()).mean() / accumulation_steps
+    d_loss.backward()
+    if (i + 1) % accumulation_steps == 0:
+        d_optimizer.step()
+        d_optimizer.zero_grad()
+"""
 WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
@@ -207,6 +227,16 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
         ),
         "clip_per_micro_batch",
     ),
+    "a step that comes once": (
+        "count = 0\n" + flat(boundary="count % accumulation_steps == 0", end="count += 1"),
+        "window_misplaced",
+    ),
+    "a schedule as long as there are micro-batches": (
+        "scheduler = CosineAnnealingLR(optimizer, T_max=len(loader) * epochs)\n" + flat(end="scheduler.step()"),
+        "schedule_per_micro_batch",
+    ),
+    "divided, and DeepSpeed divides": (ENGINE.format(by=" / gradient_accumulation_steps"), "loss_divided_twice"),
+    "a generator's loss through the discriminator": (GAN.format(before="pass"), "foreign_gradients"),
     "own compute_loss": (trainer(OWN_LOSS), "loss_not_divided"),
     "own compute_loss, the rest ignored": (trainer(OWN_LOSS, "**kwargs"), "loss_not_divided"),
     "count not handed on": (trainer("loss, outputs = super().compute_loss(model, inputs, True)"), "loss_not_divided"),
@@ -288,6 +318,10 @@ RIGHT: dict[str, str] = {
     + "for epoch in range(epochs):\n    for x, y in loader:\n"
     + indent("loss_of(x).backward()\noptimizer.step()\noptimizer.zero_grad()\n", " " * 8),
     "its caller says when": TOLD_WHEN,
+    "DeepSpeed divides": ENGINE.format(by=""),
+    "a discriminator that is frozen": GAN.format(before="pass").replace("fake = ", "freeze(discriminator)\n    fake = "),
+    "a schedule as long as there are steps": "scheduler = CosineAnnealingLR(optimizer, T_max=len(loader) // accumulation_steps)\n"
+    + flat(end="scheduler.step()"),
     "a scaler of two optimizers, updated once": BOTH.format(between="pass"),
     "two contexts, one a micro-batch": accelerate() + "\n" + accelerate(),
     "a step in the branch for one alone": flat(backward="loss.backward()\nif accumulation_steps == 1:\n    log(loss)"),

@@ -59,6 +59,7 @@ TOLD = [  # of the faults that are planted in the scripts which the audit runs, 
         "DDP",
         "LightningCLI",
         "LightningCLI, divided",
+        "DeepSpeed",
     ),
 ]
 

@@ -29,6 +29,7 @@ CODES = {  # numbers stay what they are; a new cause takes the next
     Cause.window_misplaced: 116,
     Cause.replicas_not_synchronised: 117,
     Cause.counter_wrong: 118,
+    Cause.foreign_gradients: 119,
 }
 
 

@@ -26,6 +26,7 @@ PER_MICRO_BATCH = {
 }
 PENALTY = "a part of the loss is divided by the number of micro-batches, and what is added to it is not"
 ENTERED = "`accumulate` is entered twice for one micro-batch, and counts two: one context takes several models"
+ENGINE = "the loss is divided by the number of micro-batches, and DeepSpeed's engine divides by its own"
 UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
 BATCHES = re.compile(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size")  # the number of micro-batches
 FREEZES = re.compile(r"requires_grad|toggle|freeze|inputs=|autograd\.grad")  # what keeps gradients of a loss from parameters
@@ -211,7 +212,11 @@ Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a ru
 
 
 def _of_run(source: Source, run: Run) -> list[Told]:
-    said = {"untold": (Cause.step_every_micro_batch, UNTOLD), "entered": (Cause.window_misplaced, ENTERED)}
+    said = {
+        "untold": (Cause.step_every_micro_batch, UNTOLD),
+        "entered": (Cause.window_misplaced, ENTERED),
+        "twice": (Cause.loss_divided_twice, ENGINE),
+    }
     of_accelerate = [(_hit(event.node, *said[event.kind]), ()) for event in run.events if event.kind in said]
     return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
 
@@ -433,7 +438,8 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
         of_labels = [
             term
             for term, total in zip(placed, totals, strict=True)
-            if _near(total, once) and (term.padded or (term.kind == "model" and source.counts_labels and backward.name != "automatic"))
+            if _near(total, once)
+            and (term.padded or (term.kind == "model" and source.counts_labels and backward.name != "automatic"))
         ]
         if of_labels:
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
@@ -527,7 +533,7 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
         return
     followed = _followed_by(run.events)
     steppers = set().union(*followed.values())
-    judges = {name for name in steppers if words.JUDGE.search(words.end(name))}
+    named = {name for name in steppers if words.JUDGE.search(words.end(name))}
     called: dict[ast.AST, set[str]] = {}
     here: set[str] = set()
     for event in run.events:
@@ -536,12 +542,16 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
         elif event.kind == "backward":
             called.setdefault(event.node, set()).update(here)
             here = set()
-    judges |= {name for node, names in followed.items() if "itself" in called[node] for name in names}
+    own = [
+        node
+        for node, how in called.items()
+        if "itself" in how or (not any(called.values()) and followed.get(node, set()) & named)
+    ]
+    judges = named or {name for node in own for name in followed.get(node, ())}
     filled: Event | None = None
     for event in run.events:
-        if event.kind == "backward" and judges.isdisjoint(followed.get(event.node, judges)):
-            if called[event.node] or not any(called.values()):
-                filled = event
+        if event.kind == "backward" and own and event.node not in own and (called[event.node] or not any(called.values())):
+            filled = event
         elif event.kind == "clear" and event.name not in steppers - judges:
             filled = None
         elif event.kind == "step" and event.name in judges and filled is not None:

@@ -7,6 +7,7 @@ answered by an assumption, the same wherever it is asked, and each function is f
 from __future__ import annotations
 
 import ast
+import re
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,7 +79,7 @@ class Run:
         self.module: ChainMap[str, Value] = ChainMap({})
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
-        self.evaluated = self.depth = self.entered = self.periods = 0
+        self.evaluated = self.depth = self.entered = self.periods = self.engine_steps = self.engine_stepped = 0
         self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.is_wide = False  # whether a boundary is further away than N
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
@@ -556,7 +557,8 @@ class Run:
         label = words.last(of) or words.end(known)
         is_scaler = any(map(words.SCALER.search, (label, words.end(known))))
         if name in ("backward", "manual_backward"):
-            if isinstance(owner, Loss) or not (name == "manual_backward" or words.FRAMEWORK.search(label)):
+            is_framework = name == "manual_backward" or words.FRAMEWORK.search(label) or (args and words.MODEL.search(label))
+            if isinstance(owner, Loss) or not is_framework:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
                 told = self.handling or self.source.tells_accelerator
@@ -564,7 +566,17 @@ class Run:
                     node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None
                 )
             elif args:
-                self.backward(node, args[0], known, divisor=None if "engine" in label or "booster" in label else 1.0)
+                divides = re.search("engine|booster", label) or words.MODEL.search(label)
+                self.backward(node, args[0], known, divisor=None if divides else 1.0)
+            return None
+        if name == "step" and self.source.has_engine and (words.MODEL.search(label) or "engine" in label):
+            self.engine_steps += 1
+            mine = [event for event in self.events[self.engine_stepped :] if event.kind == "backward"]
+            self.engine_stepped = len(self.events)
+            if len(mine) == 1 and mine[0].loss and all(term.by_number < 1 for term in mine[0].loss.terms):
+                self.happen("twice", mine[0].node, known)
+            if len(mine) != 1 or self.engine_steps % self.number == 0:  # else it counts by itself
+                self.happen("step", node, known)
             return None
         if name == "step" and is_scaler:
             self.happen("step", node, getattr(args[0], "name", known) if args else known, scaled=known)

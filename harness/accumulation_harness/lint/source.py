@@ -461,6 +461,11 @@ class Source:
         return bool(self._told and set_by) and not is_known and "Plugin(" not in self.text
 
     @property
+    def has_engine(self) -> bool:
+        """Whether the file makes an engine of DeepSpeed's, which divides and defers by itself."""
+        return "deepspeed.initialize" in self.text
+
+    @property
     def speaks_of_lightning(self) -> bool:
         """Whether the file names the setting by which Lightning accumulates."""
         return "accumulate_grad_batches" in self.text
