@@ -15,7 +15,7 @@ from accumulation_harness.analysis import ledger, load
 from accumulation_harness.audit import audit
 from accumulation_harness.experiments.released_trainers import answers
 from accumulation_harness.judge.cause import Cause
-from scoreboard import museum, page, record
+from scoreboard import museum, page, record, watched
 from tests.audit.loops import wrong_loops
 
 HERE = Path(__file__).parents[1] / "scoreboard"
@@ -47,6 +47,20 @@ def test_a_record_says_what_the_audit_said():
     [arm] = part["arms"]
     assert (arm["function"], arm["verdict"], arm["causes"]) == ("mean_of_means", "different", ["mean_of_means"])
     assert arm["distance"] > 0.01 > arm["gate"] and part["findings"][0]["detail"].startswith("micro-batches count")
+
+
+def test_the_record_of_watched_trainers_has_enough_runs_and_its_page_says_what_it_holds():
+    rows = watched.held()
+    assert watched.PAGE.read_text() == watched.page(rows)
+    wrong = [row for row in rows if row["wrong"]]
+    assert (
+        len(wrong) >= 24
+        and len(rows) - len(wrong) >= 24
+        and {cause for row in wrong for cause in row["wrong"].split("+")} <= {*Cause}
+    )
+    assert [row["run"] for row in rows if not watched.is_told(row)] == ["multiplied by 1/N, as by a coefficient"]  # undecided
+    assert not watched.is_told({**rows[0], "verdict": "inconclusive"}) and not watched.is_told({**wrong[0], "causes": ""})
+    assert "wrongly" in watched.page([{**rows[0], "verdict": "different"}])
 
 
 def release(name, version, **causes):
