@@ -136,7 +136,7 @@ class Weighed:
         return {
             "loss": self.loss,
             "loss terms": [round(n, 3) for n in self.terms[:16]],
-            "weight of a term, of what it should be": [float(f"{share:.4g}") for share in self.shares[:16]],
+            "weight of a term over the right weight": [float(f"{share:.4g}") for share in self.shares[:16]],
         }
 
     def readings(self, usual: int) -> frozenset[Reading]:

@@ -106,7 +106,7 @@ KINDS = {
 
 
 class OptimizerName(StrEnum):
-    """The optimizer: one of PyTorch's, each with its row in OPTIMIZERS, or your own."""
+    """The optimizer: one of PyTorch's, or your own."""
 
     sgd = "sgd"
     momentum = "momentum"
@@ -209,7 +209,7 @@ class WorkloadConfig:
         "coefficient of the squared norm of the last weight matrix, which is added to the loss",
         numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
     )
-    contrast: Contrast = setting(Contrast.symmetric, "the loss of docstrings")
+    contrast: Contrast = setting(Contrast.symmetric, "the loss of the workload docstrings")
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with data=custom")
     args: dict[str, Any] = setting({}, "keyword arguments of that task")
     source: str | None = None  # what fingerprint() of the task says of its data, filled in before a trial is named
@@ -336,7 +336,9 @@ class TrialConfig:
     """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
 
     experiment: str = "single"
-    study: str = setting("verdicts", "every arm judged, L0 to L3; the others serve the named experiments")
+    study: str = setting(
+        "verdicts", "what a trial measures: `verdicts` judges each N; the other values belong to named experiments"
+    )
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     norm: Norm = setting(Norm.none)
@@ -384,7 +386,7 @@ class TrialConfig:
     )
     algebra_steps: int | None = setting(
         None,
-        "windows of the comparison in float64; null: as many as hold all that it tests",
+        "windows that are compared in float64; null: the first ten or more, and an epoch's short last one with the next",
         integers(1, MOST_STEPS, "every arm takes each, in float64"),
     )
     probe_every: int = setting(
@@ -399,7 +401,7 @@ class TrialConfig:
     )
     permutations: int = setting(
         30,
-        "orders of the rows in which rounding is measured, at most: fewer where they decide",
+        "largest number of row orders in which rounding is measured; fewer are used if they suffice",
         integers(30, 10_000, "each is a gradient of every arm"),  # the last limits of L1 need 30 (docs/equivalence.md)
     )
     nulls: int = setting(
@@ -414,7 +416,7 @@ class TrialConfig:
         (), "what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE"
     )
     trained_arm: str | None = setting(
-        None, "the only arm to train, of those that choose a learning rate, as small_batch-16; null: all"
+        None, "the only arm to train, as small_batch-16, in an experiment that chooses a learning rate for each; null: all"
     )
     seed: int = setting(
         0, "seed of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
@@ -425,7 +427,7 @@ class TrialConfig:
 class HarnessConfig(TrialConfig):
     """A trial, and where and how it runs."""
 
-    name: str | None = setting(None, "name of your sweep: its folder in the results, and its part of the page")
+    name: str | None = setting(None, "name of your sweep: its folder in the results, and its part of the report")
     results: str = setting("results", "folder of the results", also=("out", "output", "output_dir"))
     workers: int = setting(
         0, "trials at the same time; 0 is one per core, or one on a GPU", integers(0, 1024, "processes; 0 is one per core")

@@ -140,7 +140,7 @@ def markdown() -> str:
             "# Settings",
             "",
             "Each is written `name=value` on the command line, and sweeps over `name=a,b,c` after `-m`.",
-            "`python -m accumulation_harness.config.settings` makes it; `accumulation-harness run --help` prints the same.",
+            "`accumulation-harness run --help` prints the same.",
             "",
             "| setting | default | values | meaning |",
             "|---|---|---|---|",

@@ -109,7 +109,7 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F4",
         sentence="a short window is divided by the configured number of micro-batches",
         remedy="The last window of an epoch has fewer than N micro-batches but is divided by N. Divide by the number that it "
-        "has, or drop it at every N.",
+        "has, or leave the incomplete window out, also at N=1.",
     ),
     Cause.gradients_cleared_in_window: Meaning(
         fault="F6",
@@ -127,8 +127,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.gradients_not_cleared: Meaning(
         fault="F7",
         sentence="the gradients of the previous window were not cleared",
-        remedy="Gradients of earlier windows stay in `.grad`. Call `zero_grad` once per window, and where an epoch ends with "
-        "micro-batches that fill no window, clear theirs or step on them.",
+        remedy="Gradients of earlier windows stay in `.grad`. Call `zero_grad` once per window. If an epoch ends with an "
+        "incomplete window, step on its gradients or clear them.",
     ),
     Cause.foreign_gradients: Meaning(
         fault="F31",
@@ -170,8 +170,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.underflow_from_division: Meaning(
         fault="F19",
         sentence="the divided loss underflows in float16, so gradient entries vanish",
-        remedy="In float16 the gradients of one micro-batch, N times smaller than their sum, fall below the smallest number. "
-        "Scale the loss (`GradScaler`), accumulate in float32, or use bfloat16.",
+        remedy="In float16 the gradients of one micro-batch are N times smaller than those of the window, and small ones are "
+        "rounded to zero. Scale the loss (`GradScaler`), accumulate in float32, or use bfloat16.",
     ),
     Cause.weight_decay_per_micro_batch: Meaning(
         fault="F21",
@@ -218,15 +218,15 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.replica_scale: Meaning(
         fault="F15",
         sentence="mean and sum over replicas are confused",
-        remedy="Mean and sum over replicas are confused. DDP and FSDP average gradients over ranks: divide by the rank's "
-        "share of the window, or divide by the global number of terms and multiply by the number of ranks; with "
-        "unequal tokens per rank, always the latter.",
+        remedy="Mean and sum over replicas are confused. DDP and FSDP average gradients over ranks. Divide the summed loss by "
+        "the number of terms that this rank has in the window; or, always with unequal tokens per rank, divide by the "
+        "number on all ranks and multiply by the number of ranks.",
     ),
     Cause.replicas_not_synchronised: Meaning(
         fault="F16",
         sentence="replicas step on gradients that were not exchanged",
-        remedy="`no_sync` covers the last micro-batch too, or a wrapper is called past its `forward`. Only the micro-batches "
-        "before the last belong inside `no_sync`.",
+        remedy="`no_sync` covers the last micro-batch too, or the model is called through `wrapper.module`, so that the "
+        "wrapper's `forward` does not run. Only the micro-batches before the last belong inside `no_sync`.",
     ),
     Cause.non_finite_micro_batch: Meaning(
         fault="F27",
@@ -254,9 +254,9 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.stochastic_layers: Meaning(
         fault="F14",
         sentence="random draws inside the model depend on how the window is split",
-        remedy="Dropout, augmentation and noise added to gradients draw random numbers per call, so another split gives "
-        "other numbers with the same distribution. Nothing is wrong unless runs must be comparable number by number; "
-        "in that case draw per sample.",
+        remedy="Dropout, augmentation and noise added to gradients draw random numbers per call, so another split gives other "
+        "numbers with the same distribution. Nothing is wrong, unless runs have to give the same numbers: then draw the "
+        "random numbers per sample.",
         of_the_model=True,
     ),
     Cause.non_separable_loss: Meaning(
@@ -290,17 +290,18 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.loss_report_differs: Meaning(
         fault="F20",
         sentence="the reported loss is not the loss that was differentiated",
-        remedy="The gradients are right, but the reported loss is not. Report the sum of what was differentiated over the "
-        "window.",
+        remedy="The gradients are right, but the reported loss is not. Report the sum of the losses on which `backward` was "
+        "called in the window.",
     ),
     Cause.unexplained: Meaning(
         fault="",
         sentence="the computations differ, and no known cause reproduces the difference",
-        remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, "
-        "the first difference is there: look at what they keep between calls and at what they take from the number of "
-        "samples. Otherwise accept `dtype` and `order_seed`, compare with an independent `reference`, try SGD without "
-        "clipping, and switch layers off one by one. Look at the residual in the evidence: if it is at the level of "
-        "rounding, micro-batches have wrong weights; if it is above, their gradients differ.",
+        remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, the "
+        "first difference is there: look at what they keep between calls and at what they take from the number of "
+        "samples. Otherwise let the function take `dtype` and `order_seed`, compare with an independent `reference`, try "
+        "SGD without clipping, and switch layers off one by one. The residual in the evidence is what no choice of "
+        "weights for the micro-batches can explain: if it is only rounding, their weights are wrong; if it is more, their "
+        "gradients are.",
     ),
 }
 

@@ -20,7 +20,12 @@ from accumulation_harness.watch.evidence import Finding, Rung
 FORMAT = "accumulation-watch 1"
 SUFFIXES = (".json", ".md")
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
-SEEN_BY = {Rung.ledger: "calls and weights of loss terms", Rung.sketch: "sums of gradients", Rung.replay: "a replay"}
+SEEN_BY = {
+    Rung.ledger: "the weights of loss terms and the order of calls",
+    Rung.sketch: "sums of gradients",
+    Rung.replay: "a replay",
+}
+CHECKED = {"sums": "sums of gradients", "weights": "weights of loss terms", "replays": "replays"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +81,13 @@ class Report:
     @property
     def headline(self) -> str:
         """The verdict in one line."""
-        sizes = ", ".join(f"{many} of {size}" for size, many in self.micro_batches.items()) or "none"
-        seen = f"{self.windows} windows (micro-batches: {sizes})"
+        sizes = ", ".join(f"{many} with {size}" for size, many in self.micro_batches.items()) or "none with"
+        seen = f"{self.windows} windows ({sizes} micro-batches)"
         if self.verdict is Status.different:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
         if self.verdict is Status.equivalent:
-            told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
-            return f"accumulation: equivalent; {seen}; checked and right: {told}; not checked: {len(self.unseen)} things"
+            told = ", ".join(f"{CHECKED[name]} in {number}" for name, number in self.checked.items() if number)
+            return f"accumulation: equivalent; {seen}; right: {told}; not checked: {len(self.unseen)} things"
         return f"accumulation: inconclusive in {seen}"
 
     def __str__(self) -> str:
@@ -91,8 +96,9 @@ class Report:
     def _lines(self) -> Iterator[str]:
         yield self.headline
         for finding in self.findings:
-            times = f", {finding.count} times" if finding.count > 1 else ""
-            yield f"{finding.cause} (window {finding.window + 1}{times}; seen by {SEEN_BY[finding.rung]}): {finding.message}"
+            times = f", {finding.count} times in all" if finding.count > 1 else ""
+            first = f"first in window {finding.window + 1}{times}; seen by {SEEN_BY[finding.rung]}"
+            yield f"{finding.cause} ({first}): {finding.message}"
             for key, value in finding.evidence.items():
                 yield f"    {key}: {short(value)}"
             yield f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})"
