@@ -180,6 +180,17 @@ def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degra
     assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
 
 
+@pytest.mark.parametrize("changes", [BATCH_NORM, pytest.param(DROPOUT, marks=pytest.mark.slow)], ids=["BatchNorm", "dropout"])
+def test_weights_in_the_format_under_test_alone_are_named_beside_what_the_model_is(changes):
+    config, inherent = dataclasses.replace(CONFIG, **changes), {"batch_statistics", "stochastic_layers"}
+    for wrong_from, expected in ((99, set()), (0, {"loss_not_divided"}), (7, {"loss_not_divided"})):
+        row = judge_loop(
+            config, loop(factor=lambda arm, t=wrong_from: 5.0 if arm.precision == "float32" and arm.windows >= t else 1.0)
+        )
+        assert {*row["cause"].split("+")} - inherent == expected and row["explained"] == (not expected), row["reasons"]
+        assert ("in float32 alone" in row["reasons"]) == bool(expected)
+
+
 def in_groups(groups, lr):
     """A parameter group for each tensor."""
     return torch.optim.SGD([{"params": [p]} for group in groups for p in group["params"]], lr)

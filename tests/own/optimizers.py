@@ -64,7 +64,7 @@ class Wild(Dice):
     factor = staticmethod(lambda: float("inf"))
 
 
-class Narrow(torch.optim.SGD):
+class Narrow(torch.optim.Adam):
     def step(self, closure=None):  # type: ignore[override]
         if any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
             raise RuntimeError("float32 alone")

@@ -200,10 +200,11 @@ def of_class(name):
         (own("Spectral", **SHORT), "stateful_forward", "loss_not_divided", "stateful_forward+loss_not_divided"),
         (own("Ragged", **SHORT), "equivalent", "mean_of_means", "mean_of_means"),
         (own("Ragged", **SHORT), "equivalent", "cached_weights_stale", "cached_weights_stale"),
-        (of_class("Narrow"), "inconclusive", "loss_not_divided", "loss_not_divided"),  # it has no float64
+        (of_class("Narrow"), "equivalent", "loss_not_divided", "loss_not_divided"),  # it has no float64
+        (of_class("Narrow"), "equivalent", "optimizer_state_per_micro_batch", "optimizer_state_per_micro_batch"),
         (of_class("Centred"), "equivalent", "gradients_not_cleared", "gradients_not_cleared"),  # it rewrites its gradients
     ],
-    ids=["balance", "spectral", "ragged", "stale", "narrow optimizer", "rewritten"],
+    ids=["balance", "spectral", "ragged", "stale", "narrow optimizer", "its state", "rewritten"],
 )
 def test_a_fault_is_named_beside_what_the_task_is(config, right, fault, wrong):
     arms = planted(config, fault)

@@ -43,6 +43,9 @@ WIDENED = (
     "the task or the loop casts to a narrower format: for the comparison in float64 these casts were widened, which changes "
     "nothing in exact arithmetic"
 )
+NARROW_STEPS = (
+    "the optimizer takes no step in float64: in that comparison it stepped float32 copies of the weights, on gradients in float64"
+)
 SHARED_DRAWS = (
     "the model draws random numbers, and both runs happened to draw the same ones for every row: that is certain only where they "
     "are drawn per sample; with another shape, another row order or a GPU it does not hold"
@@ -91,6 +94,7 @@ class Algebra:
     not_float64: str = ""  # why the task has no float64, where it has none: the numbers are then those of float32
     draws: bool = False  # the model draws random numbers in training: dropout, or noise
     widened: bool = False  # its code narrows numbers inside, and was run with these widened
+    narrow_steps: bool = False  # its optimizer takes no step in float64, and was given parameters and gradients in float32
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
@@ -161,6 +165,9 @@ class Evidence:
     trajectory: Trajectory
     counters: Differences  # L2
     signature: Signature = field(default_factory=Signature)
+    narrow: Signature = field(
+        default_factory=Signature
+    )  # the same in float32, of an arm that is not the full batch's by its model
     ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
     finite: bool = True  # losses and parameters stayed finite, the losses of windows that overflowed apart
     overflows: tuple[int, ...] = ()  # windows of the run in float16 that the loss scaler skipped
@@ -168,7 +175,7 @@ class Evidence:
 
     def stored(self) -> dict[str, Any]:
         """As in the store: plain JSON types."""
-        return dataclasses.asdict(self) | {"signature": self.signature.stored()}
+        return dataclasses.asdict(self) | {"signature": self.signature.stored(), "narrow": self.narrow.stored()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +211,9 @@ def judge(evidence: Evidence) -> Verdict:
         f"and {evidence.trajectory.steps} in {evidence.precision}"
     )
     judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
-    notes = (SHARED_DRAWS,) * (algebra.draws and judged_right) + (WIDENED,) * algebra.widened
+    notes = (
+        (SHARED_DRAWS,) * (algebra.draws and judged_right) + (WIDENED,) * algebra.widened + (NARROW_STEPS,) * algebra.narrow_steps
+    )
     return dataclasses.replace(verdict, reasons=(*verdict.reasons, *notes, seen))
 
 
@@ -271,7 +280,8 @@ def _judged(evidence: Evidence) -> Verdict:
         # A loop with a fault of its own may rightly have other zeros than the full batch, and so may any where that has some.
         zeros, of_full = evidence.rounding.zeros, evidence.rounding.full_zeros
         clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
-        also = vanished if INHERENT.issuperset(diagnosis.causes) and clearly else {}
+        is_inherent = INHERENT.issuperset(diagnosis.causes)
+        also = (vanished if clearly else {}) | _in_format(evidence.narrow) if is_inherent else {}
         return Verdict(
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
@@ -296,6 +306,23 @@ def _judged(evidence: Evidence) -> Verdict:
         reasons = (*vanished.values(), *rough, *_attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
     return Verdict(verdict=Outcome.equivalent, reasons=aside)
+
+
+def _in_format(narrow: Signature) -> Found:
+    """Name what is wrong in float32 beside what the model is, where float64 shows that alone.
+
+    Args:
+        narrow: What probes saw in float32, errors within its rounding as zeros.
+
+    Returns:
+        Causes with a sentence each; in fewer than CONFIRMED windows those alone that reproduce the gradients.
+    """
+    if narrow.wrong == narrow.probes == 0:
+        return {}
+    diagnosis = diagnose(narrow, {})
+    found = dict(zip(diagnosis.causes, diagnosis.sentences, strict=True))
+    known = INHERENT | ({Cause.unexplained} if narrow.wrong < CONFIRMED else set())
+    return {cause: f"in float32 alone: {sentence}" for cause, sentence in found.items() if cause not in known}
 
 
 def _judged_above(evidence: Evidence) -> Verdict:

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import Causes
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, SMALL, TRAJECTORY_GATE, coarse_gate
+from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, SMALL, STORED, TRAJECTORY_GATE, coarse_gate
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, Watch, carried_by
 from accumulation_harness.measure.probe import (
+    FEW_ULPS,
     REMEMBERED,
     REMEMBERED_BYTES,
     NotRemembered,
@@ -71,6 +72,7 @@ class AlgebraResult:
     algebra: Algebra
     signature: Signature
     counters: Differences
+    narrow: Signature = field(default_factory=Signature)  # in float32, where the model keeps gradients from the full batch's
 
 
 @dataclass
@@ -243,7 +245,7 @@ def measure(
     """
     config = setting.config
     if setting.not_float64:
-        return _in_float32(setting, recipes, _few(windows, first=4), floor_arm)
+        return _in_float32(setting, recipes, few := _few(windows, first=4), floor_arm, range(len(few)))
     take = partial(_run, setting, scaler=scaler)
     runs = _followed(take, setting, recipes, windows, floor_arm)
     drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True) if setting.draws else {}
@@ -253,30 +255,37 @@ def measure(
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
     plain = take(recipes, _few(windows), clip_norm=other_clip)
-    return {
+    found = {
         label: _result(setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(run), windows[: run.steps])
         for label, run in runs.items()
         if label != REFERENCE
     }
+    own = {label: recipe for label, recipe in recipes.items() if label in (REFERENCE, floor_arm) or recipe.loop is not None}
+    is_apart = _oracle(setting)[1] != WHOLE or setting.draws  # of the full batch by its model, which no rounding is told from
+    if not (is_apart and len(own) > 2 and config.precision == Precision.float32):
+        return found
+    narrow = _in_float32(setting, own, windows, floor_arm)
+    return {
+        label: dataclasses.replace(one, narrow=narrow[label].signature) if label in narrow else one
+        for label, one in found.items()
+    }
 
 
 def _in_float32(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, also: Collection[int] = ()
 ) -> dict[str, AlgebraResult]:
-    """L0 of a task that does not compute in float64: beside the shuffled full batch, for what differs clearly.
+    """L0 in float32, of a task that has no other: beside the shuffled full batch, for what differs clearly.
 
-    All `windows` are probed, without dropout. Right code and the referee part by rounding here, and a ReLU may flip. So an
-    error
-    below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only where a cause reproduces it,
-    or
-    in every window. What is left unseen is not judged: no arm is equivalent.
+    The windows `also` are probed beside the usual ones, all without dropout. Right code and the referee part by rounding here,
+    and a ReLU may flip. So an error below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only
+    where a cause reproduces it, or in every window. What is left unseen is not judged: no arm is equivalent.
 
     Returns:
         Label -> result; none of them says that an arm is equivalent.
     """
     clip_norm = setting.config.clip_norm
-    runs = _run(setting, recipes, windows, clip_norm=clip_norm, also=range(len(windows)), scaler=True)
-    floor = worst(*(one.gradient_error for one in runs[floor_arm].seen))
+    runs = _run(setting, recipes, windows, precision=Precision.float32, clip_norm=clip_norm, also=also, scaler=True)
+    floor = worst(*(worst(one.gradient_error, one.resolution) for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
         signature = reduce(Signature.merged, (one.above(coarse_gate(floor)) for one in run.seen), Signature())
@@ -348,6 +357,7 @@ def _result(
         unequal_terms=run.signature.unequal_terms,
         draws=setting.draws,
         widened=setting.exact.widens or run.widens,
+        narrow_steps=bool(setting.narrow_steps),
         carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
@@ -522,6 +532,7 @@ def _taken(
     *,
     remembers: bool,
     clip_norm: float | None,
+    precision: Precision = Precision.float64,
     dropout: bool = False,
     probes: bool = True,
     also: Collection[int] = (),
@@ -529,7 +540,7 @@ def _taken(
     moved: bool = False,
     scaler: bool,
 ) -> tuple[dict[str, Run], list[str]]:
-    """Train all arms over `windows` in the exact format and collect what they show, and which of them are not named.
+    """Train all arms over `windows` in `precision` and collect what they show, and which of them are not named.
 
     The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the
     model,
@@ -541,16 +552,16 @@ def _taken(
     """
     config = setting.config
     runs = {label: Run(widens=recipe.widens) for label, recipe in recipes.items()}
-    exact = Precision.float32 if setting.not_float64 else Precision.float64
     arms: dict[str, Arm] = {}
     of, made = _oracles(setting, recipes, arms) if oracles else ({}, {})
-    changes: ArmChanges = {"precision": exact, "steps": len(windows), "clip_norm": clip_norm}
+    changes: ArmChanges = {"precision": precision, "steps": len(windows), "clip_norm": clip_norm}
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
     lock = LockStep(arms, config.seed, band=made, shelf=setting.shelf)
+    rounding = FEW_ULPS if precision == Precision.float64 else STORED
     for k, label in enumerate(recipes if moved else ()):
         if label != REFERENCE:
-            _move(arms[label].model, setting.generator(MOVED, k))
-    probe = Probe(setting, lock, setting.referee(dropout=dropout), remembers=remembers)
+            _move(arms[label].model, setting.generator(MOVED, k), STORED if setting.narrow_steps else rounding)
+    probe = Probe(setting, lock, setting.referee(dropout=dropout), remembers=remembers, by=rounding)
     looks = Looks(lock, probe, runs)
     for t, ids in enumerate(windows):
         # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.
@@ -620,10 +631,10 @@ def _is_in_range(movement: float, reference: Watch) -> bool:
 
 
 @torch.no_grad()
-def _move(model: nn.Module, generator: torch.Generator) -> None:
-    """Move all weights by rounding."""
+def _move(model: nn.Module, generator: torch.Generator, by: float) -> None:
+    """Move all weights by the rounding of a step."""
     for parameter in model.parameters():
-        parameter.copy_(moved_by_rounding(parameter, generator))
+        parameter.copy_(moved_by_rounding(parameter, generator, by))
 
 
 def _compare_carried(lock: LockStep, runs: Mapping[str, Run], of: Mapping[str, str], step: int) -> None:

@@ -27,7 +27,13 @@ from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of, vectors
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
-from accumulation_harness.measure.optimizer_state import learning_rates, optimizer_state, state_steps, state_tensors
+from accumulation_harness.measure.optimizer_state import (
+    learning_rates,
+    optimizer_state,
+    state_steps,
+    state_tensors,
+    step_in_float32,
+)
 from accumulation_harness.measure.shelf import Shelf, choose_shelf
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import (
@@ -83,7 +89,7 @@ class Setting:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.not_float64 = ""  # why a task or an optimizer of the user's own does not compute in float64, where it does not
+        self.not_float64 = ""  # why a task of the user's own does not compute in float64, where it does not
         check_available(config.execution, device)
         self.workloads: dict[torch.dtype, Workload] = {
             dtype: make_workload(config, device=device, dtype=dtype)
@@ -94,12 +100,15 @@ class Setting:
         self.num_parameters = sum(p.numel() for p in self.initial.parameters())
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
-        self.not_float64 = try_step(config.optimizer, self.initial)
+        self.narrow_steps = try_step(
+            config.optimizer, self.initial
+        )  # why its optimizer takes no step in float64; empty if it does
         if isinstance(self.exact, CustomWorkload):
             ids = next(self.windows(1))
-            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device) or self.not_float64
-        if self.not_float64 and config.precision == Precision.float64:
-            expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
+            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
+        narrow = self.not_float64 or self.narrow_steps
+        if narrow and config.precision == Precision.float64:
+            expected = f"float32 or a 16-bit format: the task does not compute in float64 ({narrow})"
             raise ConfigError("precision", config.precision, expected)
         if isinstance(self.exact, CustomWorkload):
             micro_batch = max(1, config.effective_batch // max(config.accumulation_steps))
@@ -190,6 +199,8 @@ class Setting:
         dtype = precision.parameter_dtype(config.precision)
         model = self._model(dtype, dropout)
         optimizer = make_optimizer(config.optimizer, model.parameters())
+        if self.narrow_steps and dtype == torch.float64:
+            step_in_float32(optimizer)
         ema = None if config.ema_decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
         scale = config.loss_scale
         if config.precision == self.config.precision:

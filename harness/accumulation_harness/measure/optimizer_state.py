@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -171,3 +172,52 @@ def _copy_of(optimizer: Optimizer, name: str, value: Any, memo: dict[int, Any]) 
     except Exception as error:  # whatever a class of the user's own raises
         expected = f"an optimizer that can be copied; its {name} cannot: {error}"
         raise ConfigError("optimizer", type(optimizer).__name__, expected) from error
+
+
+def step_in_float32(optimizer: Optimizer) -> None:
+    """Let an optimizer that knows no float64 step float64 parameters: it meets them, and their gradients, rounded to float32.
+
+    It becomes one of a subclass, so that hooks on its steps see the gradients before they are rounded, and copies of it step
+    as it does.
+
+    Args:
+        optimizer: Any optimizer; its state is in the formats that it chooses.
+    """
+    optimizer.__class__ = _in_float32(type(optimizer))  # type: ignore[arg-type]
+
+
+@cache
+def _in_float32(cls: type[Optimizer]) -> type[Optimizer]:
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        kept: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+        def narrow() -> None:
+            each = {id(p): p for one in with_inner(self) for group in one.param_groups for p in group["params"]}
+            kept[:] = [(p, p.data, p.grad) for p in each.values()]
+            for p, value, gradient in kept:
+                p.grad = None
+                p.data = value.float()
+                p.grad = None if gradient is None else gradient.float()
+
+        def widen() -> None:
+            for p, value, gradient in kept:
+                own, p.grad = p.grad, None
+                p.data = value.copy_(p.data)
+                if gradient is not None and own is not None and own._version:  # it writes on the gradients that it consumes
+                    gradient.copy_(own)
+                p.grad = gradient
+
+        def evaluated() -> Any:
+            assert closure is not None
+            widen()
+            loss = closure()
+            narrow()
+            return loss
+
+        narrow()
+        try:
+            return cls.step(self) if closure is None else cls.step(self, evaluated)
+        finally:
+            widen()
+
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "step": Optimizer.profile_hook_step(step)})

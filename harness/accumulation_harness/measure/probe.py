@@ -65,9 +65,12 @@ class NotRemembered(Exception):
 class Probe:
     """Compares what each optimizer consumed with the referee's gradient at the very parameters it was computed at."""
 
-    def __init__(self, setting: Setting, lock: LockStep, referee: Referee, *, remembers: bool) -> None:
-        """`remembers`: keeps weights and gradients of earlier windows, without which `after` raises `NotRemembered`."""
-        self.setting, self.lock, self.referee, self.remembers = setting, lock, referee, remembers
+    def __init__(self, setting: Setting, lock: LockStep, referee: Referee, *, remembers: bool, by: float = FEW_ULPS) -> None:
+        """`remembers`: keeps weights and gradients of earlier windows, without which `after` raises `NotRemembered`.
+
+        `by`: what the arms' format resolves of a weight, relative.
+        """
+        self.setting, self.lock, self.referee, self.remembers, self.by = setting, lock, referee, remembers, by
         self.contexts = inside_causes(setting)
         self.arms = {label: arm for label, arm in lock.arms.items() if lock.watches[label].compares}
         self.states: dict[str, State] = {}
@@ -272,7 +275,7 @@ class Probe:
         """
         generator, slopes = self.setting.generator(seen.step), self._named(seen.exact)
         for _ in range(3):
-            moved = {name: moved_by_rounding(seen.state[name], generator) for name in self.referee.names}
+            moved = {name: moved_by_rounding(seen.state[name], generator, self.by) for name in self.referee.names}
             yield seen.state | {name: torch.where(slopes[name] == 0, seen.state[name], one) for name, one in moved.items()}
 
     def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
@@ -434,18 +437,19 @@ class Probe:
         return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
 
 
-def moved_by_rounding(weights: Tensor, generator: torch.Generator) -> Tensor:
+def moved_by_rounding(weights: Tensor, generator: torch.Generator, by: float = FEW_ULPS) -> Tensor:
     """Weights in float64 moved by a few units in the last place, at random.
 
     Args:
         weights: Any shape.
         generator: Draws the signs.
+        by: What they are moved by at most, relative to themselves and their mean.
 
     Returns:
         The same shape in float64.
     """
     signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
-    return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
+    return weights + by * signs * (weights.abs() + weights.abs().mean())
 
 
 def inside_causes(setting: Setting) -> dict[Causes, Inside]:

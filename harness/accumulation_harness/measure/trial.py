@@ -434,6 +434,7 @@ class Levels:
             trajectory=trained.trajectory(label),
             counters={**exact.counters, **own.counters},
             signature=exact.signature,
+            narrow=exact.narrow,
             finite=all(map(trained.finite, (REFERENCE, label))),
             overflows=own.overflows,
             full_overflows=trained.ends[REFERENCE].overflows,
