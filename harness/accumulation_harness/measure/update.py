@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED, STORED
 from accumulation_harness.judge.signature import Movement, Signature, worst
 from accumulation_harness.measure.lock_step import Setting, Taken
 from accumulation_harness.measure.optimizer_state import (
@@ -252,6 +252,8 @@ def check_update(
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
         advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
+        if setting.narrow_steps and advanced_error <= RESOLVED * STORED:  # state in float32, which rounds in another order
+            advanced_error = 0.0
     average, average_error = _average_errors(setting, arm, before, start, reached)
     return Signature(
         update=error,
