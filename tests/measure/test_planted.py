@@ -282,6 +282,34 @@ def test_what_a_loop_may_do_otherwise_is_right(take):
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
 
+def in_buffers(arm, window, factor=1.0):
+    """A buffer in the form of an attribute of each parameter, as Megatron's `main_grad`."""
+    for p in arm.model.parameters():
+        p.main_grad = torch.zeros_like(p)
+
+    def add(arm):
+        for p in arm.model.parameters():
+            p.main_grad += 0 if p.grad is None else p.grad * factor
+            p.grad = None
+
+    total = accumulate(arm, window, after=add)
+    return stepped(arm, [p.main_grad for p in arm.model.parameters()], total)
+
+
+def by_halves(arm, window):
+    """Half of the parameters at a time, each in backwards through all rows."""
+    own = [p for p in arm.model.parameters() if p.requires_grad]
+    for half in (own[:1], own[1:]):
+        for rows in micro_batches(window):
+            loss = plain(arm, rows) / len(window)
+            loss.backward(inputs=half)
+    return stepped(arm, None, plain(arm, window).detach() / len(window))
+
+
+def all_twice(arm, window):
+    return stepped(arm, None, accumulate(arm, window, parts=micro_batches(window) * 2) / 2)
+
+
 def later_on_old_weights(arm, window):
     """The last micro-batch of window 7 goes through the weights of the window before."""
     old = arm.memory.get("old", {})
@@ -388,6 +416,10 @@ def one_small_tensor(arm, window):
         (one_small_tensor, "Temperature", "unexplained"),
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
+        (in_buffers, "Frozen", ""),
+        (partial(in_buffers, factor=5.0), "Frozen", "loss_not_divided"),
+        (by_halves, "Frozen", ""),
+        (all_twice, "Frozen", "samples_repeated"),
         (repeated, "Alike", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
         pytest.param(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator", marks=pytest.mark.slow),

@@ -572,7 +572,9 @@ class LockStep:
         """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
         samples = torch.cat(self.arms[label].seen)
-        self.foreign_windows[label] += not (window.holds(samples) or bool((samples == NO_SAMPLE).any()))
+        # Of samples that are used twice the gradient decides: each backward may be one for some of the parameters.
+        known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
+        self.foreign_windows[label] += not known
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
             self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
 

@@ -144,6 +144,8 @@ class Probe:
         reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
         if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
             found = dataclasses.replace(found, samples=Samples())  # other views of the window's own rows
+        elif found.gradient_error <= ALGEBRA_GATE:  # a sample may be used twice, for some of the parameters each time
+            found = dataclasses.replace(found, samples=dataclasses.replace(found.samples, repeated=0))
         return found
 
     def _lost(self, seen: ConsumedWindow, start: Tensor) -> Signature:

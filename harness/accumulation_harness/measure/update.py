@@ -35,6 +35,7 @@ from accumulation_harness.system.state import Snapshot, differing, in_place, sna
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
 NO_STATE = re.compile(r"\.params\[\d+\]$|\.(lr|initial_lr)$|\._warned_\w+$|^optimizer\.(_|defaults\.)")
+ATTRIBUTE = re.compile(r"\.params\[\d+\]\.")
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
@@ -144,10 +145,20 @@ class Twin:
         shelf.settle([*parameters, *state_tensors(optimizer)])
         return Twin(shelf.put(flatten(parameters)), carried(optimizer))
 
-    def state_errors(self, reference: Twin) -> dict[str, float]:
-        """The largest relative error by entry, in whatever parameter; of what is kept for no single one by its path."""
+    def state_errors(self, reference: Twin, before: Before) -> dict[str, float]:
+        """The largest relative error by entry, in whatever parameter; of what is kept for no single one by its path.
+
+        An attribute of a parameter that a step leaves as it was is the loop's: a buffer in which it adds gradients up.
+
+        Returns:
+            Name of an entry -> error, of all entries.
+        """
         found = {_entry(path): 0.0 for path in self.state.values if "]]." in path}
-        for path, one in differing(self.state, reference.state, 0.0).items():
+        apart = differing(self.state, reference.state, 0.0)
+        if any(map(ATTRIBUTE.search, apart)):
+            stepped = differing(reference.state, carried(before.optimizer), 0.0)
+            apart = {path: one for path, one in apart.items() if path in stepped or not ATTRIBUTE.search(path)}
+        for path, one in apart.items():
             found[_entry(path)] = worst(found.get(_entry(path), 0.0), one.error)
         return found
 
@@ -232,7 +243,7 @@ def check_update(
         hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in _partial_gradients(parts()))]
         for first, decays, advances in (*hypotheses, *((zeros, False, kinds) for kinds in BY_HAND)):
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
-                yield own.state_errors(twin(start, first, decays=decays, advances=advances))
+                yield own.state_errors(twin(start, first, decays=decays, advances=advances), before)
 
     right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
     setting.shelf.release()
@@ -248,7 +259,7 @@ def check_update(
     fits = is_decays(shrunk, start, factors) or any(
         relative_distance(twin(start * factor).weights - start, reached - start) <= DECAYED_FIRST for factor in factors
     )
-    errors = own.state_errors(right)
+    errors = own.state_errors(right, before)
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
         advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
