@@ -805,6 +805,21 @@ class Queue(Images):
         return F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
 
 
+class Cancelling(Images):
+    """A loss that is linear in the weights: in windows of as many labels of either kind, gradients cancel to a millionth."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = 1 + 1e-6 * torch.randn(52, 6, generator=torch.Generator().manual_seed(1))
+        self.labels = torch.randint(2, (52,), generator=torch.Generator().manual_seed(9))
+
+    def model(self, norm):
+        return nn.Linear(6, 1)
+
+    def losses(self, outputs, batch):
+        return outputs[:, 0] * (1 - 2 * batch[1])
+
+
 class Alike(Frozen):
     """Pairs of equal images, of which the task makes something else before the model gets them."""
 

@@ -82,6 +82,7 @@ def verdicts(config):
         own("TwoNames", norm=Norm.layer),
         own("Leaves", accumulation_steps=(4,)),
         own("Weighted", accumulation_steps=(4,)),
+        own("Cancelling", effective_batch=10, accumulation_steps=(5,), split=Split.even, algebra_steps=20, probe_every=1),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
     ids=str,

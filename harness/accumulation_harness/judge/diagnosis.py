@@ -19,7 +19,8 @@ PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
 # Of a gradient's entries, more than in the full batch's: underflow. Planted, it took 9 % and more; micro-batches whose gradients
 # rightly are others (in-batch negatives) had up to 0.1 % in 1,951 random trials.
 VANISHED = 1e-2
-SAME_DIRECTION = 1e-9  # 1 - cosine below which a gradient was only scaled, and residual below which there is none
+SAME_DIRECTION = 1e-9  # of a distance, what is more than the change in length of a gradient only scaled; least residual
+ROUNDED = 1e-15  # of the length of a gradient
 OCCASIONAL = {Cause.short_window_divided_by_n, Cause.resume_in_window}  # they leave most windows right; their look-alikes none
 
 Found = dict[Cause, str]  # cause -> the sentence of its evidence
@@ -230,7 +231,8 @@ def _describe(window: WrongWindow) -> str:
     if math.isinf(whole.distance):
         return f"in window {window.step} the accumulated gradient is not finite; the full batch's, at the same weights, is"
     parallel = 1 - whole.cosine
-    if abs(parallel) < SAME_DIRECTION:
+    # By lengths: a cosine, whose rounding hides angles below 1e-8, is that of a small error in any direction.
+    if whole.distance - abs(whole.scale - 1) <= SAME_DIRECTION * whole.distance + ROUNDED:
         return f"the accumulated gradient is {whole.scale:.6g} times the full batch's in the same direction"
     digits, outside = 6, ""  # weights are known to what is outside their span
     if whole.residual > SAME_DIRECTION:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.judge.cause import Cause, Causes
-from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED
+from accumulation_harness.judge.gates import ALGEBRA_GATE, CLEAR_LEAST, RESOLVED
 from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
@@ -187,7 +187,7 @@ class Probe:
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(seen))
         whole = self._at(seen)
-        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact, whole)) > ALGEBRA_GATE:
+        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact)) > ALGEBRA_GATE:
             # no fault is told by the gradient as a whole
             known = self._small_within(seen) if stepped_once and seen.is_whole else {}
             return dataclasses.replace(
@@ -200,6 +200,8 @@ class Probe:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
             return dataclasses.replace(found, loss_error=min(own))
         resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
+        if RESOLVED * resolution < error <= CLEAR_LEAST:
+            resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if seen.is_whole:
@@ -216,22 +218,24 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
-    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, compute: Computed) -> float:
+    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, inside: Inside = WHOLE) -> float:
         """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.
 
-        `exact`: what the optimizer has to consume. Clipping hands what the largest tensors round on to all others.
+        `exact`: what the optimizer has to consume, with what `inside` says computed within micro-batches. Clipping hands what
+        the largest tensors round on to all others.
 
         Returns:
             A relative error ||a - g|| / ||g|| over the elements of one tensor.
         """
-        places = list(by_tensor(self.referee.model).values())
+        places, compute = list(by_tensor(self.referee.model).values()), self._at(seen, inside)
         lengths, gaps = (
             torch.stack(torch._foreach_norm([one[place] for place in places])) for one in (exact, seen.consumed - exact)
         )
         suspects = (gaps > ALGEBRA_GATE * lengths) & (lengths > FEW_ULPS * torch.linalg.vector_norm(exact))
         if not bool(suspects.any()):
             return 0.0
-        moved = [clipped(compute(state)[1], seen.arm.clip_norm) for state in self._moved_by_rounding(seen)]
+        others = [*(compute(state)[1] for state in self._moved_by_rounding(seen)), *self._added_up(seen, inside)]
+        moved = [clipped(one, seen.arm.clip_norm) for one in others]
         worst_error = 0.0
         for k in suspects.nonzero().flatten().tolist():
             resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
@@ -243,8 +247,8 @@ class Probe:
         """What is computed within micro-batches, where that gives small tensors as they are; nothing where it does not."""
         taken = seen.in_its_order
         for causes, inside in self._contexts(taken).items():
-            compute = self._at(taken, inside)
-            if self._worst_tensor(taken, clipped(compute(taken.state)[1], seen.arm.clip_norm), compute) <= ALGEBRA_GATE:
+            own = clipped(self._at(taken, inside)(taken.state)[1], seen.arm.clip_norm)
+            if self._worst_tensor(taken, own, inside) <= ALGEBRA_GATE:
                 return {causes: 0.0}
         return {}
 
@@ -265,6 +269,16 @@ class Probe:
         """The window's gradient by micro-batches, at its own state unless told."""
         with self.lock.randomness(taken.step):
             return self.referee.parts(state or taken.state, taken.window, taken.sizes, inside)
+
+    def _added_up(self, seen: ConsumedWindow, inside: Inside = WHOLE) -> list[Tensor]:
+        """The window's gradient [P] as a sum over micro-batches in the arm's order, of one that `is_whole`.
+
+        Where gradients of rows cancel and the loss is linear in the weights, this alone shows what their sum is rounded to.
+
+        Returns:
+            The gradient, or nothing.
+        """
+        return [self._parts(seen.in_its_order, inside).gradient] if seen.is_whole else []
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
         """Three states with weights moved by a few units in the last place, but those of which nothing depends smoothly.
