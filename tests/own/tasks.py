@@ -805,6 +805,18 @@ class Queue(Images):
         return F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
 
 
+class Mirroring(nn.Linear):
+    def forward(self, x):
+        return super().forward((0.7 * x + 0.3 * x.flip(0)).flatten(1))
+
+
+class Mirrored(Images):
+    """Each row is mixed with its mirror image's, as by mixup."""
+
+    def model(self, norm):
+        return Mirroring(50, 3)
+
+
 class Cancelling(Images):
     """A loss that is linear in the weights: in windows of as many labels of either kind, gradients cancel to a millionth."""
 

@@ -180,7 +180,7 @@ def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, wi
             joined = nest.joined([[*nest.tensors(own)] for own, _ in alone], sizes)
             leaves = ([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs))
             workload.mixes_rows |= not _same_numbers(*leaves)
-    turned = torch.arange(num).flip(0)
+    turned = torch.randperm(num, generator=torch.Generator().manual_seed(0))  # a model may mix a row with its mirror image's
     workload.orders_rows = not _near(_tried(workload, model, state, window.rows(turned), 0)[1], losses[turned])
     if workload.orders_rows:  # which no statistics of the rows does
         workload.coupling, workload.pools_rows, workload.mixes_rows = Cause.non_separable_loss, True, False
