@@ -197,6 +197,25 @@ class Twice(nn.Module):
         return torch.tanh(self.linear(x) * (1.3 if again and len(x) < B else 1))
 
 
+class OtherArithmetic(nn.Module):
+    """Rounded to bfloat16 where there are few rows: the floor is that of the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=len(x) < B):
+            return self.linear(x).float()
+
+
+def hooked():
+    """Its own hook is called behind those of all modules."""
+    linear = nn.Linear(WIDTH, WIDTH)
+    linear.register_forward_hook(lambda module, given, gave: gave - 0.5 * gave.mean(0, keepdim=True))
+    return linear
+
+
 class OwnGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
@@ -262,6 +281,8 @@ LAYOUTS = {
         lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=True)),
         "`middle` (Twice): recomputed for the backward",
     ),
+    "a hook of its own": (lambda: Model(hooked()), "forward of `middle`"),
+    "in another arithmetic": (lambda: Model(OtherArithmetic()), "forward of `middle"),
     "a wrong gradient of a weight": (lambda: Model(OwnLinear()), "gradients of the parameters of `middle`"),
 }
 
@@ -274,6 +295,23 @@ def test_a_fault_is_placed_whatever_the_layout(layout):
     make, where = LAYOUTS[layout]
     ((place, cause),) = places(training(make, NUMBERS, squares))
     assert where in place and cause != "auxiliary_loss_scale", (place, cause)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # dynamo's own
+def test_a_fault_is_placed_in_compiled_code():
+    """Hooks see one end of the modules inside it alone, or none."""
+
+    def make():
+        model = Model(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        own = model.middle.forward
+        model.middle.forward = torch.compile(
+            lambda x: (y := own(x)) / y.norm(dim=0, keepdim=True), backend="eager", dynamic=False
+        )
+        return model
+
+    ((place, _),) = places(training(make, NUMBERS, squares))
+    assert "forward of `middle`" in place, place
 
 
 def test_weights_that_move_inside_the_window_are_told():

@@ -295,7 +295,8 @@ class ExtraRuns:
         if place is None or (place.where is Where.after and step.bare_sums > step.gate):  # hooks of the loop's may do that
             return judged
         if place.where in (Where.forward, Where.backward):
-            place = self._look(step, disable, place.path) or place
+            inside = self._look(step, disable, place.path)
+            place = inside if inside is not None and inside.path == place.path else place  # compiled code runs otherwise there
         found = judged.learning(lambda *_: {"place": place}).found
         chosen = next((f for f in sorted(found, key=lambda f: not f.nameless) if f.kind == "gradient"), None)
         return replace(judged, said=[_with_place(f, place) if f is chosen else f for f in found])

@@ -189,7 +189,7 @@ def _by_key(run: Run) -> dict[tuple[int, str, int], ModuleCall]:
 
 def _called(mine: Run, theirs: Run, null: Run, num: int, forwards: int) -> list[Called] | Place | None:
     """The reference's calls, in the order in which they began; or the first one that is not made everywhere."""
-    own, moved, least = _by_key(mine), _by_key(null), LEAST * max(mine.roundoff, theirs.roundoff)
+    own, moved, least = _by_key(mine), _by_key(null), LEAST * theirs.roundoff  # of the arithmetic that is right
     found: dict[int, Called] = {}
     for key, other in _by_key(theirs).items():
         forward, path, number = key

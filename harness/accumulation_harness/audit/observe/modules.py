@@ -22,9 +22,11 @@ MOST = 2**25  # elements that are kept of a window; of one with more nothing is 
 class Open(NamedTuple):
     """A call under way."""
 
+    module: nn.Module
     call: ModuleCall
     lent: list[Tensor]  # what it was given in place of its arguments' tensors
     operations: Operations | None
+    own: Any = None  # the hook behind the module's own, which may change what it gives
 
 
 class Modules:
@@ -59,7 +61,9 @@ class Modules:
             weights=tuple(size_of([p]) for p in module.parameters(recurse=False)),
         )
         lent = tuple(each.view_as(each) if _has_slope(each) else each for each in args)
-        one = Open(call, [*tensors_in(list(lent))], Operations(self._arrays) if call.path == self.inside else None)
+        last = self.fence.hook(self._behind_hooks)
+        own = module.register_forward_hook(last, with_kwargs=True) if module._forward_hooks else None
+        one = Open(module, call, [*tensors_in(list(lent))], Operations(self._arrays) if call.path == self.inside else None, own)
         self.under_way.append(one)
         self.calls.append(call)
         self._watch(one.lent, call.by_given)
@@ -67,12 +71,26 @@ class Modules:
             one.operations.__enter__()  # type: ignore[no-untyped-call]
         return lent if any(a is not b for a, b in zip(args, lent, strict=True)) else None
 
-    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """It ends with `output`."""
-        call, lent, operations = self.under_way.pop()
-        if operations is not None:
-            operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            call.operations = operations.done
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """It ends with `output`, but for hooks of its own. Of what is inside compiled code, one end alone may be seen."""
+        if next((one.own for one in reversed(self.under_way) if one.module is module), self) is None:
+            self._end(module, args, kwargs, output)
+
+    def _behind_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The module's own have seen its output."""
+        if any(one.module is module for one in self.under_way):
+            self._end(module, args, kwargs, output)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        while True:
+            of, call, lent, operations, own = self.under_way.pop()
+            if operations is not None:
+                operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                call.operations = operations.done
+            if own is not None:
+                own.remove()
+            if of is module:
+                break
         handed, outputs = [*tensors_in(kwargs)], [*tensors_in(output)]
         call.given += self._arrays(handed)
         call.gave = self._arrays(outputs)
@@ -98,6 +116,9 @@ class Modules:
         """The calls; none where they are too large to be kept."""
         for slopes, place, seen in self.watched:
             slopes[place] = _array(torch.stack([dense(each).double() for each in seen]).sum(0) / loss_scale) if seen else None
+        for call in self.calls:
+            while call.parent is not None and self.calls[call.parent].ended < 0:
+                call.parent = self.calls[call.parent].parent
         return [call for call in self.calls if call.ended >= 0] if self.kept <= MOST else []
 
     def _arrays(self, tensors: Iterable[Tensor]) -> list[Array]:

@@ -158,7 +158,7 @@ class Recorder(HandRecorder):
             kwargs, output = rest if len(rest) == 2 else ({}, *rest)
             self.observed.forwards.leave(module, args, kwargs, output)
             if self._modules is not None and self._modules.under_way:
-                self._modules.leave(args, kwargs, output)
+                self._modules.leave(module, args, kwargs, output)
         elif self._modules is not None and self._placing and len(rest) == 2 and not transforming():
             self._modules.leave_again(module, rest[1])
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import Format
-from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.evidence import Finding, Step, Vector, norms_by
 from accumulation_harness.audit.rules.computation import besides, other_computation
 from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, told
 from accumulation_harness.audit.rules.weights import (
@@ -53,9 +53,10 @@ def _moves(facts: StepFacts) -> Iterator[Finding]:
     """Movements of the parameters besides the optimizer's step, inside the window and since the step before."""
     times, (apart, along) = len(facts.mine.moves), facts.moved_apart
     if times > len(facts.theirs.moves):
-        along = cosine(np.sum(facts.mine.moves, axis=0), facts.mine.before)
+        moved = np.sum(facts.mine.moves, axis=0)
+        along, names = cosine(moved, facts.mine.before), _moving(facts.mine, moved)
         shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
-        yield _moved(facts, along, shrinking, f"the parameters move {times} times inside the window", times=times)
+        yield _moved(facts, along, shrinking, f"{names} move {times} times inside the window", times=times)
     elif facts.gradients_agree and apart > MOVED * facts.roundoff:
         shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
         otherwise = "the parameters are moved inside the window, differently than at N=1"
@@ -64,6 +65,13 @@ def _moves(facts: StepFacts) -> Iterator[Finding]:
     if apart > MOVED * facts.roundoff:
         otherwise = "since the step before, something other than the optimizer has moved the parameters, differently than at N=1"
         yield _moved(facts, along, "between steps something shrinks the parameters by more than at N=1", otherwise, apart=apart)
+
+
+def _moving(step: Step, moved: Vector) -> str:
+    """The parameters that are moved, by name where not all are."""
+    sizes = norms_by(step.counts, moved)
+    names = [name for (name, _), size in zip(step.tensors, sizes, strict=True) if size > 0]
+    return "the parameters" if len(names) == len(sizes) else f"the parameters {', '.join(names[:4])}{', ...' * (len(names) > 4)}"
 
 
 def _moved(facts: StepFacts, along: float, shrinking: str, otherwise: str, **by: float) -> Finding:
