@@ -169,8 +169,8 @@ def from_store(results: Path | str, experiment: str | None = None) -> DataFrame:
         experiment: Read this experiment only.
 
     Returns:
-        A table with one row per arm of every finished trial: the columns of `verdicts.csv`, the evidence, and `group` and
-        `model`.
+        A table with one row per arm of every finished trial: the columns of `verdicts.csv`, the evidence, `group` (the same
+        for trials that differ in their seed alone) and `model`; empty if the folder has no finished trial.
     """
     return read(results, experiment).arms
 

@@ -43,7 +43,7 @@ ROOT, STANDARD = Path(__file__).parents[1], Path(traceback.__file__).parent.name
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of training to be judged: a recipe, and the name of its arm in the tables."""
+    """One arm to be judged: the name that the tables give it, and the recipe that trains it."""
 
     arm: str
     recipe: Recipe
@@ -63,8 +63,8 @@ class Candidate:
 class TrialResult:
     """The result of a trial, in plain JSON types."""
 
-    arms: list[Row]  # the columns of verdicts.csv, and "evidence", "outcome", "reasons"
-    summary: Row  # the reference's outcome, the null band's, environment, seconds by phase
+    arms: list[Row]  # one for each candidate: the columns of verdicts.csv, and "evidence", "outcome", "reasons"
+    summary: Row  # the outcomes of the large batch and of the controls for rounding, environment, seconds by phase
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,9 @@ class Watch(Loop[Track]):
 
         Returns:
             The report.
+
+        Raises:
+            ValueError: The path has another ending.
         """
         found = concluded(self.judge)
         unlooked = [track.unlooked for track in self.tracks if track.unlooked]

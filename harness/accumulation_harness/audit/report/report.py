@@ -34,7 +34,7 @@ class Report(Conclusion):
         """Return the report in one of the formats.
 
         Args:
-            format: "text", "json", "markdown", "junit", "sarif" or "issue".
+            format: "text", "json", "markdown", "junit", "sarif", "svg" or "issue".
 
         Returns:
             The whole document.
@@ -57,7 +57,7 @@ class Report(Conclusion):
 
         Args:
             path: The file.
-            format: A name as for `told`; by default the path's ending decides (.json, .md, .xml, .sarif).
+            format: A name as for `told`; by default the path's ending decides (.json, .md, .xml, .sarif, .svg).
 
         Returns:
             The path.
