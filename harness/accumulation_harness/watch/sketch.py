@@ -59,7 +59,8 @@ class Signs:
     def __init__(self, parameter: Tensor, piece: Piece) -> None:
         self.piece = piece
         elements = getattr(parameter, "ds_numel", parameter.numel())  # of a DTensor, or in DeepSpeed's ZeRO-3: of all its shards
-        whole = int(elements) * (2 if parameter.is_complex() else 1)
+        self.elements = int(elements)
+        whole = self.elements * (2 if parameter.is_complex() else 1)
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)
         self._at: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}

@@ -153,7 +153,8 @@ class Track(Followed):
         kinds = {type(p).__name__ for p, known in zip(self.parameters, self.known, strict=True) if not known}
         if not kinds:
             return ""
-        return f"{self.known.count(False)} parameters are no plain tensors ({', '.join(sorted(kinds))}): not looked at"
+        of = ", ".join(sorted(kinds))
+        return f"{self.known.count(False)} parameters are no plain tensors, or cut up by FSDP1 ({of}): not looked at"
 
     def add(self, place: int, gradient: Tensor, *, bare: bool = False) -> None:
         """A gradient on its way to `.grad`; `bare`: before hooks of the run's own have seen it."""
@@ -164,7 +165,7 @@ class Track(Followed):
         self._reached = True
         if not self.sketched[place]:
             return
-        if not is_known(gradient):
+        if not is_known(gradient) or self._is_of_others(place, gradient):
             self.known[place] = self.sketched[place] = False
             return
         found = self.sketches.signs[place].of(gradient.detach())
@@ -192,9 +193,15 @@ class Track(Followed):
         of = attrgetter("grad") if self.gradient is None else self.gradient if at_end else _nothing
         grads = [of(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
-            if type(gradient) not in USUAL and not is_known(gradient):
+            if gradient is None or not self.known[place]:
+                continue
+            if (type(gradient) not in USUAL and not is_known(gradient)) or self._is_of_others(place, gradient):
                 self.known[place], grads[place] = False, None
         return grads
+
+    def _is_of_others(self, place: int, gradient: Tensor) -> bool:
+        """Whether it has more elements than its parameter, which is then put together for a forward and cut up again (FSDP1)."""
+        return gradient.numel() > self.sketches.signs[place].elements
 
     def gradients(self, *, at_end: bool = False) -> Sketched:
         """Sketches of `.grad` now, of the tensors that the window looks at."""
