@@ -150,6 +150,14 @@ for i, x in enumerate(loader):
         d_optimizer.step()
         d_optimizer.zero_grad()
 """
+SCALED = """
+for i, x in enumerate(loader):
+    {clear}
+    update = (i + 1) % accum_iter == 0
+    loss_scaler(model(x).loss / accum_iter, optimizer, parameters=model.parameters(), update_grad=update)
+    if update:
+        optimizer.zero_grad()
+"""
 WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
@@ -237,6 +245,11 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     ),
     "divided, and DeepSpeed divides": (ENGINE.format(by=" / gradient_accumulation_steps"), "loss_divided_twice"),
     "a generator's loss through the discriminator": (GAN.format(before="pass"), "foreign_gradients"),
+    "the sum divided each time": (
+        flat(loss="criterion(model(x), y)", after="for p in params:\n    p.grad /= accumulation_steps"),
+        "sum_rescaled_in_window",
+    ),
+    "timm's scaler, cleared each time": (SCALED.format(clear="optimizer.zero_grad()"), "gradients_cleared_in_window"),
     "own compute_loss": (trainer(OWN_LOSS), "loss_not_divided"),
     "own compute_loss, the rest ignored": (trainer(OWN_LOSS, "**kwargs"), "loss_not_divided"),
     "count not handed on": (trainer("loss, outputs = super().compute_loss(model, inputs, True)"), "loss_not_divided"),
@@ -318,6 +331,7 @@ RIGHT: dict[str, str] = {
     + "for epoch in range(epochs):\n    for x, y in loader:\n"
     + indent("loss_of(x).backward()\noptimizer.step()\noptimizer.zero_grad()\n", " " * 8),
     "its caller says when": TOLD_WHEN,
+    "timm's scaler": SCALED.format(clear="pass"),
     "DeepSpeed divides": ENGINE.format(by=""),
     "a discriminator that is frozen": GAN.format(before="pass").replace("fake = ", "freeze(discriminator)\n    fake = "),
     "a schedule as long as there are steps": "scheduler = CosineAnnealingLR(optimizer, T_max=len(loader) // accumulation_steps)\n"

@@ -30,6 +30,7 @@ CODES = {  # numbers stay what they are; a new cause takes the next
     Cause.replicas_not_synchronised: 117,
     Cause.counter_wrong: 118,
     Cause.foreign_gradients: 119,
+    Cause.sum_rescaled_in_window: 120,
 }
 
 

@@ -21,6 +21,10 @@ PER_MICRO_BATCH = {
     "schedule": (Cause.schedule_per_micro_batch, "the schedule advances with every micro-batch"),
     "average": (Cause.ema_per_micro_batch, "the average of the weights moves with every micro-batch"),
     "decay": (Cause.weight_decay_per_micro_batch, "the weights decay with every micro-batch"),
+    "rescale": (
+        Cause.sum_rescaled_in_window,
+        "the sum of the gradients is divided with every micro-batch: earlier ones count less",
+    ),
     "update": (Cause.scaler_updated_in_window, "the loss scale is updated with every micro-batch"),
     "unscale_": (Cause.scaler_updated_in_window, "the loss scale is taken out with every micro-batch"),
 }
@@ -443,7 +447,7 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
         ]
         if of_labels:
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
-            yield _hit(of_labels[0].at or anchor, Cause.mean_of_means, sentence), (anchor,)
+            yield Hit.at(of_labels[0].at or anchor, Cause.mean_of_means, sentence, sure=source.counts_labels), (anchor,)
 
 
 def _misplaced(run: Run, first: Window, usual: Window) -> Iterator[Told]:

@@ -159,6 +159,8 @@ class Run:
                 self.give(node.target, self.value(given, names), names, is_literal=isinstance(node.value, ast.Constant))
             case ast.AugAssign():
                 before, by = self.value(node.target, names), self.value(node.value, names)
+                if words.last(node.target) == "grad" and isinstance(node.op, ast.Div):
+                    self.happen("rescale", node, "")
                 if isinstance(before, Thing) and by == 1:
                     before = 0  # a counter
                 self.give(node.target, self.combined(node.op, before, by, node.value, node.value), names, is_literal=False)
@@ -524,6 +526,13 @@ class Run:
             return self.call(callee, args, given)
         if isinstance(callee, Loss):
             return callee
+        if (
+            name == "loss_scaler" and len(args) > 1 and not getattr(callee, "of", "")
+        ):  # timm's: a backward, and the step if it is told so
+            self.backward(node, replace(self.loss(args[0]), scaled=name), name)
+            if self.truth(given.get("update_grad", given.get("need_update", True))):
+                self.happen("step", node, getattr(args[1], "name", name), scaled=name)
+            return None
         if words.JUDGE.search(name) or words.MODEL.search(name):
             self.happen("call", node, name)
         if words.MODEL.search(words.last(node.func)) or words.dotted(node.func) == "self":
@@ -603,6 +612,8 @@ class Run:
             and any(words.text(one).startswith(("1 -", "1.0 -")) for one in node.args)
         ):
             self.happen("decay", node, known)
+        elif name in ("div_", "mul_") and ".grad" in known and args and (name == "div_" or isinstance(args[0], (int, float))):
+            self.happen("rescale", node, known)
         elif "post_accumulate_grad_hook" in name:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
         elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):

@@ -21,16 +21,18 @@ PYTHON = (".py", ".pyi", ".pyw", "")
 COMMENT = re.compile(r"#\s*accumulation-lint:\s*ignore\s*(?:\[([^\]]*)\])?")
 CLEARS = re.compile(r"\.grad\b|(zero|clear|reset|delete)_?(the_)?grad|deepspeed|set_to_none")
 MAGIC = re.compile(r"\s*([%!?]|\w[\w.]*\s*\?|[\w, ]+=\s*[!%])")  # lines of a notebook that are no Python
+COUNTED = re.compile(r"(int\()?[\w.\[\]'\"]*mask\w*['\"\]]*\.sum\(\)(\.item\(\))?\)?")  # a count of labels that is kept
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Root = ast.Module | Definition
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TOUCHING = {
-    "backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync", "unscale_",
+    "backward", "manual_backward", "step", "optimizer_step", "zero_grad", "accumulate", "no_sync", "unscale_", "div_",
+    "loss_scaler",
 } | words.CLIPS  # fmt: skip
 EVENTS = {"update", "scale", "append", "update_parameters", "update_ema", "mul_"}
 COMMON = {"state_dict", "load_state_dict", "zero_grad", "train_step", "training_step"}  # of models as well as of trainers
-WORTH_READING = ("backward", "compute_loss", "PreTrainedModel", "LightningModule")
+WORTH_READING = ("backward", "loss_scaler(", "compute_loss", "PreTrainedModel", "LightningModule")
 
 
 Asked = TypeVar("Asked")
@@ -148,7 +150,7 @@ class Source:
 
     @cached_property
     def _to_backward(self) -> set[str]:
-        differentiating = {"backward", "manual_backward"}
+        differentiating = {"backward", "manual_backward", "loss_scaler"}
         return self._reaching(differentiating) | differentiating | {f".{name}" for name in differentiating}
 
     @cached_property
@@ -485,9 +487,11 @@ class Source:
 
     @cached_property
     def counts_labels(self) -> bool:
-        """Whether the file counts the valid labels of a micro-batch: `(labels != -100).sum()`."""
+        """Whether the file counts the valid labels of a micro-batch: `(labels != -100).sum()`, `n = mask.sum()`."""
         sums = [words.receiver(call) for call in self.every(ast.Call) if words.last(call.func) == "sum"]
-        return any(isinstance(one, ast.Compare) and "==" not in words.text(one) for one in sums)
+        kept = [one for given in self._values.values() for one in given] + [node.value for node in self.every(ast.AugAssign)]
+        of_masks = any(COUNTED.fullmatch(words.text(one)) for one in kept)
+        return of_masks or any(isinstance(one, ast.Compare) and "==" not in words.text(one) for one in sums)
 
     def made_of(self, node: ast.AST, depth: int = 3) -> str:
         """Return how an expression is written, and behind it how what it names was made."""

@@ -33,7 +33,10 @@ SCALE = re.compile(r"scale|inv|frac|world|weight_of_batch|accum|micro")
 CRITERION = re.compile(r"criterion|crit$|loss_?(fn|func|function|fct|module|layer)$")
 FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer|optim")
 LOOKS = re.compile(r"isfinite|isnan|isinf|norm|\.(max|min|abs|mean|shape|dtype|device)\b|isinstance")  # at a gradient
-CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms"}
+CLIPS = {
+    "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms", "clip_gradient", "clip_grads",
+    "dispatch_clip_grad", "adaptive_clip_grad", "adaptive_clip_grad_",
+}  # fmt: skip
 LOSSES = {
     "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss", "gaussian_nll_loss",
