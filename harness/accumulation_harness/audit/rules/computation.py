@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from accumulation_harness.audit.compare.floors import stands_in
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -83,6 +84,8 @@ def _without_a_name(facts: StepFacts) -> tuple[str, tuple[float, ...]]:
 
 
 def _not_weighed(facts: StepFacts) -> str:
+    if stands_in(facts.mine):
+        return "the weights move otherwise than at N=1; gradients and contributions, which show how, were not handed over"
     if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
         return (
             f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
