@@ -73,7 +73,7 @@ def test_what_is_not_known_is_not_advised(changes):
     found = rows.advice(CONFIG, seen)
     assert (found[0].size, found[0].num) == (found[2].size, found[2].num) and math.isnan(found[0].times)
     told = "\n".join(rows.told(CONFIG, found, seen))
-    assert "no end of its interval" in told or "a reason" in told
+    assert "an interval without an end" in told or "a reason" in told
 
 
 def test_what_is_measured_is_what_a_step_takes_and_fits():

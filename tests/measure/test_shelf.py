@@ -12,7 +12,7 @@ from torch import nn
 from accumulation_harness.config import Arms, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import shelf
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.shelf import FileShelf, Shelf
+from accumulation_harness.measure.shelf import LEAST_BYTES, FileShelf, Shelf
 from accumulation_harness.measure.trial import run_trial
 from tests.toy import CPU
 
@@ -77,3 +77,10 @@ def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch):
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf
+
+
+def test_what_memory_has_room_for_stays_in_it(monkeypatch):
+    own, tensor = FileShelf(room=1000), torch.zeros(LEAST_BYTES)
+    for available in (1001, 999):
+        monkeypatch.setattr("psutil.virtual_memory", lambda available=available: SimpleNamespace(available=available))
+        assert (own.put(tensor) is tensor) == (available > 1000)

@@ -45,6 +45,25 @@ def test_the_parts_add_up_to_the_gradient(norm):
     assert relative_distance(parts.gradient, judge.gradient(state, window)) < EXACT
     plain_mean = torch.stack(parts.parts).mean(0)
     assert relative_distance(plain_mean, parts.gradient) > 1e-3, "unequal parts must not be averaged plainly"
+    few = judge.share(state, window, SIZES, [0, 2])
+    assert relative_distance(few, parts.shares[0] + parts.shares[2]) < EXACT < relative_distance(few, parts.gradient)
+
+
+def test_parts_by_rows_are_the_parts(monkeypatch):
+    """In pieces of as many parameters as two gradients have together, whatever the number of parts."""
+    judge = referee(Norm.layer)
+    window, state, sizes = judge.workload.batch(IDS), snapshot(judge.model), [3] * 7 + [2]
+    parts = judge.parts(state, window, sizes).parts
+    for least in (0, 2**22):
+        monkeypatch.setattr("accumulation_harness.referee.oracle.LEAST_AT_ONCE", least)
+        rows = list(judge.parts_by_rows(state, window, sizes))
+        largest = max(p.numel() for p in judge.model.parameters())
+        assert all(len(own[0]) <= max(2 * len(parts[0]) // len(sizes), largest) for _, own in rows) or least
+        assert (len(rows) == 1) == bool(least) and [place.start for place, _ in rows][1:] == [place.stop for place, _ in rows][
+            :-1
+        ]
+        for k, part in enumerate(parts):
+            assert relative_distance(torch.cat([own[k] for _, own in rows]), part) < EXACT
 
 
 def test_ghost_batch_norm_against_numpy():

@@ -183,26 +183,28 @@ def told(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[s
     one, first, largest = seen.noise, seen.sizes[0], seen.sizes[-1]
     best = min(seen.sizes, key=lambda size: size.seconds / size.b)
     lines = [
-        f"a sample takes {first.seconds / first.b:.2g} s at b = {first.b} and {best.seconds / best.b:.2g} s at b = {best.b}, an "
-        f"update {seen.update_seconds:.2g} s (on {seen.device}; b = {', '.join(str(size.b) for size in seen.sizes)} were timed)",
-        f"of {seen.budget / 1e6:.4g} MB, b = {largest.b} takes {largest.bytes / 1e6:.3g} MB, {seen.state_bytes / 1e6:.3g} MB of "
-        "them the optimizer's state; larger ones were not tried",
+        f"one sample takes {first.seconds / first.b:.2g} s at b = {first.b} and {best.seconds / best.b:.2g} s at b = {best.b}, "
+        f"an update {seen.update_seconds:.2g} s (on {seen.device}, at b = {', '.join(str(size.b) for size in seen.sizes)})",
+        f"the largest b, {largest.b}, takes {largest.bytes / 1e6:.3g} MB of {seen.budget / 1e6:.4g} MB; "
+        f"{seen.state_bytes / 1e6:.3g} MB are the optimizer's state",
     ]
     fastest = found[0]
     if seen.couples:
-        lines.append(
-            f"another b is another training, for {' and '.join(seen.couples)}: the first row has raced, the second has not"
-        )
+        lines.append(f"another b is another training, since {' and '.join(seen.couples)}: the second row was not trained")
     elif math.isnan(noise(seen)):
-        lines.append(f"not known: the noise scale; {config.steps} steps give {one.estimate:.3g}, and no end of its interval")
+        lines.append(
+            f"cannot tell: the noise scale; {config.steps} steps give {one.estimate:.3g}, with an interval without an end"
+        )
     else:
         thirds = ", ".join(f"{value:.3g}" for value in seen.thirds)
-        lines.append(f"noise scale: {one.estimate:.3g} samples ({one.low:.3g} to {one.high:.3g}); by thirds {thirds}")
+        lines.append(
+            f"noise scale: {one.estimate:.3g} samples ({one.low:.3g} to {one.high:.3g}); in each third of the training {thirds}"
+        )
     lines += [
-        f"the first row was the fastest of {fastest.raced} trainings to where the configured one is after {config.steps} steps",
-        *([f"cannot tell from the first row over further seeds: {'; '.join(fastest.alike)}"] if fastest.alike else []),
+        f"the first row won a race of {fastest.raced} short trainings to where the configured one is after {config.steps} steps",
+        *([f"over further seeds as fast as the first row, or nearly: {'; '.join(fastest.alike)}"] if fastest.alike else []),
         f"accumulate for speed: {'no' if fastest.num == 1 else f'yes, N = {fastest.num}'}",
-        "not known: what a longer training wants (mostly a larger batch and a lower rate), and whether it ends as well: "
+        "cannot tell: what a longer training wants (mostly a larger batch and a lower rate), and whether it ends as well: "
         "accumulation-harness converge",
     ]
     return lines

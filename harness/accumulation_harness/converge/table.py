@@ -139,21 +139,32 @@ def _told(
     full = ArmName(FULL)
     one = next(iter(found.values()))
     samples = next(iter(arms[full].values()))["samples"]
-    source = "" if asked.margin is not None else ", half of the least that the control's standard deviation between seeds may be"
+    source = (
+        ""
+        if asked.margin is not None
+        else ": half of the control's spread over seeds (lower 95% limit of its standard deviation)"
+    )
     yield f"{asked.metric} on the held-out samples after {samples:,} samples; mean of {len(values[full])} seeds, paired by seed"
-    yield f"the same: within ±{one.margin:.3g}{source}"
-    head = (asked.metric, f"less the large batch's ({1 - one.level:.1%} interval)", "verdict", "detectable", "seeds to decide")
+    yield f"counts as the same: a difference of up to {one.margin:.3g}{source}"
+    head = (
+        asked.metric,
+        f"difference from the large batch ({1 - one.level:.1%} interval)",
+        "verdict",
+        "detectable",
+        "seeds to decide",
+    )
     table: list[tuple[str, ...]] = [("training", "rate", *head)]
     for arm, own in values.items():
         rate = next(iter(arms[arm].values()))["rate"]
         mean = math.fsum(own.values()) / len(own)
         table.append((_name(arm), f"{rate:.3g}", f"{mean:.4g}", *(_cells(found[arm]) if arm in found else ("",) * 4)))
     yield from in_columns(table)
-    yield "detectable: the difference that this many seeds find in 80 of 100 cases; seeds to decide: how many find the margin"
+    yield "detectable: the smallest difference that so many seeds find in 80 of 100 cases"
+    yield "seeds to decide: how many seeds find a difference as small as the one that counts as none"
     if found[ArmName(PERMUTED)].verdict in (paired.Comparison.below, paired.Comparison.above):
-        yield "! The control differs from the large batch, of which it is a repetition: no other result of this table counts."
+        yield "! The control differs from the large batch, although it is the same training: trust no other row of this table."
     if any(arm.name == SMALL for arm in values):
-        yield "The learning rate of small batches follows a rule (rate / N; with Adam rate / sqrt(N)) and is not tuned."
+        yield "The learning rate of small batches follows a rule (rate / N; with Adam rate / sqrt(N)); it was not tuned."
 
 
 def _cells(one: Paired) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ REFERENCE = str(ArmName(FULL))
 LARGE = 4 * 2**20  # bytes of a model's parameters, in float32
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Around = Callable[[str], AbstractContextManager[None]]  # label of an arm -> entered before its window, and left after it
-Gradients = Literal["kept", "compared"]  # what becomes of the gradients that the optimizers consume
+Gradients = Literal["kept", "alone", "compared"]  # what becomes of the gradients that the optimizers consume
 
 
 class ArmChanges(TypedDict, total=False):
@@ -296,6 +296,20 @@ class Watch:
         if compares:
             arm.model.register_forward_hook(self._see_outputs)
 
+    def keep_still(self) -> None:
+        """Have an optimizer of torch's find no gradient once it is seen: it moves nothing and makes no state.
+
+        One of the user's own may not know parameters without a gradient, and steps as ever.
+        """
+
+        def let_go(*_: object) -> None:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self._versions = self._versions_of_gradients() if self.keeps else []
+
+        if type(self._optimizer).__module__.startswith(f"{torch.optim.__name__}."):
+            self._optimizer.register_step_pre_hook(let_go)
+
     def start_window(self, reference: Elements | None = None) -> None:
         """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
@@ -487,8 +501,9 @@ class LockStep:
 
         Args:
             ids: [n] int64 samples of the window.
-            gradients: "kept": every arm's stays in its watch. "compared": with the reference's, at once, which holds two
-                copies of the parameters however many arms there are: where the reference began, and what it consumed.
+            gradients: "kept": every arm's stays in its watch. "alone": `around` alone looks at it. "compared": with the
+                reference's, at once, which holds two copies of the parameters however many arms there are: where the reference
+                began, and what it consumed.
             exact: Called with an arm's label before its step, one arm after the other: its exact gradient, None for one that
                 is not judged.
             around: Called with an arm's label: a context around its window. What it keeps of an arm can be gone before the
@@ -509,7 +524,7 @@ class LockStep:
                 with nullcontext() if around is None else around(label):
                     watch.start_window(consumed)
                     expected = exact(label) if exact is not None else None
-                    watch.keeps = gradients == "kept" or expected is not None
+                    watch.keeps = gradients != "compared" or expected is not None
                     start_randomness(seed, device)
                     watch.loss = take_step(arm, window)
                     watch.end_window()
@@ -518,20 +533,20 @@ class LockStep:
                     self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
                     if watch.compares:
                         self._count(label, window)
-                    if label == REFERENCE:
+                    if label == REFERENCE and gradients != "alone":
                         consumed = watch.consumed
                         watch.moments = None if consumed is None else moments_of(consumed, consumed)
-                        watch.consumed = None
                         self.shelf.settle(() if consumed is None else consumed.tensors)
+                    watch.consumed = None
                     if expected is not None and watch.gradient is not None:
                         errors[label] = relative_distance(watch.gradient, expected)
-                    if gradients != "kept":
+                    if gradients == "compared":
                         watch.gradient = None
-                    elif watch.gradient is not None:
-                        watch.gradient = self.shelf.put(watch.gradient)
                     if watch.last_forward is not None:
                         watch.last_forward = self.shelf.put(watch.last_forward)
                     self.shelf.settle(tensors_of(arm))
+                if watch.gradient is not None:
+                    watch.gradient = self.shelf.put(watch.gradient) if gradients == "kept" else None
         self.steps += 1
         weights = [watch.parameters for watch in self.watches.values()]
         distances = self._distances(weights)

@@ -27,7 +27,7 @@ from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.measure.update import carried
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
+from accumulation_harness.referee.oracle import WHOLE, State, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import nest
 from accumulation_harness.system.state import Snapshot, moved
@@ -177,13 +177,18 @@ def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None
         return math.inf
     lost = next(k for k, ids in enumerate(cut) if poison in ids)
     referee, sizes = setting.referee(dropout=False), [len(ids) for ids in cut]
-    inside = (WHOLE, *inside_causes(setting).values())
-    taken = (referee.parts(state, window.in_order(torch.cat(cut)), sizes, one) for one in inside)
-    apart = torch.cat([window.ids[window.ids != poison], sample])
-    errors = [relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost)]
-    survivors = next(without(referee.parts(state, window.in_order(torch.cat(cut)), sizes), lost))
-    [others] = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares_of([0])
-    return min(*errors, relative_distance(consumed, _replaced(consumed, survivors, others)))
+    window, apart = window.in_order(torch.cat(cut)), window.in_order(torch.cat([window.ids[window.ids != poison], sample]))
+    kept, terms = (
+        [k for k in range(len(cut)) if k != lost],
+        [float(n.sum()) for n in setting.exact.num_terms(window).split(sizes)],
+    )
+    left = sum(terms) - terms[lost]
+    # The others as they are, weighted up by terms, or by number.
+    factors = (1.0, sum(terms) / left, len(cut) / len(kept)) if left else (1.0,)
+    rests = [referee.share(state, window, sizes, kept, inside) for inside in (WHOLE, *inside_causes(setting).values())]
+    errors = [relative_distance(consumed, factor * rest) for rest in rests for factor in factors]
+    others = referee.share(state, apart, [len(apart) - 1, 1], [0])
+    return min(*errors, relative_distance(consumed, _replaced(consumed, rests[0], others)))
 
 
 def _replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
@@ -203,25 +208,6 @@ def _replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
         nearest = torch.where(own < distance, choice, nearest)
         distance = torch.minimum(own, distance)
     return nearest
-
-
-def without(parts: Parts, lost: int) -> Iterator[Tensor]:
-    """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number.
-
-    Args:
-        parts: Gradients of the micro-batches.
-        lost: Which one is dropped.
-
-    Yields:
-        [P] gradients, one for each weighting.
-    """
-    kept = [k for k in range(len(parts.parts)) if k != lost]
-    rest = summed(parts.shares_of(kept)) if kept else torch.zeros_like(parts.parts[lost])
-    yield rest
-    left = sum(parts.terms) - parts.terms[lost]
-    if left:
-        yield rest * (sum(parts.terms) / left)
-        yield rest * (len(parts.terms) / (len(parts.terms) - 1))
 
 
 @contextmanager

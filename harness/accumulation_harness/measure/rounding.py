@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -22,9 +23,9 @@ from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spe
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
-from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.referee.gradients import Comparison, Decomposition, by_group, compare, decompose, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, no_clipping, restore, snapshot
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.referee.gradients import Comparison, Decomposition, by_group, compare, decompose_rows, relative_distance
+from accumulation_harness.referee.oracle import WHOLE, State, no_clipping, restore, snapshot
 from accumulation_harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
@@ -75,41 +76,47 @@ def measure(
     setting.shelf.release()
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
-
-    def step(ids: Tensor) -> None:
-        """Take the window at the initial weights: they are put back, since not every optimizer knows a rate of zero."""
-        lock.step(ids)
-        for arm in arms.values():
-            restore(arm.model, state)
-            setting.shelf.release()
-
-    step(ids)
-    natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
+    for watch in lock.watches.values():
+        watch.keep_still()
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
-    own = {  # without such parts the window's gradient is every arm's
-        label: exact
-        if inside == WHOLE
-        else setting.shelf.put(referee.within(state, window, recipe.split(len(window)), inside)[1])
-        for label, recipe in recipes.items()
-    }
-    zeros = {label: _zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
-    apart = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan))
-    for label, recipe in recipes.items():
-        setting.shelf.release()
-        if (gradient := lock.watches[label].gradient) is not None:
-            apart[label] = decompose(gradient, referee.parts(state, window, recipe.split(len(window))).parts)
-    setting.shelf.release()
-    generator = setting.generator(PERMUTATION_STREAM)
+    natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
+    apart, zeros = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan)), dict.fromkeys(recipes, math.nan)
     places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
     errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in places} for label in recipes}
-    for done in range(1, config.permutations + 1):
-        step(ids[torch.randperm(len(ids), generator=generator)])
-        for label, watch in lock.watches.items():
+
+    def in_order(label: str, gradient: Tensor) -> None:
+        """What the rows as they are say of an arm."""
+        sizes = recipes[label].split(len(window))
+        # Without such parts the window's gradient is every arm's.
+        own = exact if inside == WHOLE else referee.within(state, window, sizes, inside)[1]
+        natural[label], zeros[label] = compare(gradient, exact), _zero_share(gradient, own)
+        rows = referee.parts_by_rows(state, window, sizes)
+        apart[label] = decompose_rows((gradient[place], parts) for place, parts in rows)
+
+    def permuted(label: str, gradient: Tensor) -> None:
+        for name, of_place in errors[label].items():
+            of_place.append(relative_distance(gradient, exact, places=places[name]))
+
+    def step(ids: Tensor, look: Callable[[str, Tensor], None]) -> None:
+        """Take the window at the initial weights, and look at what each optimizer consumes before the next arm is at work."""
+
+        @contextmanager
+        def around(label: str) -> Iterator[None]:
+            yield
+            watch = lock.watches[label]
             if watch.gradient is not None:
-                for name, of_place in errors[label].items():
-                    of_place.append(relative_distance(watch.gradient, exact, places=places[name]))
-                setting.shelf.release()
+                look(label, watch.gradient)
+            watch.gradient = None
+            _put_back(arms[label], state)
+            setting.shelf.release()
+
+        lock.step(ids, gradients="alone", around=around)
+
+    step(ids, in_order)
+    generator = setting.generator(PERMUTATION_STREAM)
+    for done in range(1, config.permutations + 1):
+        step(ids[torch.randperm(len(ids), generator=generator)], permuted)
         alpha = spent(done, config.permutations, early)
         if alpha is None:
             continue
@@ -184,13 +191,17 @@ def confirmed(
     return present
 
 
-def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:
-    return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
+@torch.no_grad()
+def _put_back(arm: Arm, state: State) -> None:
+    """Give an arm the values of a state; a model that has them already is not written, whose pages in a file stay as they are."""
+    own = (*arm.model.named_parameters(), *arm.model.named_buffers())
+    if not all(bool((value == state[name]).all()) for name, value in own):
+        restore(arm.model, state)
 
 
-def _zero_share(gradient: Tensor | None, exact: Tensor) -> float:
-    """Of the entries of `exact` ([P]) that are not zero, the share that is zero in `gradient`; NaN where the step was skipped."""
-    if gradient is None or not bool(exact.count_nonzero()):
+def _zero_share(gradient: Tensor, exact: Tensor) -> float:
+    """Of the entries of `exact` ([P]) that are not zero, the share that is zero in `gradient`."""
+    if not bool(exact.count_nonzero()):
         return math.nan
     return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
 

@@ -1,13 +1,15 @@
 """Where the tensors of a trial lie while nobody computes with them: in memory, or in files that the system can page out.
 
-A trial compares about a dozen arms, each a model with its optimizer. On a shelf of files one arm at a time is in memory: a tensor
-keeps its values and is used as any other, but its pages are read when it is touched, and given back by `settle` and `put`. The
-files have no name from the moment they are opened, so nothing is left of them, however the process ends.
+A trial compares about a dozen arms, each a model with its optimizer. On a shelf of files one arm at a time is in memory, and as
+many others as leave room for it: a tensor keeps its values and is used as any other, but its pages are read when it is touched,
+and given back by `settle` and `put`. The files have no name from the moment they are opened, so nothing is left of them, however
+the process ends.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import tempfile
 import weakref
@@ -24,6 +26,7 @@ from accumulation_harness.config import Arms, ConfigError, TrialConfig
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAST_BYTES = 2**18  # smaller tensors stay in memory
 BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two moments, and two vectors that measuring keeps
+BYTES_AT_WORK = 80  # the same of the arm that is measured, counted as 57, and of what its forward keeps
 
 
 class Shelf:
@@ -45,10 +48,13 @@ class Shelf:
 
 
 class FileShelf(Shelf):
-    """In files of a folder; CPU tensors alone. Every value stays the same to the bit."""
+    """In files of a folder; CPU tensors alone. Every value stays the same to the bit.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    While more than `room` bytes of memory are available, tensors stay in it.
+    """
+
+    def __init__(self, folder: Path | None = None, *, room: float = math.inf) -> None:
+        self._folder, self._room = folder, room
         return_freed_memory()
         self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
 
@@ -72,9 +78,11 @@ class FileShelf(Shelf):
         self.release()
 
     def _in_file(self, tensor: Tensor) -> Tensor:
-        """A copy in a file, its pages given back; the tensor itself where it is small or in a file already."""
+        """A copy in a file, its pages given back; the tensor itself where it is small, in a file already, or memory has room."""
         if tensor.nbytes < LEAST_BYTES or tensor.device.type != "cpu" or tensor.layout != torch.strided or self._map(tensor):
             self._give_back(tensor)
+            return tensor
+        if psutil.virtual_memory().available > self._room:
             return tensor
         with tempfile.TemporaryFile(dir=self._folder) as file:
             file.truncate(tensor.nbytes)
@@ -103,7 +111,7 @@ class FileShelf(Shelf):
 
 
 def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
-    """In files as asked for, or where the arms would take more than half of the memory that is available.
+    """In files as asked for; what memory has no room for, where the arms may take more than half of what is available.
 
     Args:
         config: The trial.
@@ -118,10 +126,14 @@ def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) ->
     """
     if config.arms == Arms.one_by_one and device.type != "cpu":
         raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
+    if device.type != "cpu" or config.arms == Arms.together:
+        return Shelf()
+    if config.arms == Arms.one_by_one:
+        return FileShelf()
     num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults) + len(config.methods)) + config.nulls
-    needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
-    is_large = device.type == "cpu" and needed > psutil.virtual_memory().available / 2
-    return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()
+    parameters = sum(p.numel() for p in model.parameters())
+    is_large = num_arms * BYTES_OF_AN_ARM * parameters > psutil.virtual_memory().available / 2
+    return FileShelf(room=BYTES_AT_WORK * parameters) if is_large else Shelf()
 
 
 def return_freed_memory() -> None:

@@ -241,9 +241,6 @@ def relative_distance(a: Tensor, g: Tensor, *, places: Sequence[slice] = (slice(
 def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     """Decompose a gradient into micro-batch gradients by least squares, in float64.
 
-    A QR factorisation of the row blocks (tall-skinny QR; Demmel et al. 2012, arXiv:0808.2664) keeps few rows in memory at a
-    time. Columns are scaled to unit length first, so that the condition number describes directions and not sizes.
-
     Args:
         a: [P] the gradient.
         parts: N micro-batch gradients [P].
@@ -251,17 +248,35 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     Returns:
         Weights (all 1 if a is the mean of the parts), residual and condition number; NaN if a vector is not finite.
     """
-    lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts])
-    norm = torch.linalg.vector_norm(a)
-    if not bool(torch.isfinite(lengths).all() and torch.isfinite(norm)):
-        return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
-    lengths, num = torch.where(lengths > 0, lengths, 1.0), len(parts)
-    rows, triangle = MOST_AT_ONCE // (2 * (num + 1)), a.new_zeros(0, num + 1)
-    for start in range(0, len(a), rows):
-        own = slice(start, start + rows)
-        block = torch.stack([*(part[own] / length for part, length in zip(parts, lengths, strict=True)), a[own]], dim=1)
-        triangle = torch.linalg.qr(torch.cat([triangle, block]), mode="r").R
-    r, coordinates, rest = triangle[:num, :num], triangle[:num, num], triangle[num:, num]
+    return decompose_rows([(a, parts)])
+
+
+def decompose_rows(rows: Iterable[tuple[Tensor, Sequence[Tensor]]]) -> Decomposition:
+    """Decompose a gradient of which, as of its parts, some elements are there at a time.
+
+    A QR factorisation of the row blocks (tall-skinny QR; Demmel et al. 2012, arXiv:0808.2664) keeps few rows in memory at a
+    time. The columns of R are scaled to unit length, so that the condition number describes directions and not sizes.
+
+    Args:
+        rows: Consecutive elements of the gradient [n], and the same ones of each part.
+
+    Returns:
+        As `decompose`.
+    """
+    triangle: Tensor | None = None
+    for a, parts in rows:
+        most = MOST_AT_ONCE // (2 * (len(parts) + 1))
+        for start in range(0, len(a), most):
+            block = torch.stack([one[start : start + most] for one in (*parts, a)], dim=1)
+            whole = block if triangle is None else torch.cat([triangle, block])
+            triangle = torch.linalg.qr(whole, mode="r").R
+    assert triangle is not None
+    num = triangle.shape[1] - 1
+    lengths = torch.linalg.vector_norm(triangle, dim=0)
+    if not bool(torch.isfinite(lengths).all()):
+        return Decomposition((math.nan,) * num, math.nan, math.nan)
+    norm, lengths = lengths[num], torch.where(lengths > 0, lengths, 1.0)[:num]
+    r, coordinates, rest = triangle[:num, :num] / lengths, triangle[:num, num], triangle[num:, num]
     singular = torch.linalg.svdvals(r).tolist()
     condition = singular[0] / singular[-1] if singular[-1] > 0 else math.inf
     # Least squares through the pseudo-inverse of the small r: it also answers for collinear parts.

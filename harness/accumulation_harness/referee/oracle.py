@@ -20,6 +20,7 @@ from accumulation_harness.system import nest
 from accumulation_harness.workloads import Batch, Workload
 
 CARRIED = "attributes_that_forwards_move"
+LEAST_AT_ONCE = 2**22  # elements of all parts that may lie in memory together, however small the model
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
 
 
@@ -231,11 +232,52 @@ class Referee:
         Returns:
             For each micro-batch the gradient of the mean over its own loss terms, and their number.
         """
+        means, terms = self._means(state, window, sizes, inside)
+        return Parts(tuple(self._keep(self._gradient(mean)) for mean in means), tuple(terms))
+
+    def parts_by_rows(self, state: State, window: Batch, sizes: Sequence[int]) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The same parts for a few parameters at a time: of a large model at most two gradients lie in memory, whatever N.
+
+        Args:
+            state: Parameters and buffers to start from.
+            window: All of its samples.
+            sizes: Samples in each micro-batch.
+
+        Yields:
+            A slice of [P], and the elements of each micro-batch's part there.
+        """
+        means, _ = self._means(state, window, sizes, WHOLE)
+        own, start = list(self.model.parameters()), 0
+        most = max(2 * sum(p.numel() for p in own), LEAST_AT_ONCE) // len(means)
+        while own:
+            sums = list(accumulate(p.numel() for p in own))
+            num = max(1, sum(size <= most for size in sums))
+            yield slice(start, start + sums[num - 1]), [self._gradient(mean, own[:num]) for mean in means]
+            own, start = own[num:], start + sums[num - 1]
+
+    def share(self, state: State, window: Batch, sizes: Sequence[int], places: Sequence[int], inside: Inside = WHOLE) -> Tensor:
+        """Compute what some micro-batches rightly contribute to the window's gradient, in one backward.
+
+        Args:
+            state: Parameters and buffers to start from.
+            window: All of its samples.
+            sizes: Samples in each micro-batch.
+            places: Which of them.
+            inside: What is computed within the micro-batches.
+
+        Returns:
+            [P] the sum of their `Parts.shares`.
+        """
+        means, terms = self._means(state, window, sizes, inside)
+        shares = [means[k] * (terms[k] / sum(terms)) for k in places]
+        return self._gradient(torch.stack(shares).sum()) if shares else flatten(map(torch.zeros_like, self.model.parameters()))
+
+    def _means(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[list[Tensor], list[float]]:
+        """The mean loss over each micro-batch's loss terms, with the penalty, and their numbers."""
         losses = self._losses(state, window, sizes, inside)
         terms = [n.sum().item() for n in self.workload.num_terms(window).split(list(sizes))]
         penalty = self._penalty()
-        means = [loss.sum() / (n or 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
-        return Parts(tuple(self._keep(self._gradient(mean)) for mean in means), tuple(terms))
+        return [loss.sum() / (n or 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)], terms
 
     def penalty_gradient(self, state: State) -> Tensor:
         """[P] gradient of the penalty alone."""
@@ -247,11 +289,12 @@ class Referee:
         restore(self.model, state)
         return losses_inside(self.workload, self.model, window, sizes, inside)
 
-    def _gradient(self, objective: Tensor) -> Tensor:
-        """[P] of all parameters; zeros for those that are frozen or not reached. The graph stays for the next part."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        found = iter(torch.autograd.grad(objective, trained, retain_graph=True, materialize_grads=True))
-        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in self.model.parameters())
+    def _gradient(self, objective: Tensor, of: Iterable[nn.Parameter] | None = None) -> Tensor:
+        """[P] of parameters, all by default; zeros for those frozen or not reached. The graph stays for the next part."""
+        own = list(self.model.parameters() if of is None else of)
+        trained = [p for p in own if p.requires_grad]
+        found = iter(torch.autograd.grad(objective, trained, retain_graph=True, materialize_grads=True) if trained else ())
+        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in own)
 
     def _penalty(self) -> Tensor:
         return self.workload.auxiliary(dict(self.model.named_parameters()))
