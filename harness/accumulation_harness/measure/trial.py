@@ -189,8 +189,8 @@ def judge_loop(config: TrialConfig, loop: Loop) -> Row:
             `recipes/hand_written.py` describes `arm` and `window`.
 
     Returns:
-        A row of `verdicts.csv` with `verdict`, `cause` and `reasons`. The verdict is `inconclusive` if the loop passed the
-        whole window at once at N > 1.
+        A row of `verdicts.csv` as a dict, with `verdict`, `cause` and `reasons`. The verdict is `inconclusive` if the loop
+        passed the whole window at once at N > 1.
 
     Raises:
         ConfigError: The trial cannot be run on this machine or with this data, or the loop raised an exception.

@@ -19,6 +19,9 @@ def watch_prepared(accelerator: Any, model: Any, optimizer: Any, **options: Any)
 
     Returns:
         The watch, a context manager around the training loop.
+
+    Raises:
+        ValueError: An argument cannot be watched.
     """
     if accelerator.trackers and "log" not in options:
         options["log"] = partial(accelerator.log, log_kwargs={"wandb": {"commit": False}})

@@ -30,7 +30,7 @@ class WatchCallback(KeptWatch, TrainerCallback):
 
         Args:
             path: Where the report is kept while the training goes on (.json or .md).
-            **options: Those of `watch`.
+            **options: Those of `watch`; `loss` gets as batch the keywords of the model, as a dict.
         """
         super().__init__(path, **options)
         from transformers import Trainer
