@@ -515,8 +515,7 @@ def _of_one(ways: list[Run]) -> Iterator[Hit]:
     for one in ways:
         if not one.is_of_one:
             continue
-        several = next(run for run in usual if run.otherwise == one.otherwise and not run.assumed)
-        mine, theirs = one.of_kind, several.of_kind
+        mine, theirs = one.of_kind, usual[0].of_kind  # under the same assumptions
         if mine["backward"] and len(theirs["step"]) > 1 and not any(run.of_kind["backward"] for run in usual):
             sentence = "with several micro-batches to a window nothing is differentiated: this backward is for one alone"
             yield _hit(mine["backward"][0].node, Cause.window_misplaced, sentence)

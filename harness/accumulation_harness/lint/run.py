@@ -821,7 +821,7 @@ def runs(source: Source) -> Iterator[list[Run]]:
         found = [_followed(source, root, {}, otherwise) for otherwise in ("yes", "no", "last")]
         accumulates = any(run.counts for run in found)
         if accumulates:
-            found += [_followed(source, root, {}, otherwise, number=Part(1)) for otherwise in ("yes", "no")]
+            found.append(_followed(source, root, {}, "yes", number=Part(1)))
         for one in list({**found[0].asked, **found[1].asked})[: 4 if accumulates else 0]:
             found += [_followed(source, root, {one: False}, "yes"), _followed(source, root, {one: True}, "no")]
         if accumulates and any(name in source.text for name in FINITE):
