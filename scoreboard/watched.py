@@ -45,9 +45,10 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield (
         f"{len(right)} right runs, of which {sum(map(is_told, right))} are `equivalent`, and {len(wrong)} wrong ones, of which "
-        f"{sum(map(is_told, wrong))} have their causes and no other: {versions}, as released, with the watch's callbacks and "
-        "nothing else, on tiny models and a CPU. [The record](../../scoreboard/records/watched.csv) has versions, dates and "
-        "commits; `python scoreboard/watched.py` makes it anew, and this page."
+        f"{sum(map(is_told, wrong))} have their causes and no other: {versions}, as released, on tiny models and a CPU, with the "
+        "watch's callbacks (in transformers and TRL with `rows_apart=True`, which losses of their own need to be `equivalent`). "
+        "[The record](../../scoreboard/records/watched.csv) has versions, dates and commits; `python scoreboard/watched.py` "
+        "makes it anew, and this page."
     )
     for heading, some in (("Right", right), ("Wrong", wrong)):
         yield from ("", f"## {heading}", "", "| trainer | run | what the watch says |", "|---|---|---|")

@@ -125,7 +125,7 @@ class Cleared(Trainer):
 def by_transformers(
     kind: type[Trainer] = Trainer, *, rows: Any = None, model: Callable[[], nn.Module] = llama, **others: Any
 ) -> Report:
-    callback = hf.WatchCallback(tell=None)
+    callback = hf.WatchCallback(tell=None, rows_apart=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = plain_run.settings(
             folder,
@@ -198,7 +198,7 @@ def undivided(base: type[Trainer]) -> type[Trainer]:
 
 
 def by_trl(name: str, wrong: Callable[[type[Trainer]], type[Trainer]] = lambda base: base, **others: Any) -> Report:
-    callback, model = hf.WatchCallback(tell=None), scored() if name == "Reward" else llama()
+    callback, model = hf.WatchCallback(tell=None, rows_apart=True), scored() if name == "Reward" else llama()
     given: dict[str, Any] = {"processing_class": tokenizer(), "train_dataset": Dataset.from_list(PAIRS)}
     if name == "GRPO":
         given |= {"train_dataset": Dataset.from_list(PROMPTS), "reward_funcs": reward}

@@ -136,12 +136,12 @@ def divided_twice(loss):
     return lambda of, n, total: loss(of, n, total) / n
 
 
-def watched(loss, divisor=None, *, summed=False):
+def watched(loss, divisor=None, *, summed=False, **options):
     """The report of six windows of a loss; `divisor` of a mask: what the loop says."""
     torch.manual_seed(0)
     model = Policy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, tell=None) as seen:
+    with watch(model, optimizer, tell=None, **options) as seen:
         for _ in range(6):
             lengths = torch.randint(3, LONGEST + 1, (N, ROWS, 1))
             masks = (torch.arange(LONGEST) < lengths).float()
@@ -161,7 +161,7 @@ def watched(loss, divisor=None, *, summed=False):
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_loss_of_the_runs_own_is_weighed(loss, said):
     divisor, causes = LOSSES[loss]
-    options = {"divisor": divisor, "summed": loss is fused} if said else {}
+    options = {"divisor": divisor, "summed": loss is fused} if said else {"rows_apart": True}
     found = [watched(arm, **options) for arm in (loss, undivided(loss), divided_twice(loss))]
     assert (found[0].verdict, found[0].causes) == ("different" if causes else "equivalent", causes)
     for report, cause in zip(found[1:], ("loss_not_divided", "loss_divided_twice"), strict=True):
@@ -172,7 +172,7 @@ def test_a_loss_of_the_runs_own_is_weighed(loss, said):
 
 
 def test_rows_that_hang_on_each_other_are_not_certified_whatever_the_loop_says():
-    assert watched(in_batch_negatives, len).verdict == watched(in_batch_negatives).verdict == "inconclusive"
+    assert watched(in_batch_negatives, len).verdict == watched(in_batch_negatives, rows_apart=True).verdict == "inconclusive"
 
 
 def test_a_wrong_number_of_terms_is_not_certified():
@@ -183,7 +183,11 @@ def test_a_wrong_number_of_terms_is_not_certified():
         return (of.clipped * of.mask).sum() / (total + 7)
 
     assert watched(dapo, lambda mask: mask.numel()).verdict != "equivalent"
-    assert watched(of_places).verdict == watched(of_some).verdict == "inconclusive"
+    assert watched(of_places, rows_apart=True).verdict == watched(of_some, rows_apart=True).verdict == "inconclusive"
+
+
+def test_without_a_word_of_the_loop_faults_are_named_and_nothing_is_certified():
+    assert watched(dapo).verdict == "inconclusive" and watched(undivided(dapo)).causes == ("loss_not_divided",)
 
 
 def test_a_loss_in_16_bits_is_right_to_its_rounding_and_wrong_beyond():

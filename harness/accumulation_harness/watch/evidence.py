@@ -95,8 +95,8 @@ class Remark(Enum):
     unreached = False, "some tensors got nothing from some of a window's micro-batches: not used there, or cut off"
     own_terms = (
         False,
-        "what the terms of the run's own loss are is not known, as nothing in its graph counts them: say how many there are with "
-        "`seen.terms(number)`, if each hangs on its own row alone",
+        "whether each term of the run's own loss hangs on its own row alone (no statistics of the micro-batch, no choice among "
+        "its rows) cannot be seen: say so with `rows_apart=True`, or how many there are with `seen.terms(number)`",
     )
     another_term = False, "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 
@@ -116,6 +116,7 @@ class MicroBatch:
     slopes: Any = None  # losses, as their forms and then as slopes; None: not looked at
     own: Any = ()  # forms of losses of the run's own
     said: bool = False  # the loop has said how many terms they have
+    apart: bool = False  # and that rows do not act on each other
     bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step

@@ -51,8 +51,9 @@ def _arithmetic() -> torch.dtype | None:
 class Heads:
     """The logits of the micro-batch under way."""
 
-    def __init__(self, fence: Fence) -> None:
-        self.fence = fence
+    def __init__(self, fence: Fence, *, apart: bool) -> None:
+        """`apart`: whether rows are said not to act on each other."""
+        self.fence, self.apart = fence, apart
         self.detail = True
         self._called = False  # a loss function is under way
         self._outputs: list[Forms] = []
@@ -131,7 +132,7 @@ class Heads:
         for handle in self._handles:
             handle.remove()
         self._handles, said, self.said = [], self.said is not None, None
-        return Taken(None if unseen else found, fed, self.forgotten(), others, bends, own, said)
+        return Taken(None if unseen else found, fed, self.forgotten(), others, bends, own, said, self.apart)
 
     def _of_samples(self, form: Slope) -> Slope:
         """Outputs may have a row for every position."""

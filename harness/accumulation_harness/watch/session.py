@@ -76,6 +76,7 @@ class Watch(Loop[Track]):
         loss: Loss | None = None,
         accumulation_steps: int | None = None,
         gradient: Gradient | None = None,
+        rows_apart: bool = False,
         log: Log | None = None,
         tell: TextIO | EllipsisType | None = ...,
         path: str | Path | None = None,
@@ -92,6 +93,9 @@ class Watch(Loop[Track]):
             gradient: Where the optimizer holds other tensors than the model (master weights, flat partitions): `gradient(p)`
                 returns the sum of a window's gradients for a parameter p of the model, as `lambda p: p.main_grad` does. It is
                 asked when the optimizer is about to step.
+            rows_apart: Whether each term of the run's own loss depends on its own row alone: nothing in it (advantages,
+                negatives, a choice of rows) is computed from the rows of a micro-batch. The watch cannot see this; where it is
+                said, and the graph of the loss counts its terms, the run can be `equivalent`.
             log: Called after each window with `accumulation/*` metrics. A function that takes `commit`, as `wandb.log` does,
                 gets `commit=False`, so that the metrics go with the loop's own next row. A TensorBoard writer will do as well:
                 its `add_scalar` is called with each metric and `accumulation/window`, the number of the window; in a resumed
@@ -115,13 +119,13 @@ class Watch(Loop[Track]):
         self.fence = Fence(self._ended, "the watch", own_thread=True)
         self.model, self.every, self.loss, self.log, self.path = model, every, loss, log, path
         self._tell = sys.stderr if isinstance(tell, EllipsisType) else tell
-        self._begin(accumulation_steps, gradient)
+        self._begin(accumulation_steps, gradient, rows_apart)
 
     @entry(lambda *_: None)
-    def _begin(self, accumulation_steps: int | None, gradient: Gradient | None) -> None:
+    def _begin(self, accumulation_steps: int | None, gradient: Gradient | None, rows_apart: bool) -> None:
         self.tracks = [Track(i, optimizer, self.fence, self.model, gradient) for i, optimizer in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell)
-        self.heads, self.batches = Heads(self.fence), Batches()
+        self.heads, self.batches = Heads(self.fence, apart=rows_apart), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._buffers, self._buffers_written = list[Tensor](), 0

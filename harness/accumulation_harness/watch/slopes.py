@@ -71,7 +71,8 @@ class Slope(NamedTuple):
     calls: int = 1  # of the loss function
     form: int = 0  # which of those that the graph shows
     share: Any = None  # of the elements that are terms, where a mean may be taken over all of them
-    picked: bool = False  # what its terms are is read from weights that are zero elsewhere, and from no count
+    picked: bool = False  # what its terms are is read from weights that are zero elsewhere
+    counted: bool = False  # and the graph divides by their number
     fixed: bool = False  # its terms are places, used or not, as many for every row
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
 
@@ -129,6 +130,7 @@ class Taken(NamedTuple):
     bends: Sequence[Bend]  # their factors where no head has them
     own: Sequence[Forms] = ()  # of losses of the run's own, where the graph shows all that the loss adds up
     said: bool = False  # whether the loop has said how many terms they have
+    apart: bool = False  # whether it has said that rows do not act on each other
 
 
 def bent(before: Tensor, after: Tensor) -> Bend:
@@ -397,7 +399,7 @@ def _chosen(forms: Forms, of_all: int, counted: bool) -> Slope:
         form = of_all if len(forms) > 1 else 0
         if form < 0 or not _fits(forms[form]):
             return first._replace(kind=None, ragged=True, picked=len(forms) > 1)
-        return forms[form]._replace(form=form, picked=forms[form].picked and (forms[form].fixed or not counted))
+        return forms[form]._replace(form=form, counted=counted)
     wide = _width(first)
     fitting = [form for form in forms if form.freedom >= FEWEST and form.residual <= wide]
     if fitting:

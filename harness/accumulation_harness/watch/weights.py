@@ -88,7 +88,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
         multiplied=not near(summed.factor, 1, TOLERANCE),
         norm=window.norm,
         scaled=apart,
-        unsaid=any(slope.picked and not m.said for m, slope in pairs),
+        unsaid=any(slope.picked and not m.said and (slope.fixed or not slope.counted) for m, slope in pairs),
         resumed=window.resumed,
         tolerance=max([TOLERANCE, *(4 * slope.residual for slope in slopes)]),
     )
@@ -110,5 +110,6 @@ def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
         wide = max([COMPLETE, *(4 * slope.residual for slope in own)])
         if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
-    unsaid = any(slope.picked and not slope.fixed for slope in slopes) and not all(m.said for m in window.micro_batches)
+    known = all(slope.counted for slope in slopes if slope.picked) and all(m.apart for m in window.micro_batches)
+    unsaid = any(slope.picked for slope in slopes) and not known and not all(m.said for m in window.micro_batches)
     return Remark.own_terms if unsaid else None
