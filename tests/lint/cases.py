@@ -180,8 +180,11 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
         flat(after=f"update = {BOTH_ENDS}", boundary="update"),
         "short_window_divided_by_n",
     ),
-    "padding": (flat(loss="F.cross_entropy(model(x), y, ignore_index=0) / accumulation_steps"), "mean_of_means"),
-    "mask": (flat(loss=MASKED), "mean_of_means"),
+    "padding": (
+        flat(loss="F.cross_entropy(model(x), y, ignore_index=0) / accumulation_steps", after="tokens += (y != 0).sum()"),
+        "mean_of_means",
+    ),
+    "mask": (flat(loss=MASKED, after="tokens = mask.sum()"), "mean_of_means"),
     "cleared before each backward": (flat(before="optimizer.zero_grad()"), "gradients_cleared_in_window"),
     "cleared in the inner loop": (nested(inside="optimizer.zero_grad()"), "gradients_cleared_in_window"),
     "cleared before the step": (flat(clip="optimizer.zero_grad()"), "gradients_cleared_in_window"),
