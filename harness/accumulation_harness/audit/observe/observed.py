@@ -218,7 +218,7 @@ class Observed(Loop[LiveTrack]):
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, self.loss_scale))
         for i in reached:
             lives[i].reached_with(reached, terms[i])
-        self.states.reached()
+        self.states.reached([id(p) for p in unowned] if any(live.window.through_model for live in lives) else ())
         self.give_back()
         self.give_back = _nothing
         self._end_of_backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -97,12 +97,12 @@ class States:
         self.generators.know(found.generators)
         self._leaves = {path: weakref.ref(leaf) for path, leaf in found.leaves.items() if self.held.roles.get(path) != "weight"}
 
-    def reached(self) -> None:
-        """A backward has ended: those that it gave gradients, and that no optimizer holds, are trained by hand."""
+    def reached(self, copied: Collection[int]) -> None:
+        """A backward has ended: what it gave gradients, and no optimizer holds (nor copies of it), is trained by hand."""
         for path, known in self._leaves.items():
             leaf = known()
             if leaf is not None and leaf.grad is not None:
-                self.held.roles.setdefault(path, "trained")
+                self.held.roles.setdefault(path, "weight" if id(leaf) in copied else "trained")
 
     def begin(self, window: int, number: int, models: Sequence[object]) -> None:
         """The first forward of a micro-batch is about to begin."""
