@@ -453,14 +453,9 @@ class Source:
     @cached_property
     def accelerator_is_untold(self) -> bool:
         """Whether the file makes its Accelerator without the number of micro-batches, and has that number as a setting."""
-        given = {one.arg or "**" for keywords in self._told for one in keywords}
-        set_by = [
-            one
-            for one in self.every(ast.Attribute)
-            if one.attr == "gradient_accumulation_steps" and not re.search("accelerator|plugin", words.last(one.value))
-        ]
-        is_known = given & {"**", "deepspeed_plugin", "gradient_accumulation_plugin", "gradient_accumulation_steps"}
-        return bool(self._told and set_by) and not is_known and "Plugin(" not in self.text
+        set_by = (one for one in self.every(ast.Attribute) if one.attr == "gradient_accumulation_steps")
+        is_set = any(re.search("accelerator|plugin", words.last(one.value)) is None for one in set_by)
+        return is_set and self.accelerator_counts_one and "Plugin(" not in self.text
 
     @property
     def has_engine(self) -> bool:
