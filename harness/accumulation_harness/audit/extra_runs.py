@@ -220,7 +220,8 @@ class ExtraRuns:
     def _held(self, judged: Judged) -> Judged:
         """With whether gradients agree only while some state moves once per window; and a second fault, which is left then."""
         carried = self._carried(judged)
-        moved = (one for item in judged.compared for one in item.run.apart if one.of_model or one.average or one.kept)
+        apart = [one for item in judged.compared for one in item.run.apart]
+        moved, averages = (one for one in apart if one.of_model or one.average or one.kept), {o.path for o in apart if o.average}
         paths = tuple(dict.fromkeys([*(one.path for one in moved), *carried]))
         if not paths:
             return judged
@@ -230,10 +231,8 @@ class ExtraRuns:
         if held is None or _gives_the_same(judged, held):
             return judged
         agreeing = {(step.track, step.step) for step in held.steps if step.gradients_agree}
-        is_bank = any(carried.values())
-        judged = judged.learning(
-            lambda _, step: {"held": paths, "is_bank": is_bank, "agrees_when_held": (step.track, step.step) in agreeing}
-        )
+        known = {"held": paths, "is_bank": any(carried.values()), "is_average": averages.issuperset(paths)}
+        judged = judged.learning(lambda _, step: known | {"agrees_when_held": (step.track, step.step) in agreeing})
         if judged.averages_differ and all(step.probe.agrees_when_held for step in judged.off):  # they take part in the loss
             return replace(judged, said=[f for f in judged.found if not f.unreproduced], settled=True)
         first = next((step for step in judged.off if step.backwards > 1), None)

@@ -190,10 +190,16 @@ class Session:
             return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
-        seen = [(track.name, b.terms) for track in run.tracks for step in track.steps for b in step.backwards if b.terms]
-        for kind in dict.fromkeys((name, tuple(term.name for term in terms)) for name, terms in seen if run.error is None):
-            alike = [terms for name, terms in seen if (name, tuple(term.name for term in terms)) == kind]
-            given = [np.sum([term.gradient for term in same], axis=0) for same in zip(*alike, strict=True)]
+        seen = [(track, b.terms) for track in run.tracks for step in track.steps for b in step.backwards if b.terms]
+        kinds = [(track.name, tuple(term.name for term in terms)) for track, terms in seen]
+        for kind in dict.fromkeys(kinds) if run.error is None else ():
+            own = [one for one, its in zip(seen, kinds, strict=True) if its == kind]
+            alike = [terms for _, terms in own]
+            each = [[terms for of, terms in own if of is track] for track in run.tracks if any(of is track for of, _ in own)]
+            given = [
+                np.concatenate([np.sum([terms[place].gradient for terms in one], axis=0) for one in each])
+                for place in range(len(kind[1]))
+            ]
             self.notes.append(_of_terms(alike[0], given, last))
             for place, name in enumerate(kind[1]):
                 if not any(terms[place].gradient.any() for terms in alike) and not any(one.findings for one in self.results):

@@ -118,17 +118,82 @@ def carried_state(batch_size, accumulation_steps):
             state = hidden.mean(0, keepdim=True).detach()
 
 
-@loop("unexplained", optimizer=partial(sgd, lr=0.01))
-def signs_added(at):
-    """Each micro-batch gives the signs of its gradient."""
+def _added(at, change):
     for window, parts in at.windows(full_windows):
         total = [torch.zeros_like(p) for p in at.model.parameters()]
         for ids in parts:
             at.optimizer.zero_grad()
             mean_over_window(at.model, ids, window).backward()
-            for sum_of_signs, p in zip(total, at.model.parameters(), strict=True):
-                sum_of_signs += p.grad.sign() / at.n
+            for changed, p in zip(total, at.model.parameters(), strict=True):
+                changed += change(p.grad) / at.n
         frame.assign(at.model, total)
+
+
+@loop("unexplained", optimizer=partial(sgd, lr=0.01))
+def signs_added(at):
+    """Each micro-batch gives the signs of its gradient."""
+    _added(at, torch.sign)
+
+
+@loop("clip_per_micro_batch")
+def each_tensor_brought_to_one_norm(at):
+    """Each micro-batch's gradient of a tensor is normalised by itself before it is added."""
+    _added(at, lambda gradient: gradient / gradient.norm())
+
+
+class Lookahead:
+    """At every second call, weights go back to an average of them."""
+
+    def __init__(self, model):
+        self.model, self.calls, self.slow = model, 0, [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def pull(self):
+        self.calls += 1
+        for average, p in zip(self.slow, self.model.parameters(), strict=True) if self.calls % 2 == 0 else ():
+            p.copy_(average.lerp_(p, 0.5))
+
+
+@loop()
+def pulled_to_slow_weights(at):
+    """After each second step."""
+    return {"after_step": Lookahead(at.model).pull}
+
+
+@loop("ema_per_micro_batch")
+def pulled_to_slow_weights_inside(at):
+    """After each second micro-batch."""
+    return {"after_backward": Lookahead(at.model).pull}
+
+
+def _beside_shared(at, total):
+    importance = torch.rand(data.SAMPLES, generator=torch.Generator().manual_seed(4)) + 0.1
+
+    def loss(model, ids, window):
+        rows = model(X[ids])
+        scores = torch.cat([rows[:, :1], rows @ model(X[:10] + 1).T], 1)
+        each = ce(scores, torch.zeros(len(ids), dtype=torch.long), reduction="none") * importance[ids]
+        return each.sum() / total(importance, ids, window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop()
+def negatives_that_all_share(at):
+    """Each row is told from ten rows that are the same for all, and counts by its importance."""
+    return _beside_shared(at, lambda importance, ids, window: importance[window].sum())
+
+
+@loop("mean_of_means")
+def negatives_that_all_share_by_part(at):
+    """Its importance is divided by that of its micro-batch."""
+    return _beside_shared(at, lambda importance, ids, window: importance[ids].sum() * at.n)
+
+
+@loop(model=lambda: nn.Sequential(nn.Embedding(data.VOCABULARY, 8, max_norm=0.5), nn.Linear(8, data.VOCABULARY)))
+def rows_of_a_table_shortened_as_used(at):
+    """A forward moves weights: rows of an embedding are brought to a norm when a micro-batch first uses them."""
+    return {"loss": frame.token_mean_over_window}
 
 
 @loop("step_every_micro_batch", optimizer=lambda model: (sgd(model[0]), sgd(model[2])))
@@ -161,6 +226,17 @@ def two_parts_at_one(at):
     for window, _ in at.windows(full_windows):
         for ids in window.chunk(max(2, at.n)):
             (own_mean(at.model, ids, window) / at.n).backward()
+
+
+@loop(optimizer=lambda model: (sgd(model[0]), sgd(model[2])))
+def penalised_by_two_optimizers(at):
+    """Two optimizers of one class and unequal sizes take the gradient of a loss of two terms."""
+    for ids, window, last in frame.micro_batches(at.size, at.n, full_windows):
+        outputs = at.model(X[ids])
+        ((ce(outputs, Y[ids], reduction="sum") + outputs.square().sum()) / len(window)).backward()
+        for optimizer in at.optimizer if last else ():
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 RIGHT, WRONG = frame.tables(globals())

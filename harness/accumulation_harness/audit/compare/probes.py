@@ -95,6 +95,7 @@ class Probe:
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
     held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run
     is_bank: bool = False  # whether some of that is replaced in part, and the rest of it stays
+    is_average: bool = False  # whether all of that are averages of the weights
     agrees_when_held: bool = False  # the difference is gone then
     leaves: bool = False  # a micro-batch gives something else where the window's first one met other weights
     draws_count: bool = True  # whether other random numbers give another gradient at N=1, as far as that is known
@@ -170,7 +171,11 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
         return False
     steps = effective(mine.tracks[0])
     held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
-    return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
+    cut = [pair for pair in reference.coupled if not any(rows.issuperset(pair) for rows in held)]
+    shared = [
+        {row for pair in cut for row in pair if any((one, row) in mine.coupled for one in rows)} for rows in held
+    ]  # with a row of each micro-batch: negatives that all of them have
+    return not all(shared and set.intersection(*shared).intersection(pair) for pair in cut)
 
 
 def of_all(reference: Run, index: int) -> bool:

@@ -22,6 +22,7 @@ from accumulation_harness.audit.compare.sums import (
     by_forward,
     by_rank,
     clamped_parts,
+    clipped_parts,
     decomposed,
     emptied_at_last,
     giving,
@@ -36,6 +37,7 @@ from accumulation_harness.audit.compare.windows import (
     consumed_distance,
     evaluations,
     finite,
+    slices,
 )
 from accumulation_harness.audit.evidence import Run, Step, Vector, given_by
 from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
@@ -276,6 +278,22 @@ class StepFacts:
         return clamped_parts(self.a, self.given_parts) if known else math.inf
 
     @cached_property
+    def clipped_parts(self) -> float:
+        """a from the sum of what the backwards gave, each brought to at most one norm: as a whole, or tensor by tensor."""
+        known = self.given_parts and self.own_sum > self.gate and self.a.size >= FEWEST
+        return min(map(self._clipped_to_norms, ([slice(None)], [*slices(self.mine).values()]))) if known else math.inf
+
+    def _clipped_to_norms(self, tensors: Sequence[slice]) -> float:
+        """Of what is no multiple of its sum; infinite where all is one."""
+        size, left = float(np.linalg.norm(self.a)), list[float]()
+        for own in tensors:
+            a, parts = self.a[own], [part[own] for part in self.given_parts]
+            share = float(np.linalg.norm(a)) / size
+            if a.any() and off_line(a, np.sum(parts, axis=0)) * share > self.gate:
+                left.append(clipped_parts(a, parts) * share)
+        return math.hypot(*left) if left else math.inf
+
+    @cached_property
     def given_parts(self) -> list[Vector]:
         """What each forward of the window gave; empty where it was not kept, or gradients are equal."""
         return [] if self._total is None else by_forward(giving(self.mine), self.gate)
@@ -388,6 +406,12 @@ class StepFacts:
             return 0.0, math.nan
         moved, usual = (np.sum(step.moves, axis=0) for step in (self.mine, self.theirs))
         return further(moved, usual, self.mine.before, self.keep)
+
+    @property
+    def moved_as_there(self) -> bool:
+        """Whether what they moved inside has brought them to where the reference's are at the step."""
+        moved = float(np.linalg.norm(np.sum(self.mine.moves, axis=0)))
+        return float(np.linalg.norm(self.mine.before - self.theirs.before)) <= OTHER_MOVE * moved
 
     @cached_property
     def moved_before(self) -> tuple[float, float]:

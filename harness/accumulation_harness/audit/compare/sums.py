@@ -16,6 +16,7 @@ Format = Literal["bfloat16", "float16"]
 AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
 OTHER_FACTOR = 0.01  # relative; by which factors of gradients differ at least
 MOST_PARTS = 64  # micro-batch gradients decomposed into
+SAME_NORM = 1e-3  # relative; norms that differ by less are one
 
 
 def giving(step: Step) -> list[Backward]:
@@ -134,6 +135,29 @@ def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
     """
     limits = [np.abs(a).max() / count for count in range(1, len(parts) + 1)]
     return min(distance(a, np.sum([np.clip(part, -limit, limit) for part in parts], axis=0)) for limit in limits)
+
+
+def clipped_parts(a: Vector, parts: Sequence[Vector]) -> float:
+    """Compare with parts of which the longest, two at least, are brought to one norm before all are added.
+
+    Args:
+        a: [P] gradient that the optimizer took.
+        parts: [P] what each micro-batch gave.
+
+    Returns:
+        Relative distance of `a` to the nearest multiple of such a sum.
+    """
+    known = sorted((float(np.linalg.norm(part)), place) for place, part in enumerate(parts) if part.any())[::-1]
+    least = math.inf
+    for cut in range(2, len(known) + 1):
+        long = np.sum([parts[place] / size for size, place in known[:cut]], axis=0)
+        if cut == len(known):
+            return min(least, off_line(a, long))
+        found = weighted_sum(a, [np.sum([parts[place] for _, place in known[cut:]], axis=0), long])
+        whole, limit = found.weights or (0.0, 0.0)
+        if 0 < known[cut][0] * whole * (1 - SAME_NORM) <= limit <= known[cut - 1][0] * whole * (1 + SAME_NORM):
+            least = min(least, found.residual)
+    return least
 
 
 def shrinking(changes: Sequence[Change]) -> tuple[int, bool]:

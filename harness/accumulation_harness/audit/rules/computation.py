@@ -272,7 +272,8 @@ def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
     if _undisturbed(facts):
         moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")
         message = f"{what} every micro-batch finds {moved} as the window's first one does: each moves and uses it"
-        cause = Cause.memory_bank if facts.probe.is_bank else Cause.stateful_forward
+        kept = Cause.ema_per_micro_batch if facts.probe.is_average else Cause.stateful_forward
+        cause = Cause.memory_bank if facts.probe.is_bank else kept
         yield at(facts, cause, "gradient", message, held=held)
 
 
@@ -285,7 +286,7 @@ def _left_behind(facts: StepFacts) -> Iterator[Finding]:
 def _cached_weights(facts: StepFacts) -> Iterator[Finding]:
     rows = facts.probe.by_row
     as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
-    if facts.probe.agrees_when_frozen and not as_before:
+    if facts.probe.agrees_when_frozen and not as_before and not facts.mine.moves:
         message = "the difference is gone when the weights stay where they are: a forward uses weights from before the last step"
         yield at(facts, Cause.cached_weights_stale, "gradient", message)
 

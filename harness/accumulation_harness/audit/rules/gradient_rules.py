@@ -51,6 +51,8 @@ def _seen_directly(facts: StepFacts) -> Iterator[Finding]:
 
 def _moves(facts: StepFacts) -> Iterator[Finding]:
     """Movements of the parameters besides the optimizer's step, inside the window and since the step before."""
+    if facts.gradients_agree and facts.moved_as_there:
+        return  # one micro-batch after another moves what the whole batch does at once: rows of a table that it uses
     times, (apart, along) = len(facts.mine.moves), facts.moved_apart
     if times > len(facts.theirs.moves):
         moved = np.sum(facts.mine.moves, axis=0)

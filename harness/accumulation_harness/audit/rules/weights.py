@@ -21,7 +21,6 @@ from accumulation_harness.audit.rules.finding import (
 from accumulation_harness.judge.cause import Cause
 
 FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
-SAME_NORM = 1e-3  # relative; norms of parts that differ by less are one
 SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by less are one
 
 
@@ -256,17 +255,9 @@ def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
         )
     elif not adds_up or facts.own_sum <= facts.gate or facts.line <= facts.gate:
         return  # nothing is clipped, or nothing that is not at N=1 as well: rows are
-    elif known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
+    elif facts.clipped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
     elif facts.clamped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped by value before it is added; unclipped, the sum is right"
     if message:
         yield at(facts, Cause.clip_per_micro_batch, "predicted", message, weights=taken.weights, norms=taken.sizes)
-
-
-def _to_one_norm(weights: tuple[float, ...], sizes: tuple[float, ...]) -> bool:
-    """Whether unequal weights give the parts one norm, at least two of them, and the smaller ones one weight."""
-    norms = [w * size for w, size in zip(weights, sizes, strict=True)]
-    clipped = [abs(norm / max(norms) - 1) <= SAME_NORM for norm in norms]
-    whole = [w for w, cut in zip(weights, clipped, strict=True) if not cut]
-    return not equal(weights) and sum(clipped) > 1 and all(abs(w / max(weights) - 1) <= SAME_NORM for w in whole)
