@@ -391,12 +391,12 @@ class TrialConfig:
     )
     probe_every: int = setting(
         10,
-        "optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's",
+        "optimizer steps between two probes: the gradients of all micro-batches, and the window's in float64",
         integers(1, 10**9, "optimizer steps; above `steps`, the first alone is probed"),
     )
     referee_every: int = setting(
         50,
-        "optimizer steps between two float64 gradients of every compared model, the most expensive measure",
+        "optimizer steps between two measurements of each model's gradient error in float64, the most expensive measure",
         integers(1, 10**9, "optimizer steps; above `steps`, the first alone is refereed"),
     )
     permutations: int = setting(
@@ -406,7 +406,7 @@ class TrialConfig:
     )
     nulls: int = setting(
         2,
-        "controls: large-batch runs whose rows are shuffled, beside one whose weights start one rounding unit off",
+        "controls for rounding: large-batch runs with shuffled rows; one more run starts with weights one rounding unit off",
         integers(1, 100, "each is a model with its optimizer, trained beside the others"),
     )
     faults: tuple[str, ...] = setting(

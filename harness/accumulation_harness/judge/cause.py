@@ -297,7 +297,7 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="",
         sentence="the computations differ, and no known cause reproduces the difference",
         remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, the "
-        "first difference is there: look at what they keep between calls and at what they take from the number of "
+        "first difference is there: look at the state that they keep between calls, and at where they use the number of "
         "samples. Otherwise let the function take `dtype` and `order_seed`, compare with an independent `reference`, try "
         "SGD without clipping, and switch layers off one by one. The residual in the evidence is what no choice of "
         "weights for the micro-batches can explain: if it is only rounding, their weights are wrong; if it is more, their "
