@@ -180,15 +180,28 @@ def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degra
     assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
 
 
-@pytest.mark.parametrize("changes", [BATCH_NORM, pytest.param(DROPOUT, marks=pytest.mark.slow)], ids=["BatchNorm", "dropout"])
-def test_weights_in_the_format_under_test_alone_are_named_beside_what_the_model_is(changes):
-    config, inherent = dataclasses.replace(CONFIG, **changes), {"batch_statistics", "stochastic_layers"}
-    for wrong_from, expected in ((99, set()), (0, {"loss_not_divided"}), (7, {"loss_not_divided"})):
-        row = judge_loop(
-            config, loop(factor=lambda arm, t=wrong_from: 5.0 if arm.precision == "float32" and arm.windows >= t else 1.0)
+BFLOAT16 = {"precision": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        BATCH_NORM,
+        BFLOAT16,
+        pytest.param(DROPOUT, marks=pytest.mark.slow),
+        pytest.param(BATCH_NORM | BFLOAT16, marks=pytest.mark.slow),
+    ],
+    ids=["BatchNorm", "bfloat16", "dropout", "BatchNorm in bfloat16"],
+)
+def test_weights_in_the_format_under_test_alone_are_named_where_rounding_cannot_tell(changes):
+    config, inherent = dataclasses.replace(CONFIG, **changes), {"batch_statistics", "stochastic_layers", ""}
+    for since, expected in ((99, set()), (7, {"loss_not_divided"})):
+        factor = partial(
+            lambda arm, since: 5.0 if arm.precision == config.precision and arm.windows >= since else 1.0, since=since
         )
-        assert {*row["cause"].split("+")} - inherent == expected and row["explained"] == (not expected), row["reasons"]
-        assert ("in float32 alone" in row["reasons"]) == bool(expected)
+        row = judge_loop(config, loop(factor=factor))
+        assert {*row["cause"].split("+")} - inherent == expected and not (row["explained"] and expected), row["reasons"]
+        assert (f"in {config.precision} alone" in row["reasons"]) == bool(expected)
 
 
 def in_groups(groups, lr):

@@ -165,9 +165,7 @@ class Evidence:
     trajectory: Trajectory
     counters: Differences  # L2
     signature: Signature = field(default_factory=Signature)
-    narrow: Signature = field(
-        default_factory=Signature
-    )  # the same in float32, of an arm that is not the full batch's by its model
+    narrow: Signature = field(default_factory=Signature)  # the same in the format under test, where L1 cannot tell
     ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
     finite: bool = True  # losses and parameters stayed finite, the losses of windows that overflowed apart
     overflows: tuple[int, ...] = ()  # windows of the run in float16 that the loss scaler skipped
@@ -281,7 +279,7 @@ def _judged(evidence: Evidence) -> Verdict:
         zeros, of_full = evidence.rounding.zeros, evidence.rounding.full_zeros
         clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
         is_inherent = INHERENT.issuperset(diagnosis.causes)
-        also = (vanished if clearly else {}) | _in_format(evidence.narrow) if is_inherent else {}
+        also = (vanished if clearly else {}) | _in_format(evidence) if is_inherent else {}
         return Verdict(
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
@@ -300,29 +298,31 @@ def _judged(evidence: Evidence) -> Verdict:
     aside = _remarks(evidence)
     rough = (*rounding_failures(evidence.precision, evidence.rounding), *_later_failures(evidence))
     by_weights = _weighted_otherwise(evidence.rounding)
-    if rough and by_weights:
-        return Verdict(verdict=Outcome.different, causes=tuple(by_weights), reasons=(*by_weights.values(), *rough, *aside))
+    alone = (by_weights if rough else {}) | _in_format(evidence)
+    if alone:
+        return Verdict(verdict=Outcome.different, causes=tuple(alone), reasons=(*alone.values(), *rough, *aside))
     if rough:
         reasons = (*vanished.values(), *rough, *_attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
     return Verdict(verdict=Outcome.equivalent, reasons=aside)
 
 
-def _in_format(narrow: Signature) -> Found:
-    """Name what is wrong in float32 beside what the model is, where float64 shows that alone.
+def _in_format(evidence: Evidence) -> Found:
+    """Name what is wrong in the format under test, where float64 shows nothing but what the model is.
 
     Args:
-        narrow: What probes saw in float32, errors within its rounding as zeros.
+        evidence: What was measured of the arm: probes in that format too, errors within its rounding as zeros.
 
     Returns:
         Causes with a sentence each; in fewer than CONFIRMED windows those alone that reproduce the gradients.
     """
-    if narrow.wrong == narrow.probes == 0:
+    narrow = evidence.narrow
+    if not narrow.probes:
         return {}
     diagnosis = diagnose(narrow, {})
     found = dict(zip(diagnosis.causes, diagnosis.sentences, strict=True))
     known = INHERENT | ({Cause.unexplained} if narrow.wrong < CONFIRMED else set())
-    return {cause: f"in float32 alone: {sentence}" for cause, sentence in found.items() if cause not in known}
+    return {cause: f"in {evidence.precision} alone: {sentence}" for cause, sentence in found.items() if cause not in known}
 
 
 def _judged_above(evidence: Evidence) -> Verdict:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import Causes
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, SMALL, STORED, TRAJECTORY_GATE, coarse_gate
+from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, RESOLUTION, SMALL, STORED, TRAJECTORY_GATE, coarse_gate
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, Watch, carried_by
@@ -72,7 +72,7 @@ class AlgebraResult:
     algebra: Algebra
     signature: Signature
     counters: Differences
-    narrow: Signature = field(default_factory=Signature)  # in float32, where the model keeps gradients from the full batch's
+    narrow: Signature = field(default_factory=Signature)  # in the format under test, where L1 cannot tell
 
 
 @dataclass
@@ -245,7 +245,8 @@ def measure(
     """
     config = setting.config
     if setting.not_float64:
-        return _in_float32(setting, recipes, few := _few(windows, first=4), floor_arm, range(len(few)))
+        few = _few(windows, first=4)
+        return _in_format(setting, recipes, few, floor_arm, Precision.float32, range(len(few)))
     take = partial(_run, setting, scaler=scaler)
     runs = _followed(take, setting, recipes, windows, floor_arm)
     drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True) if setting.draws else {}
@@ -262,19 +263,24 @@ def measure(
     }
     own = {label: recipe for label, recipe in recipes.items() if label in (REFERENCE, floor_arm) or recipe.loop is not None}
     is_apart = _oracle(setting)[1] != WHOLE or setting.draws  # of the full batch by its model, which no rounding is told from
-    if not (is_apart and len(own) > 2 and config.precision == Precision.float32):
+    if len(own) == 2 or config.precision not in (Precision.bfloat16, *[Precision.float32] * is_apart):
         return found
-    narrow = _in_float32(setting, own, windows, floor_arm)
+    narrow = _in_format(setting, own, windows, floor_arm, config.precision)
     return {
         label: dataclasses.replace(one, narrow=narrow[label].signature) if label in narrow else one
         for label, one in found.items()
     }
 
 
-def _in_float32(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, also: Collection[int] = ()
+def _in_format(
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    floor_arm: str,
+    precision: Precision,
+    also: Collection[int] = (),
 ) -> dict[str, AlgebraResult]:
-    """L0 in float32, of a task that has no other: beside the shuffled full batch, for what differs clearly.
+    """L0 in another format than float64: beside the shuffled full batch, for what differs clearly.
 
     The windows `also` are probed beside the usual ones, all without dropout. Right code and the referee part by rounding here,
     and a ReLU may flip. So an error below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only
@@ -284,7 +290,7 @@ def _in_float32(
         Label -> result; none of them says that an arm is equivalent.
     """
     clip_norm = setting.config.clip_norm
-    runs = _run(setting, recipes, windows, precision=Precision.float32, clip_norm=clip_norm, also=also, scaler=True)
+    runs = _run(setting, recipes, windows, precision=precision, clip_norm=clip_norm, also=also, scaler=True)
     floor = worst(*(worst(one.gradient_error, one.resolution) for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
@@ -557,7 +563,7 @@ def _taken(
     changes: ArmChanges = {"precision": precision, "steps": len(windows), "clip_norm": clip_norm}
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
     lock = LockStep(arms, config.seed, band=made, shelf=setting.shelf)
-    rounding = FEW_ULPS if precision == Precision.float64 else STORED
+    rounding = RESOLUTION.get(precision, FEW_ULPS)
     for k, label in enumerate(recipes if moved else ()):
         if label != REFERENCE:
             _move(arms[label].model, setting.generator(MOVED, k), STORED if setting.narrow_steps else rounding)
