@@ -173,7 +173,8 @@ class Evidence:
 
     def stored(self) -> dict[str, Any]:
         """As in the store: plain JSON types."""
-        return dataclasses.asdict(self) | {"signature": self.signature.stored(), "narrow": self.narrow.stored()}
+        seen = {"signature": self.signature.stored(), "narrow": self.narrow.stored() if self.narrow.probes else None}
+        return dataclasses.asdict(self) | seen
 
 
 @dataclass(frozen=True, kw_only=True)
