@@ -413,6 +413,24 @@ def test_weights_that_move_inside_a_window_are_seen(change, cause):
     assert report.verdict == ("different" if cause else "inconclusive")
 
 
+def test_frozen_weights_that_move_inside_a_window_are_seen():
+    def merge(loop):
+        loop.model[0].weight.mul_(0.99)
+
+    assert Loop(model=frozen(), after_backward=merge).watched().verdict == "inconclusive"
+    between = Loop(model=frozen(), after_step=lambda loop: (loop.optimizer.zero_grad(), merge(loop)))
+    assert between.watched().verdict == "equivalent"
+
+
+def test_weight_decay_that_changes_inside_a_window_is_seen():
+    def change(loop):
+        loop.optimizer.param_groups[0]["weight_decay"] += 0.01
+
+    assert Loop(after_backward=change).watched().causes == (Cause.schedule_per_micro_batch,)
+    between = Loop(after_step=lambda loop: (loop.optimizer.zero_grad(), change(loop)))
+    assert between.watched().verdict == "equivalent"
+
+
 def test_a_sum_that_is_divided_after_its_clip():
     def clip_and_divide(loop):
         clip(loop)

@@ -27,11 +27,14 @@ def misplaced(window: Window) -> Iterator[Finding]:
     """
     inside = [call for m in window.micro_batches[1:] for call in m.calls]
     all_calls = [*inside, *window.micro_batches[0].calls, *window.calls]
-    rates = {m.lrs for m in window.micro_batches}
+    rates, first = {m.lrs for m in window.micro_batches}, window.micro_batches[0].options
     if Call.schedule in inside or len(rates) > 1:
         lrs = [m.lrs[0] for m in window.micro_batches if m.lrs]
         listed = ", ".join(f"{lr:.4g}" for lr in lrs[:8])
         yield _finding(Cause.schedule_per_micro_batch, window, f"the learning rate is advanced inside the window ({listed})")
+    elif others := {name for m in window.micro_batches for name, value in m.options.items() if value != first.get(name)}:
+        message = f"{', '.join(sorted(others))} of the optimizer changes inside the window"
+        yield _finding(Cause.schedule_per_micro_batch, window, message)
     if {Call.unscale, Call.update_scale} & {*inside}:
         yield _finding(Cause.scaler_updated_in_window, window, "the loss scaler unscales or is updated between two backwards")
     if Call.clip_scaled in all_calls and any(m.scale != 1 for m in window.micro_batches):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.observe.followed import Options
 from accumulation_harness.system.enums import StrEnum
 from accumulation_harness.watch.slopes import Bend, chosen
 
@@ -48,7 +49,7 @@ class Remark(Enum):
     fed = True, "another model's losses pass through this one inside a window"
     buffers_moved = (
         True,
-        "buffers of the model move with its forwards (running statistics): a large batch has fewer forwards",
+        "buffers or frozen weights of the model move with its micro-batches (running statistics): a large batch has fewer",
     )
     hooked = (
         True,
@@ -121,6 +122,7 @@ class MicroBatch:
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
+    options: Options = field(default_factory=dict)  # the other numbers of the parameter groups
     fed: bool = False  # the model's inputs were made of parameters: another model's loss may pass through
     returned: bool = False  # its gradients were returned, and not added to `.grad`
     placed: bool = False  # and were put there
@@ -158,7 +160,7 @@ class Window:
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights
     late: bool = False  # weights were moved between the last backward and the step
-    buffers_moved: bool = False  # since the step before
+    buffers_moved: bool = False  # since the step before; or frozen weights inside the window
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     seconds: float = float("nan")  # since the step before
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated

@@ -491,7 +491,7 @@ class Watch(Loop[Track]):
         if track.detail:  # modules may have exchanged them
             self._buffers = list(self.model.buffers())
         written, self._buffers_written = self._buffers_written, versions(self._buffers)
-        track.window.buffers_moved = bool(track.num_windows) and written != self._buffers_written
+        track.window.buffers_moved |= bool(track.num_windows) and written != self._buffers_written
         window = track.close(gradients, parameters, self._alone, self._together)
         self.batches.window = []
         before, track.stepped = track.stepped, time.perf_counter()

@@ -47,6 +47,7 @@ class Open(Window):
     waiting: list[Call] = field(default_factory=list)  # calls since the last backward
     times: Counter[int] = field(default_factory=Counter)  # of schedules and averages, before the first one
     weights: int = 0  # versions of the parameters at the first backward
+    frozen: int = 0  # and of those that are frozen
     state: State = ([], 0, [])
     averages: Averages | None = None  # since the first backward
     inside: int = 0  # backwards inside the optimizer's step
@@ -89,6 +90,7 @@ class Track(Followed):
         self.stepped = math.nan  # when it did so last, in seconds
         self.stepped_inside = False  # the backward under way
         self._marks: list[Mark] = []
+        self._frozen: list[Tensor] = []
 
     def now(self) -> list[Tensor]:
         """Those of the model, where the optimizer has others."""
@@ -229,6 +231,7 @@ class Track(Followed):
         self._look_for_returned()
         if window.micro_batches:
             window.moved = window.moved or not self.are_still
+            window.buffers_moved = window.buffers_moved or window.frozen != versions(self._frozen)
             if window.averages is not None:
                 window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             state, window.state = window.state, _marks(self.optimizer)
@@ -237,6 +240,9 @@ class Track(Followed):
             if not self.num_windows:
                 self.resumed = bool(self.optimizer.state)
             window.weights, window.state = versions(self.parameters), _marks(self.optimizer)
+            if self.detail:
+                self._frozen = [p for p in self.model.parameters() if not p.requires_grad]
+            window.frozen = versions(self._frozen)
             window.as_often = self._size > 1 and self._size in window.times.values()
             if self.detail:
                 window.ends["first"] = self.weights()
@@ -270,7 +276,9 @@ class Track(Followed):
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
-            MicroBatch(empty=self._empty, calls=calls, lrs=self.lrs, returned=returned, **in_tensors)
+            MicroBatch(
+                empty=self._empty, calls=calls, lrs=self.lrs, options=self.options, returned=returned, **in_tensors
+            )
         )  # fmt: skip
         if returned:
             self._marks = list(map(mark, self.grads()))
