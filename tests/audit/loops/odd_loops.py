@@ -228,6 +228,23 @@ def two_parts_at_one(at):
             (own_mean(at.model, ids, window) / at.n).backward()
 
 
+@loop("mean_of_means", model=frame.words)
+def means_of_shortened_rows(at):
+    """Rows are cut to the longest of their micro-batch, whose last token is a target alone: the model is given other rows."""
+
+    def loss(model, ids, window):
+        rows = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
+        return ce(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], ignore_index=0) / at.n
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop("weight_decay_per_micro_batch")
+def decay_added_after_each_backward(at):
+    """The run adds it to `.grad`."""
+    return {"after_backward": lambda: [p.grad.add_(p.detach(), alpha=0.01) for p in at.model.parameters()]}
+
+
 @loop(optimizer=lambda model: (sgd(model[0]), sgd(model[2])))
 def penalised_by_two_optimizers(at):
     """Two optimizers of one class and unequal sizes take the gradient of a loss of two terms."""

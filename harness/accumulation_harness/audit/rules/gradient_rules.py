@@ -271,8 +271,10 @@ def _regulariser(facts: StepFacts) -> Iterator[Finding]:
     weights = facts.mine.before
     for direction, what in ((weights, "the parameters"), (np.sign(weights), "the signs of the parameters")):
         if (fit := facts.along(direction)) <= known:
-            message = f"the gradients differ by a multiple of {what}: a penalty is not divided over the micro-batches"
-            yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, fit=fit)
+            cause, message = Cause.auxiliary_loss_scale, "a penalty is not divided over the micro-batches"
+            if facts.sums <= facts.gate < facts.own_sum:  # no backward gave it
+                cause, message = Cause.weight_decay_per_micro_batch, "it is added to what the backwards gave more often"
+            yield at(facts, cause, "predicted", f"the gradients differ by a multiple of {what}: {message}", fit=fit)
 
 
 def _other_count(facts: StepFacts) -> Iterator[Finding]:

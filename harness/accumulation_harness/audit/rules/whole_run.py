@@ -14,7 +14,7 @@ from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding, Kind, Vector
-from accumulation_harness.audit.rules.finding import MOVED, finding
+from accumulation_harness.audit.rules.finding import MOVED, finding, known_weights
 from accumulation_harness.judge.cause import Cause
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
@@ -224,7 +224,8 @@ def _repeated(run: RunFacts) -> tuple[Cause, str]:
 
 def _accounted(run: RunFacts, facts: StepFacts) -> bool:
     """Whether the gradients agree, or what the backwards gave does, or both do without rows of another loss or cleared ones."""
-    given = min(facts.sums, facts.without_foreign) <= facts.gate
+    weighed = known_weights(facts, facts.parts) and not facts.parts.free  # they hold its rows, however these were padded or cut
+    given = weighed or min(facts.sums, facts.without_foreign) <= facts.gate
     without = given or (facts.not_of_the_loss and not _of_other_windows(run, facts))
     return facts.gradients_agree or bool(without) or _cleared_to_rows_of_the_window(facts)
 
