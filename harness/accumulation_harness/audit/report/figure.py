@@ -129,13 +129,13 @@ def _off(distance: float, gate: float) -> str:
     """Say how far off something is.
 
     >>> _off(0.646, 1.7e-6), _off(1e-8, 1.7e-6)
-    ('off by 0.646: 380,000 times rounding', 'the same, up to rounding')
+    ('off by 64.6%: 380,000 times rounding', 'the same, up to rounding')
 
     Returns:
         Its distance, and that in parts of what rounding explains.
     """
     times = f": {float(f'{distance / gate:.2g}'):,.0f} times rounding" if gate and distance < math.inf else ""
-    return f"off by {short(distance)}{times}" if distance > gate else "the same, up to rounding"
+    return f"off by {short(100 * distance)}%{times}" if distance > gate else "the same, up to rounding"
 
 
 def _modules(line: Line, step: StepFacts) -> Chart | None:

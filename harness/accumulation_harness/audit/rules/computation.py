@@ -36,7 +36,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.clip_per_micro_batch,
     Cause.sum_rescaled_in_window,
 )
-LEFT = "later micro-batches give something else where the first one was another: something is kept from one to the next"
+LEFT = "another first micro-batch changes what the later ones give: something is kept from one to the next"
 BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
