@@ -120,6 +120,7 @@ def _other_limit(facts: StepFacts) -> Iterator[Finding]:
 
 BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
 ROUNDED = 1e-12  # relative; how well a factor is known at best
+COARSEST = 0.5  # relative; with a wider gate, any prediction fits
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
 ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
 ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -139,6 +140,9 @@ def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding
     if facts.gradients_agree:
         found = found or [*_underflow(facts)]
         return found or ([*_update(facts)] if judge_update and not facts.agrees else [])
+    if not found and facts.gate > COARSEST:
+        message = f"the gradients are {facts.raw.distance:.2g} apart, and rounding explains {facts.gate:.2g}: causes look alike"
+        return [at(facts, Cause.unexplained, "gradient", message)]
     for rule in RULES:
         found = found or [*rule(facts)]
     found = found + besides(facts, found) if found else other_computation(facts)
