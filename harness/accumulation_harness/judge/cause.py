@@ -213,7 +213,7 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F28",
         sentence="the first micro-batches of a window were lost",
         remedy="The run was stopped and resumed inside a window, and the gradients accumulated so far were lost. Save after "
-        "an optimizer step, or save `.grad` too, and resume at the first sample of a window.",
+        "an optimizer step; or save `.grad` too, and go on with the next micro-batch; or begin the window again.",
     ),
     Cause.replica_scale: Meaning(
         fault="F15",
@@ -262,8 +262,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.non_separable_loss: Meaning(
         fault="F25",
         sentence="a sample's loss depends on the other samples of its batch, and a micro-batch has fewer",
-        remedy="The loss of a sample depends on the other samples of its batch (in-batch negatives, ratios), so the sum over "
-        "micro-batches is another loss. Compute the representations of the whole window first, then pass their "
+        remedy="The loss of a sample depends on the other samples of its batch (in-batch negatives, ratios of sums), so the sum "
+        "over micro-batches is another loss. Compute the representations of the whole window first, then pass their "
         "gradients back in parts.",
         of_the_model=True,
     ),
