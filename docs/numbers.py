@@ -84,10 +84,6 @@ def costs() -> Iterator[tuple[str, str]]:
         ratios = sorted(one[f"{model}.{arms}.memory"] / one[f"{model}.plain.memory"] for model in ("gpt2", "resnet"))
         yield from ((f"{arms}.{end}", f"{ratio:.2g}") for end, ratio in zip(("least", "most"), ratios, strict=True))
     yield from ((f"watch.{size}.more", f"{100 * (one[f'watch.{size}'] - 1):.0f}") for size in ("ten-million", "million"))
-    yield (
-        "plan.off",
-        f"{100 * max(1 - one[f'{name}.estimated'] / one[name] for name in one if re.fullmatch('plan.*memory', name)):.0f}",
-    )
 
 
 def equivalence() -> Iterator[tuple[str, str]]:

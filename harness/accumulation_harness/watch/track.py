@@ -241,7 +241,7 @@ class Track(Followed):
                 self.resumed = bool(self.optimizer.state)
             window.weights, window.state = versions(self.parameters), _marks(self.optimizer)
             if self.detail:
-                self._frozen = [p for p in self.model.parameters() if not p.requires_grad]
+                self._frozen = [p for p in self.model.parameters() if is_known(p) and not p.requires_grad]
             window.frozen = versions(self._frozen)
             window.as_often = self._size > 1 and self._size in window.times.values()
             if self.detail:
