@@ -78,7 +78,7 @@ def test_the_site(tmp_path):
 )
 def test_a_broken_link_fails(line, told, tmp_path):
     pytest.importorskip("mkdocs")
-    for name in ("harness", "analysis", "tests", "examples", "experiments", "scoreboard", "mkdocs.yml"):
+    for name in ("harness", "analysis", "tests", "examples", "experiments", "scoreboard", "mkdocs.yml", "action.yml"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     with (tmp_path / "docs" / "slurm.md").open("a") as page:

@@ -196,7 +196,7 @@ def test_the_pytest_plugin_harms_nobody(command, hostile):
         ("", "equivalent"),
         ("undivided", "loss_not_divided"),
         ("twice", "loss_divided_twice"),
-        ("lost", "micro-batches\ncount 1, 0, 0, 1 times: numbers 2, 3 lost"),
+        ("lost", "count 1, 0, 0, 1 times: numbers 2, 3 lost"),
     ],
 )
 def test_without_torch_a_loop_of_another_library_is_audited(wheel, tmp_path, hostile, fault, verdict):

@@ -60,7 +60,7 @@ def test_a_watched_run_that_is_killed_inside_a_window_goes_on_as_an_unwatched_on
     assert not (tmp_path / "killed" / "run.json").exists()
     resumed = run(tmp_path / "killed", "watched")
     assert resumed.stdout.startswith("accumulation: equivalent; 5 windows (5 with 4 micro-batches)"), resumed
-    assert "replays of 1" in resumed.stdout
+    assert "replays in 1" in resumed.stdout
     whole, killed = (torch.load(tmp_path / name / "saved.pt", weights_only=True) for name in ("whole", "killed"))
     assert all(torch.equal(whole["model"][name], killed["model"][name]) for name in whole["model"])
     other = run(tmp_path / "other", "unwatched", dies_at=14)  # and a run that lost its last windows is another

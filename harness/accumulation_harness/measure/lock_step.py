@@ -296,20 +296,6 @@ class Watch:
         if compares:
             arm.model.register_forward_hook(self._see_outputs)
 
-    def keep_still(self) -> None:
-        """Have an optimizer of torch's find no gradient once it is seen: it moves nothing and makes no state.
-
-        One of the user's own may not know parameters without a gradient, and steps as ever.
-        """
-
-        def let_go(*_: object) -> None:
-            for parameter in self.parameters:
-                parameter.grad = None
-            self._versions = self._versions_of_gradients() if self.keeps else []
-
-        if type(self._optimizer).__module__.startswith(f"{torch.optim.__name__}."):
-            self._optimizer.register_step_pre_hook(let_go)
-
     def start_window(self, reference: Elements | None = None) -> None:
         """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None

@@ -76,8 +76,6 @@ def measure(
     setting.shelf.release()
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
-    for watch in lock.watches.values():
-        watch.keep_still()
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
     natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
