@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from accumulation_harness.affected import pins
@@ -61,8 +61,7 @@ def _matches(found: Iterable[Pin], advisories: Iterable[Advisory]) -> Iterator[M
     held = list(advisories)
     for pin in found:
         for advisory in held:
-            names = {canonicalize_name(name) for name in (advisory["package"], *advisory.get("also", ()))}
-            if advisory["affected"] is not None and pin.package in names and _concerns(advisory, pin):
+            if advisory["affected"] is not None and pin.package in _names(advisory) and _concerns(advisory, pin):
                 yield Match(advisory, pin)
 
 
@@ -75,6 +74,11 @@ def _concerns(advisory: Advisory, pin: Pin) -> bool:
     # Two ranges meet at a bound of theirs, just above one, or at the very beginning.
     tried = {Version("0"), *bounds, *(Version(f"{bound.base_version}.0.1") for bound in bounds)}
     return any(one in affected and pin.admitted.contains(one, prereleases=True) for one in tried)
+
+
+def _names(advisory: Advisory) -> set[NormalizedName]:
+    """What the package of an advisory is called where it is installed."""
+    return {canonicalize_name(name) for name in (advisory["package"], *advisory.get("also", ()))}
 
 
 def told(match: Match) -> Iterator[str]:
@@ -146,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(terminal.one_line(error), file=sys.stderr)
         return terminal.BAD_INPUT
-    known = {canonicalize_name(name) for advisory in held for name in (advisory["package"], *advisory.get("also", ()))}
+    known = {name for advisory in held for name in _names(advisory)}
     looked_at = [pin for pin in found if pin.package in known]
     concerned = list(_matches(looked_at, [advisory for advisory in held if advisory["id"] not in given.ignore]))
     certain = [match for match in concerned if match.is_certain]

@@ -190,12 +190,14 @@ class Session:
             return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
+        if run.error is not None:
+            return
         seen = [(track, b.terms) for track in run.tracks for step in track.steps for b in step.backwards if b.terms]
         kinds = [(track.name, tuple(term.name for term in terms)) for track, terms in seen]
-        for kind in dict.fromkeys(kinds) if run.error is None else ():
+        for kind in dict.fromkeys(kinds):
             own = [one for one, its in zip(seen, kinds, strict=True) if its == kind]
             alike = [terms for _, terms in own]
-            each = [[terms for of, terms in own if of is track] for track in run.tracks if any(of is track for of, _ in own)]
+            each = [its for track in run.tracks if (its := [terms for of, terms in own if of is track])]
             given = [
                 np.concatenate([np.sum([terms[place].gradient for terms in one], axis=0) for one in each])
                 for place in range(len(kind[1]))

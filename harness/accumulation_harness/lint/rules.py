@@ -367,12 +367,13 @@ def _stepped_inside(full: list[Window]) -> Iterator[Told]:
 def _at_every_nth(full: list[Window]) -> Sequence[ast.AST]:
     """Return what clips or clears at each N-th alone of micro-batches that a call steps one by one."""
     mine = [window for window in full if window.last.node is full[0].last.node]
-    times: dict[ast.AST, int] = {}
-    for kind in ("clear", "clip"):
-        for window in mine:
-            for event in (*window.events, *window.after):
-                if event.kind == kind and (kind == "clip" or event.name in window.optimizers):
-                    times[event.node] = times.get(event.node, 0) + 1
+    times = Counter(
+        event.node
+        for kind in ("clear", "clip")
+        for window in mine
+        for event in (*window.events, *window.after)
+        if event.kind == kind and (kind == "clip" or event.name in window.optimizers)
+    )
     return [node for node, many in times.items() if many > 1 and N - 1 < len(mine) / many < N + 1][:1]
 
 

@@ -11,6 +11,7 @@ import re
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from accumulation_harness.lint import words
 from accumulation_harness.lint.source import Root, Source
@@ -89,9 +90,9 @@ class Run:
         self.synchronised = self.forward_synchronised = True
         self.no_sync = 0
 
-    @property
+    @cached_property
     def of_kind(self) -> dict[str, list[Event]]:
-        """What happened in loops, by its kind."""
+        """What happened in loops, by its kind; asked once the run is over."""
         found: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
             found[event.kind] += [event] * bool(event.loops)

@@ -23,9 +23,9 @@ from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spe
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
-from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.gradients import Comparison, Decomposition, by_group, compare, decompose_rows, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, State, no_clipping, restore, snapshot
+from accumulation_harness.referee.oracle import WHOLE, no_clipping, restore, snapshot
 from accumulation_harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
@@ -106,7 +106,7 @@ def measure(
             if watch.gradient is not None:
                 look(label, watch.gradient)
             watch.gradient = None
-            _put_back(arms[label], state)
+            restore(arms[label].model, state)  # not every optimizer knows a rate of zero
             setting.shelf.release()
 
         lock.step(ids, gradients="alone", around=around)
@@ -187,14 +187,6 @@ def confirmed(
             break
         present |= {label: dataclasses.replace(own, windows=tried) for label, own in measured(rejected).items()}
     return present
-
-
-@torch.no_grad()
-def _put_back(arm: Arm, state: State) -> None:
-    """Give an arm the values of a state; a model that has them already is not written, whose pages in a file stay as they are."""
-    own = (*arm.model.named_parameters(), *arm.model.named_buffers())
-    if not all(bool((value == state[name]).all()) for name, value in own):
-        restore(arm.model, state)
 
 
 def _zero_share(gradient: Tensor, exact: Tensor) -> float:
