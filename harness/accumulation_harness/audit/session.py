@@ -30,7 +30,7 @@ from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.rules.location import located
 from accumulation_harness.audit.rules.whole_run import unread
 from accumulation_harness.audit.visibility import hidden
-from accumulation_harness.compare.linear import distance
+from accumulation_harness.compare.linear import distance, dot
 from accumulation_harness.judge.cause import Cause
 
 ROUNDED_BY_LOOP = 1e-6  # relative; some roundings to float32
@@ -468,7 +468,7 @@ def _evidence(run: Run) -> dict[str, Any]:
 def _of_terms(terms: Sequence[Term], given: Sequence[Vector], step: int) -> str:
     """What each term of a loss is, by its way in the graph, what it weighs, and its share of the gradient: g_i . g / ||g||^2."""
     whole = np.sum(given, axis=0)
-    shares = [float(part @ whole) / max(float(whole @ whole), np.finfo(float).tiny) for part in given]
+    shares = [dot(part, whole) / max(dot(whole, whole), np.finfo(float).tiny) for part in given]
     said = [
         f"{place} ({term.path or term.name}{'' if np.isnan(term.weight) else f', weight {term.weight:.4g}'}) {share:.1%}"
         for place, (term, share) in enumerate(zip(terms, shares, strict=True), 1)

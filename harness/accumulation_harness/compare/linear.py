@@ -35,6 +35,31 @@ class WeightedSum(NamedTuple):
         return not self.free and self.condition <= TOLD_APART
 
 
+def dot(a: Vector, b: Vector) -> float:
+    """Compute <a, b> on one core: threads of a BLAS, which `@` calls, wait for each other by spinning.
+
+    Args:
+        a: [P] a vector.
+        b: [P] a vector.
+
+    Returns:
+        The sum of their products; on a busy machine thousands of times faster than `a @ b` for vectors of 10,000 elements on.
+    """
+    return float(np.einsum("i,i", a.ravel(), b.ravel()))
+
+
+def norm(a: Vector) -> float:
+    """Compute ||a||, the Euclidean length.
+
+    Args:
+        a: [P] a vector, or a matrix.
+
+    Returns:
+        sqrt(<a, a>).
+    """
+    return math.sqrt(dot(a, a))
+
+
 def distance(a: Vector, b: Vector) -> float:
     """Compute the relative distance ||a - b|| / ||b||.
 
@@ -49,7 +74,7 @@ def distance(a: Vector, b: Vector) -> float:
         return math.inf
     if np.array_equal(a, b, equal_nan=True):
         return 0.0
-    size, apart = float(np.linalg.norm(b)), float(np.linalg.norm(a - b))
+    size, apart = norm(b), norm(a - b)
     return apart / size if size else 0.0 if apart == 0 else math.inf
 
 
@@ -63,8 +88,8 @@ def cosine(a: Vector, b: Vector) -> float:
     Returns:
         The cosine of their angle; NaN if one of them is zero.
     """
-    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float((a * b).sum()) / sizes if sizes else math.nan
+    sizes = norm(a) * norm(b)
+    return dot(a, b) / sizes if sizes else math.nan
 
 
 def proportion(b: Vector, a: Vector) -> tuple[float, float]:
@@ -79,8 +104,8 @@ def proportion(b: Vector, a: Vector) -> tuple[float, float]:
     """
     if not a.any() or not b.any():
         return 0.0, 0.0 if not b.any() else 1.0
-    factor = float((a * b).sum() / np.square(a).sum())
-    return factor, float(np.linalg.norm(b - factor * a) / np.linalg.norm(b))
+    factor = dot(a, b) / dot(a, a)
+    return factor, norm(b - factor * a) / norm(b)
 
 
 def off_line(a: Vector, direction: Vector) -> float:
@@ -110,7 +135,7 @@ def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum:
         The fit; an unknown one if the vector is zero or not finite, or if P < 2 K.
     """
     columns, target = np.stack([part.ravel() for part in parts], axis=1), vector.ravel()
-    norms, size = np.linalg.norm(columns, axis=0), float(np.linalg.norm(target))
+    norms, size = np.linalg.norm(columns, axis=0), norm(target)
     if 2 * len(parts) > target.size or not size or not np.isfinite(size) or not np.isfinite(norms).all():
         return WeightedSum()
     lengths = np.where(norms > 0, norms, 1.0)
@@ -119,6 +144,6 @@ def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum:
     u, singular, v = np.linalg.svd(directions, full_matrices=False)
     told = singular > DEPENDENT * singular[0]
     moved = v[told].T @ ((u[:, told].T @ rest) / singular[told])
-    left, free = float(np.linalg.norm(rest - directions @ moved)) / size, int(np.count_nonzero(~told))
+    left, free = norm(rest - directions @ moved) / size, int(np.count_nonzero(~told))
     condition = float(singular[0] / singular[told][-1]) if norms.all() else math.inf
     return WeightedSum(tuple((1 + moved / lengths).tolist()), left, condition, tuple(norms.tolist()), free)

@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import combinations
 
-import numpy as np
-
-from accumulation_harness.compare.linear import proportion
+from accumulation_harness.compare.linear import norm, proportion
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung, Window
 from accumulation_harness.watch.slopes import Loss
@@ -73,9 +71,7 @@ def doubtful(window: Window) -> list[Remark]:
         Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),
         Remark.as_often: window.as_often,
         Remark.unreached: len({part.any(axis=1).tobytes() for part in parts}) > 1,
-        Remark.same_gradient: any(
-            np.linalg.norm(one - other) <= STILL * np.linalg.norm(one) for other, one in combinations(parts, 2)
-        ),
+        Remark.same_gradient: any(norm(one - other) <= STILL * norm(one) for other, one in combinations(parts, 2)),
         Remark.half: window.half and all(m.scale == 1 for m in micro_batches),
         Remark.hooked: window.hooked,
         Remark.buffers_moved: window.buffers_moved and len(micro_batches) > 1,
@@ -126,7 +122,7 @@ def is_moved(window: Window) -> bool:
         True if they are; False also where they were not looked at.
     """
     first, last = window.first, window.parameters
-    return first is not None and last is not None and bool(np.linalg.norm(last - first) > STILL * np.linalg.norm(first))
+    return first is not None and last is not None and norm(last - first) > STILL * norm(first)
 
 
 def _finding(cause: Cause, window: Window, message: str) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.compare.linear import proportion, weighted_sum
+from accumulation_harness.compare.linear import norm, proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Ranks, Remark, Rung, Sketch, Window
 
@@ -55,17 +55,17 @@ def summed(window: Window, last: Window | None) -> Sum:
     gradient, gate = window.gradient, _narrow_gate(len(parts)) if window.narrow else GATE
     if not np.isfinite(gradient).all():
         return Sum(remark=Remark.step_not_finite)
-    size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in parts))))
+    size = max(norm(total), float(np.sqrt(sum(np.square(part).sum() for part in parts))))
     if not size:
         return Sum(remark=Remark.no_gradient)
     if window.ranks is not None:
         return _over_ranks(window, window.ranks, last, parts, gate)
-    found = Sum(error=float(np.linalg.norm(gradient - total)) / size)
+    found = Sum(error=norm(gradient - total) / size)
     if found.error <= gate:
         found.right = True
         return found
     factor, residual = proportion(gradient, total)
-    if factor > 0 and residual * np.linalg.norm(gradient) <= gate * size * factor:
+    if factor > 0 and residual * norm(gradient) <= gate * size * factor:
         found.factor, found.right = factor, True
         return found
     if window.moved:
@@ -90,7 +90,7 @@ def _narrow_gate(num: int) -> float:
 def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, size: float, found: Sum) -> Finding | None:
     """Something is lost, added or scaled: named only where it reproduces the gradient at the step."""
     first, total = window.micro_batches[0], np.sum(parts, axis=0)
-    if first.before is not None and np.linalg.norm(first.before) > gate * size:
+    if first.before is not None and norm(first.before) > gate * size:
         if proportion(window.gradient, total + first.before)[1] <= 10 * gate:
             return _carried(window, last, first.before, size) or _foreign(window, first.before, size)
     elif first.before is None and not first.empty:
@@ -137,10 +137,10 @@ def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -
         before, after = _there(m.before), _there(m.after)
         if last is not None and (changed := _change(window, last, before * m.scale, m, k, gate)) is not None:
             return changed
-        size = max(float(np.linalg.norm(before)), float(np.linalg.norm(part)))
-        lost = np.linalg.norm(after - before) <= gate * size  # as its weight will tell
-        if alone and np.linalg.norm(after - before - part) > gate * size and not lost:
-            what = "loses what was there" if np.linalg.norm(after - part) <= gate * size else "does not add up"
+        size = max(norm(before), norm(part))
+        lost = norm(after - before) <= gate * size  # as its weight will tell
+        if alone and norm(after - before - part) > gate * size and not lost:
+            what = "loses what was there" if norm(after - part) <= gate * size else "does not add up"
             return Cause.micro_batches_lost, f"`.grad` {what} in the backward of micro-batch {k + 1}"
         last = after * m.scale
     return None, ""
@@ -152,11 +152,11 @@ def _there(gradient: Sketch | None) -> Sketch:
 
 def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate: float) -> tuple[Cause | None, str] | None:
     """What happened to `.grad`, from `a` to `b`, between two backwards of a window; None: nothing."""
-    size = float(np.linalg.norm(a))
-    if not size or np.linalg.norm(b - a) <= gate * size / 10:
+    size = norm(a)
+    if not size or norm(b - a) <= gate * size / 10:
         return None
     where = f"between micro-batches {k} and {k + 1}"
-    if np.linalg.norm(b) <= CLEARED * size:
+    if norm(b) <= CLEARED * size:
         return Cause.gradients_cleared_in_window, f"`.grad` is zero after it was filled, {where}"
     if CLIPS & {*this.calls}:
         return Cause.clip_per_micro_batch, f"gradients are clipped {where}"
@@ -172,7 +172,7 @@ def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate
     if _is_of_weights(window, b - a):
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
-    kept = [bool(np.linalg.norm(y - x) <= gate * size) for x, y in zip(a, b, strict=True)]
+    kept = [norm(y - x) <= gate * size for x, y in zip(a, b, strict=True)]
     if any(lost) and all(x or y for x, y in zip(lost, kept, strict=True)):
         return Cause.gradients_cleared_in_window, f"the gradients of {sum(lost)} of {len(lost)} tensors are zero {where}"
     if window.rounded:
@@ -242,13 +242,13 @@ def _carried(window: Window, last: Window | None, carried: Sketch, size: float) 
         if seen.any() and off <= ALIKE:
             of = "" if there.all() else f" in {there.sum()} of {len(there)} tensors"
             message = f"`.grad` begins with {factor:.3g} times the gradient of the window before{of}"
-            return _finding(Cause.gradients_not_cleared, window, message, float(np.linalg.norm(carried)) / size)
+            return _finding(Cause.gradients_not_cleared, window, message, norm(carried) / size)
     return None
 
 
 def _foreign(window: Window, carried: Sketch, size: float) -> Finding:
     message = "`.grad` holds something before the first backward of the window that is not the last window's gradient"
-    return _finding(Cause.foreign_gradients, window, message, float(np.linalg.norm(carried)) / size)
+    return _finding(Cause.foreign_gradients, window, message, norm(carried) / size)
 
 
 def _non_finite(window: Window, parts: list[Sketch]) -> Sum:
@@ -265,10 +265,10 @@ def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[S
     if not all(np.isfinite(g).all() for g in (*given, *gradients, *before)):
         return Sum(remark=Remark.ranks_unseen)
     gradient, total = gradients[0], np.sum(given, axis=0)
-    size = max(float(np.linalg.norm(total)), *(float(np.linalg.norm(part)) for part in given))
+    size = max(norm(total), *(norm(part) for part in given))
     if not size:
         return Sum(remark=Remark.no_gradient)
-    apart = max(float(np.linalg.norm(g - gradient)) for g in gradients)
+    apart = max(norm(g - gradient) for g in gradients)
     if apart > 10 * gate * size:
         message = f"gradients at the step differ between ranks by {apart / size:.2g} of a rank's own"
         if len(gradients) == len(given) and all(
@@ -277,11 +277,11 @@ def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[S
             message += ": each rank steps on its own"
         return Sum(findings=[_finding(Cause.replicas_not_synchronised, window, message, apart / size)])
     factor, off = proportion(gradient, total)
-    error = float(np.linalg.norm(gradient - total / len(given))) / size
-    if factor > 0 and off * np.linalg.norm(gradient) <= 10 * gate * size * max(factor, 1 / len(given)):
+    error = norm(gradient - total / len(given)) / size
+    if factor > 0 and off * norm(gradient) <= 10 * gate * size * max(factor, 1 / len(given)):
         return Sum(error=error, factor=factor, right=True)
     first = window.micro_batches[0].before
-    if np.linalg.norm(before[0]) > gate * size and first is not None and proportion(gradient - before[0], total)[1] <= 10 * gate:
+    if norm(before[0]) > gate * size and first is not None and proportion(gradient - before[0], total)[1] <= 10 * gate:
         return Sum(error=error, findings=[_carried(window, last, first, size) or _foreign(window, before[0], size)])
     inside = _inside(window, parts, gate, error, alone=False)
     if inside is not None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from accumulation_harness.compare.linear import proportion, weighted_sum
+from accumulation_harness.compare.linear import norm, proportion, weighted_sum
 from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
@@ -184,10 +184,10 @@ class Replay:
         if isinstance(found, Refusal):
             raise found
         whole, again = found.whole / (found.terms or 1.0), found.again / (found.terms or 1.0)
-        size = float(np.linalg.norm(whole))
+        size = norm(whole)
         if not np.isfinite(own).all() or not size or not np.isfinite(size):
             raise Refusal("the gradient is zero or not finite")
-        replayed.error, replayed.floor = (float(np.linalg.norm(other - whole)) / size for other in (own, again))
+        replayed.error, replayed.floor = (norm(other - whole) / size for other in (own, again))
         narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
         gate = replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
         if Cause.stochastic_layers in told:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from accumulation_harness.compare.linear import norm
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
@@ -443,8 +444,8 @@ def _heard(together: Together, name: str, window: Window) -> Ranks | None:
 def _is_own_sum(parts: Sequence[MicroBatch], gradient: Sketch) -> bool:
     """Whether the gradient at the step is what this rank's own micro-batches gave."""
     given = [part.contribution for part in parts]
-    size = max(map(np.linalg.norm, given))
-    return bool(np.linalg.norm(gradient - np.sum(given, axis=0)) <= GATE * size)
+    size = max(map(norm, given))
+    return norm(gradient - np.sum(given, axis=0)) <= GATE * size
 
 
 def _on_host(nest: Any) -> Any:

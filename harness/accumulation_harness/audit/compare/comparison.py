@@ -28,7 +28,7 @@ from accumulation_harness.audit.compare.windows import (
     without_preparation,
 )
 from accumulation_harness.audit.evidence import Run, Step, Track, Vector, norms_by, overflow_is_expected
-from accumulation_harness.compare.linear import cosine, distance
+from accumulation_harness.compare.linear import cosine, distance, norm
 
 
 class ShapeError(ValueError):
@@ -122,7 +122,7 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
             continue
         if not agree.any():
             break
-        places, size = np.flatnonzero(off).tolist(), float(np.linalg.norm(sizes[off]))
+        places, size = np.flatnonzero(off).tolist(), norm(sizes[off])
         own = mine.elements(places)
         return replace(
             whole,
@@ -133,7 +133,7 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
             keep=whole.keep[own],
             a=whole.a[own],
             g=whole.g[own],
-            gate=float(np.linalg.norm(bounds[off])) / size if size else 0.0,
+            gate=norm(bounds[off]) / size if size else 0.0,
             only=tuple(mine.tensors[place][0] for place in places),
         )
     return whole
@@ -174,5 +174,5 @@ def _to_one_limit(mine: Step, theirs: Step, gate: float) -> Vector:
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:
     """What is left of `difference` outside `direction`, relative; 1 when it points the other way (no shrinking)."""
     d, p = difference[keep], direction[keep]
-    size = float(np.linalg.norm(d))
+    size = norm(d)
     return math.sqrt(max(0.0, 1 - min(1.0, cosine(d, p) ** 2))) if size and cosine(d, p) < 0 else 1.0

@@ -17,7 +17,7 @@ from accumulation_harness.audit.compare.windows import (
     views,
 )
 from accumulation_harness.audit.evidence import FLOAT32, Run, Step, Vector, norms_by
-from accumulation_harness.compare.linear import distance
+from accumulation_harness.compare.linear import distance, norm
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).
@@ -92,8 +92,8 @@ class Aligned:
     @cached_property
     def _each(self) -> list[float]:
         """By what each step alone shows."""
-        sizes = [float(np.linalg.norm(step.unclipped)) for step in self.theirs]
-        summing = [float(np.linalg.norm(self._summing(t))) / size if 0 < size < math.inf else 0.0 for t, size in enumerate(sizes)]
+        sizes = [norm(step.unclipped) for step in self.theirs]
+        summing = [norm(self._summing(t)) / size if 0 < size < math.inf else 0.0 for t, size in enumerate(sizes)]
         return [max(self.factor * seen, least) for seen, least in zip(self._seen, summing, strict=True)]
 
     @cached_property
@@ -124,7 +124,7 @@ class Aligned:
                     continue
                 values, counts = views(step)[view]
                 sizes, u = norms_by(counts, values), np.array(step.roundoffs)
-                errors = np.maximum(errors, u * np.where(sizes > 0, sizes, float(np.linalg.norm(sizes))))
+                errors = np.maximum(errors, u * np.where(sizes > 0, sizes, norm(sizes)))
                 allowed = np.maximum(self._of_few(numbers) * errors, self._summing(t) if view < 2 else 0.0)
                 gate = np.where(sizes > 0, relative(allowed, sizes), allowed)
                 found[t].append(np.where((numbers > 0) & ~np.isnan(gate), gate, math.inf))
@@ -155,7 +155,7 @@ class Aligned:
         values, counts = b[view]
         apart = norms_by(counts, a[view][0] - values)
         if not self.measured:
-            even = float(np.linalg.norm(values)) * np.sqrt(np.array(counts) / max(1, sum(counts)))
+            even = norm(values) * np.sqrt(np.array(counts) / max(1, sum(counts)))
             apart = np.maximum(apart, self._roundoffs(step) * np.maximum(even, norms_by(counts, values)))
         return apart if np.isfinite(apart).all() else None
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
 from accumulation_harness.audit.evidence import Held, Role, Run, Vector
-from accumulation_harness.compare.linear import distance, proportion
+from accumulation_harness.compare.linear import distance, norm, proportion
 
 FEWEST = 4  # elements below which a number lies between two others by chance
 SAME = 1e-6  # of its size, below which a number is the same: a sum in float32
@@ -143,8 +143,8 @@ def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart 
 
 
 def _relative(difference: Vector, moved: Vector, value: Vector) -> float:
-    size, way = float(np.linalg.norm(difference)), float(np.linalg.norm(moved))
-    if not math.isfinite(size) or size <= SAME * float(np.linalg.norm(value)):
+    size, way = norm(difference), norm(moved)
+    if not math.isfinite(size) or size <= SAME * norm(value):
         return 0.0
     return size / way if way else math.inf
 
@@ -170,7 +170,7 @@ def _followed(values: Sequence[Vector | None], weights: Sequence[Vector | None])
         now, before = values[window], values[window - 1]
         if now is None or before is None or now.shape != before.shape:
             continue
-        if np.linalg.norm(now - before) <= SAME * np.linalg.norm(now):
+        if norm(now - before) <= SAME * norm(now):
             continue  # an average of weights that have not moved yet
         ways = [w - before for w in weights[window - 1 : window + 1] if w is not None and w.shape == before.shape]
         parts.append(max((_part(now - before, way) for way in ways), default=0.0))

@@ -12,7 +12,7 @@ import numpy as np
 from accumulation_harness.audit.compare.place import Place
 from accumulation_harness.audit.compare.windows import effective, evaluations, finite
 from accumulation_harness.audit.evidence import Matrix, Row, Run, Step, Term, Vector, given_by
-from accumulation_harness.compare.linear import WeightedSum, distance, weighted_sum
+from accumulation_harness.compare.linear import WeightedSum, distance, dot, norm, weighted_sum
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
 SAME_SUM_ROUNDINGS = 100  # or, in coarse arithmetic, to so many roundings
@@ -239,7 +239,7 @@ def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] =
         parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
         each=tuple(
             replace(
-                _one_term(of_each, whole, float(np.linalg.norm(g))),
+                _one_term(of_each, whole, norm(g)),
                 by_row=_rows_of_term(mine, reference, number),
             )
             for number, (of_each, whole) in enumerate(pairs)
@@ -277,13 +277,13 @@ def _total(addend: Sequence[Term]) -> Vector:
 def _one_term(mine: Sequence[Term], theirs: Sequence[Term], size: float) -> OneTerm:
     """One addend in each backward, beside that of N=1; `size`: norm of the whole reference gradient."""
     a, wanted = _total(mine), _total(theirs)
-    squared, given = float(wanted @ wanted), [term.gradient for term in mine if term.gradient.any()]
+    squared, given = dot(wanted, wanted), [term.gradient for term in mine if term.gradient.any()]
     made = weighted_sum(wanted, given) if squared and given and 2 * len(given) <= a.size else WeightedSum()
-    scale = float(a @ wanted) / squared if squared else math.inf
+    scale = dot(a, wanted) / squared if squared else math.inf
     return OneTerm(
-        distance=float(np.linalg.norm(a - wanted)) / size,
+        distance=norm(a - wanted) / size,
         scale=scale,
-        line=float(np.linalg.norm(a - scale * wanted)) / size if squared else math.inf,
+        line=norm(a - scale * wanted) / size if squared else math.inf,
         parts=made._replace(residual=made.residual * math.sqrt(squared) / size),
         micro_batches=len(mine),
         coefficient=mine[0].coefficient / theirs[0].coefficient if theirs[0].coefficient else math.nan,

@@ -40,7 +40,7 @@ from accumulation_harness.audit.compare.windows import (
     slices,
 )
 from accumulation_harness.audit.evidence import Run, Step, Vector, given_by
-from accumulation_harness.compare.linear import WeightedSum, cosine, distance, off_line, proportion
+from accumulation_harness.compare.linear import WeightedSum, cosine, distance, norm, off_line, proportion
 
 FEWEST = 4  # elements below which two directions are alike by chance
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
@@ -69,10 +69,10 @@ def compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
     Returns:
         Distance, scale, cosine and residual of `a` beside `g`.
     """
-    own, size = float(np.linalg.norm(a)), float(np.linalg.norm(g))
+    own, size = norm(a), norm(g)
     if not size > 0:  # nothing to compare with: never a pass
         return Compared(distance=math.nan if distance is None else distance, scale=math.nan, cosine=math.nan)
-    apart = float(np.linalg.norm(a - g)) / size if distance is None else distance
+    apart = norm(a - g) / size if distance is None else distance
     return Compared(distance=apart, scale=own / size, cosine=cosine(a, g))
 
 
@@ -240,8 +240,8 @@ class StepFacts:
         """a from s with the gradient of the step before."""
         if self._total is None or self.before is None:
             return math.inf
-        least = LEFT_OVER * self.gate * float(np.linalg.norm(self.g))
-        left = [v for v in (self.before.gradient, self.before.unclipped) if v.shape == self.a.shape and np.linalg.norm(v) > least]
+        least = LEFT_OVER * self.gate * norm(self.g)
+        left = [v for v in (self.before.gradient, self.before.unclipped) if v.shape == self.a.shape and norm(v) > least]
         return min((distance(self.a, v + self._total) for v in left), default=math.inf)
 
     @cached_property
@@ -250,7 +250,7 @@ class StepFacts:
         clip = self.mine.clip
         if self._total is None or clip is None or clip.before is None:
             return math.inf
-        size = float(np.linalg.norm(clip.before)) if clip.size is None else clip.size
+        size = norm(clip.before) if clip.size is None else clip.size
         return distance(self.mine.gradient, clip.before * min(1.0, clip.limit / size) / self.accumulation_steps)
 
     @cached_property
@@ -285,10 +285,10 @@ class StepFacts:
 
     def _clipped_to_norms(self, tensors: Sequence[slice]) -> float:
         """Of what is no multiple of its sum; infinite where all is one."""
-        size, left = float(np.linalg.norm(self.a)), list[float]()
+        size, left = norm(self.a), list[float]()
         for own in tensors:
             a, parts = self.a[own], [part[own] for part in self.given_parts]
-            share = float(np.linalg.norm(a)) / size
+            share = norm(a) / size
             if a.any() and off_line(a, np.sum(parts, axis=0)) * share > self.gate:
                 left.append(clipped_parts(a, parts) * share)
         return math.hypot(*left) if left else math.inf
@@ -350,8 +350,8 @@ class StepFacts:
     def given(self) -> float:
         """||s|| / ||reference's s||."""
         mine, theirs = self.mine.total, self.theirs.total
-        size = float(np.linalg.norm(theirs)) if theirs is not None else 0.0
-        return float(np.linalg.norm(mine)) / size if mine is not None and size else math.nan
+        size = norm(theirs) if theirs is not None else 0.0
+        return norm(mine) / size if mine is not None and size else math.nan
 
     @cached_property
     def by_rank(self) -> WeightedSum:
@@ -410,8 +410,8 @@ class StepFacts:
     @property
     def moved_as_there(self) -> bool:
         """Whether what they moved inside has brought them to where the reference's are at the step."""
-        moved = float(np.linalg.norm(np.sum(self.mine.moves, axis=0)))
-        return float(np.linalg.norm(self.mine.before - self.theirs.before)) <= OTHER_MOVE * moved
+        moved = norm(np.sum(self.mine.moves, axis=0))
+        return norm(self.mine.before - self.theirs.before) <= OTHER_MOVE * moved
 
     @cached_property
     def moved_before(self) -> tuple[float, float]:
@@ -441,7 +441,7 @@ class StepFacts:
     def norms_inside(self) -> tuple[float, ...]:
         """Norms that gradients had after somebody scaled them inside the window, and at the step where they were then too."""
         inside = tuple(b.rescaled for b in self.mine.backwards if not math.isnan(b.rescaled))
-        return (*inside, float(np.linalg.norm(self.mine.gradient))) if inside else ()
+        return (*inside, norm(self.mine.gradient)) if inside else ()
 
     @cached_property
     def _shrinking(self) -> tuple[int, bool]:
@@ -517,6 +517,6 @@ def further(moved: Vector | None, usual: Vector | None, before: Vector, keep: np
     if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all() or not before.any():
         return none
     a, b = (move if keep is None else np.where(keep, move, 0.0) for move in (a, b))
-    apart, largest = a - b, max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-    size, some = float(np.linalg.norm(apart)), apart != 0
-    return (size / float(np.linalg.norm(before)), cosine(apart[some], before[some])) if size > OTHER_MOVE * largest else none
+    apart, largest = a - b, max(norm(a), norm(b))
+    size, some = norm(apart), apart != 0
+    return (size / norm(before), cosine(apart[some], before[some])) if size > OTHER_MOVE * largest else none

@@ -10,7 +10,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.windows import slices
 from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, emptied, overflow_is_expected
-from accumulation_harness.compare.linear import WeightedSum, distance, off_line, weighted_sum
+from accumulation_harness.compare.linear import WeightedSum, distance, norm, off_line, weighted_sum
 
 Format = Literal["bfloat16", "float16"]
 AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
@@ -147,7 +147,7 @@ def clipped_parts(a: Vector, parts: Sequence[Vector]) -> float:
     Returns:
         Relative distance of `a` to the nearest multiple of such a sum.
     """
-    known = sorted((float(np.linalg.norm(part)), place) for place, part in enumerate(parts) if part.any())[::-1]
+    known = sorted((norm(part), place) for place, part in enumerate(parts) if part.any())[::-1]
     least = math.inf
     for cut in range(2, len(known) + 1):
         long = np.sum([parts[place] / size for size, place in known[:cut]], axis=0)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from accumulation_harness.audit.evidence import SUMMED, Backward, Clip, Run, Step, Track, Vector, given_by, norms_by
-from accumulation_harness.compare.linear import distance
+from accumulation_harness.compare.linear import distance, norm
 
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 R = TypeVar("R", Step, Backward, Clip)
@@ -309,7 +309,7 @@ def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
         return cut(b, locals=tuple(v[own] if v.size == size else v for v in b.locals), emptied=kept)
 
     def cut_clip(c: Clip) -> Clip:
-        return cut(c, size=float(np.linalg.norm(c.before)) if c.size is None and c.before is not None else c.size)
+        return cut(c, size=norm(c.before) if c.size is None and c.before is not None else c.size)
 
     return cut(
         step,

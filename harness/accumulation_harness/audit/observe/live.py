@@ -44,7 +44,7 @@ from accumulation_harness.audit.observe.sample import (
     size_of,
 )
 from accumulation_harness.audit.observe.tensors import dense, roundoff, size
-from accumulation_harness.compare.linear import cosine
+from accumulation_harness.compare.linear import cosine, norm
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, Options, mark
 from accumulation_harness.observe.tensors import in_a_group
@@ -254,7 +254,7 @@ class LiveTrack(Followed):
             emptied=begun.emptied if added else frozenset(),
             contribution=contribution,
             finite=finite,
-            rescaled=float(np.linalg.norm(begun.gradient)) / scale if scaled else math.nan,
+            rescaled=norm(begun.gradient) / scale if scaled else math.nan,
             changed=self._change(begun.gradient),
             rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
             computed=forwards.computed,
@@ -378,8 +378,8 @@ class LiveTrack(Followed):
         if not parts:
             return (0.0,) * len(counts)
         spreads = norms_by(counts, parts[0] if len(parts) == 1 else np.sum([np.abs(part) for part in parts], axis=0))
-        total = float(np.linalg.norm(np.sum(parts, axis=0))) if like is not None else 0.0
-        return tuple((spreads if like is None or not total else spreads * (float(np.linalg.norm(like)) / total)).tolist())
+        total = norm(np.sum(parts, axis=0)) if like is not None else 0.0
+        return tuple((spreads if like is None or not total else spreads * (norm(like) / total)).tolist())
 
     def _kept(self) -> bool:
         """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""

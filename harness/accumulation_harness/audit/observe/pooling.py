@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from accumulation_harness.audit.evidence import Backward, Clip, Finding, Run, Start, Step, Track, Vector, overflow_is_expected
-from accumulation_harness.compare.linear import distance
+from accumulation_harness.compare.linear import distance, dot, norm
 from accumulation_harness.judge.cause import Cause
 
 SAME_START = 1e-5  # relative; starting weights of a tensor that is found in another run
@@ -157,7 +157,7 @@ def _factor(gradient: Vector, averaged: Vector | None, ranks: int) -> int:
     """The number of ranks where the gradient is their sum, and not their mean: as far as its size shows."""
     if averaged is None or averaged.shape != gradient.shape or not averaged.any():
         return 1
-    return ranks if float(gradient @ averaged) / float(averaged @ averaged) > math.sqrt(ranks) else 1
+    return ranks if dot(gradient, averaged) / dot(averaged, averaged) > math.sqrt(ranks) else 1
 
 
 def _chained(rows: tuple[str, ...] | None, others: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
@@ -373,7 +373,7 @@ def _canonical(name: str) -> str:
 
 
 def _begin_alike(a: Vector, b: Vector) -> bool:
-    return a.shape == b.shape and float(np.linalg.norm(a - b)) <= SAME_START * float(np.linalg.norm(b))
+    return a.shape == b.shape and norm(a - b) <= SAME_START * norm(b)
 
 
 def _without_contributions(step: Step) -> Step:

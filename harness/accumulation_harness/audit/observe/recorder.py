@@ -22,6 +22,7 @@ from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
 from accumulation_harness.audit.observe.modules import Modules
 from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.compare.linear import norm
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.patches import Patches
 from accumulation_harness.system.state import transforming
@@ -269,4 +270,4 @@ def _norm(track: Track) -> float:
     """Of all tensors as the first step began; each of which a sample is kept stands for all of its elements."""
     first = track.steps[0]
     shares = [n / kept if kept else 1.0 for (_, n), kept in zip(first.tensors, first.counts, strict=True)]
-    return float(np.linalg.norm(norms_by(first.counts, first.before) * np.sqrt(shares)))
+    return norm(norms_by(first.counts, first.before) * np.sqrt(shares))

@@ -50,16 +50,17 @@ class States:
     def look(self, known: Mapping[Role, Sequence[object]]) -> Mapping[int, str]:
         """A window begins; where objects are. `known`: what has a role in training, wherever it is."""
         self._roots = {**_locals(), **self._elsewhere}
-        paths = self._now().paths
-        for role, objects in known.items():
-            for one in objects if role != "weight" else ():
-                if id(one) not in paths:
-                    self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
-        self._roots |= self._elsewhere
-        self._see(known)
+        found = self._now(_sampled)
+        lost = [(role, one) for role, each in known.items() for one in each if role != "weight" and id(one) not in found.paths]
+        for role, one in lost:
+            self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
+        if lost:
+            self._roots |= self._elsewhere
+            found = self._now(_sampled)
+        self._see(found, known)
         if len(self.held.states) == 2 and self.what.starts is None:
             self._shake()
-        return paths
+        return found.paths
 
     @torch.no_grad()
     def _shake(self) -> None:
@@ -77,7 +78,7 @@ class States:
         held = self.held
         if not held.states:
             return
-        self._see(known)
+        self._see(self._now(_sampled), known)
         first: dict[str, Vector] = {}
         for values in reversed(held.states):
             first |= values
@@ -88,8 +89,7 @@ class States:
         self.run.held = held
         self._roots, self._elsewhere, self._first, self.held = {}, {}, {}, Held()
 
-    def _see(self, known: Mapping[Role, Sequence[object]]) -> None:
-        found = self._now(_sampled)
+    def _see(self, found: Snapshot, known: Mapping[Role, Sequence[object]]) -> None:
         self.held.states.append(_vectors(found))
         self.held.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
         for role, objects in known.items():
