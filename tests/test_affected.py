@@ -67,13 +67,21 @@ packages:
 - pypi: https://files.pythonhosted.org/packages/a/b/accelerate-1.0.1-py3-none-any.whl
   name: accelerate
   version: 1.0.1
+  requires_dist:
+  - torch>=1.10.0
+  - deepspeed==0.18.9 ; extra == 'all'
 """
-CONDA_LOCK = """version: 1
-package:
+CONDA_LOCK = "version: 1\npackage:" + "".join(
+    f"""
 - name: transformers
   version: 4.46.3
   manager: conda
-"""
+  platform: {platform}
+  url: https://conda.anaconda.org/conda-forge/noarch/transformers-4.46.3-pyhd8ed1ab_0.conda
+- name: pytorch
+  version: {torch}"""
+    for platform, torch in (("linux-64", "2.13.0"), ("osx-arm64", "2.12.0"))
+)
 COMPILED = """#    uv pip compile pyproject.toml
 accelerate==1.0.1 \\
     --hash=sha256:aaaa \\
@@ -99,7 +107,7 @@ SHAPES = {  # name of the file -> what it holds, what is read beside transformer
     "pyproject.toml": (PYPROJECT, {"torch": None, "pytest": None, "deepspeed": "0.18.9"}),
     "environment.yml": (CONDA, {"python": None, "pytorch": None, "pip": None, "deepspeed": "0.18.9"}),
     "pixi.lock": (PIXI, {"accelerate": "1.0.1"}),
-    "conda-lock.yml": (CONDA_LOCK, {}),
+    "conda-lock.yml": (CONDA_LOCK, {"pytorch": "2.12.0"}),
     "requirements.txt": (COMPILED, {"accelerate": "1.0.1"}),
     "requirements-gpu.txt": (LINKS, {"deepspeed": "0.18.9", "torch": "2.5.1+cu121", "trl": None, "peft": None}),
     "Dockerfile": (
@@ -120,7 +128,9 @@ def test_a_file_of_pins(name, tmp_path, capsys):
     assert read == {"transformers": Version("4.46.3"), **{one: version and Version(version) for one, version in others.items()}}
     assert affected.main([str(path)]) == 1
     told = capsys.readouterr().out
-    assert "transformers 4.46.3" in told and "transformers-heads-added" in told and "transformers-mean-of-means" not in told
+    assert told.count("transformers 4.46.3") == 1, told
+    assert "transformers-heads-added" in told and "transformers-mean-of-means" not in told
+    assert ("pytorch 2.13.0" in told) == ("2.13.0" in text) and "pytorch 2.12.0" not in told
     path.write_text(text.replace("4.46.3", "4.48.0"))
     others_ignored = [part for one in ADVISORIES if one["id"] != "transformers-heads-added" for part in ("--ignore", one["id"])]
     assert affected.main([str(path), *others_ignored]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,13 @@ def installed() -> Iterator[Pin]:
 
     Yields:
         Name and exact version of each package.
-
-    Yields:
-        Name and exact version of each package.
     """
     for found in metadata.distributions():
         yield from _exact(found.name, found.version, "this environment")
 
 
 def of(path: Path) -> Iterator[Pin]:
-    """Yield what a file says, or the files of a folder whose names are known.
+    """Yield what a file says, or the files of a folder whose names are known; each release once, where a file has it first.
 
     Args:
         path: A requirements file, a lock file, a `pyproject.toml`, or a folder.
@@ -82,14 +79,15 @@ def of(path: Path) -> Iterator[Pin]:
         if path.name == "Pipfile.lock":
             found = _pipfile(json.loads(text), str(path))
         elif path.suffix in (".yml", ".yaml") or path.name == "pixi.lock":
-            found = _yaml(text.splitlines(), str(path))
+            found = _yaml(text.splitlines(), str(path), locked="lock" in path.name)
         elif path.suffix in (".lock", ".toml"):
             found = _tables(_toml(text), str(path))
         elif path.suffix in (".txt", ".in"):
             found = _requirements(path, set())
         else:  # a Dockerfile, a script, a README, a notebook: what it pins in passing
             found = _in_passing(text.splitlines(), str(path))
-        yield from list(found)
+        first: dict[Pin, Pin] = {}  # conda-lock has a release twice for each platform
+        yield from dict.fromkeys(first.setdefault(replace(pin, where=""), pin) for pin in found)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected requirements or a lock file, got {type(error).__name__}: {error}") from error
 
@@ -197,8 +195,11 @@ def _pipfile(read: Mapping[str, Any], where: str) -> Iterator[Pin]:
             yield from _ranged(name, table.get("version", "no version"), where)
 
 
-def _yaml(lines: Iterable[str], where: str) -> Iterator[Pin]:
-    """Conda environments and the lock files of conda-lock and pixi, line by line, so that no reader of YAML is needed."""
+def _yaml(lines: Iterable[str], where: str, *, locked: bool) -> Iterator[Pin]:
+    """Conda environments and the lock files of conda-lock and pixi, line by line, so that no reader of YAML is needed.
+
+    What is listed without a key is asked for in an environment; in a lock file it is what a package of it asks for.
+    """
     name = None
     for number, line in enumerate(lines, 1):
         bare, here = re.sub(r"(^|\s)#.*", "", line).strip().strip("'\""), f"{where}:{number}"
@@ -210,7 +211,7 @@ def _yaml(lines: Iterable[str], where: str) -> Iterator[Pin]:
         elif is_key and key == "version" and name:
             yield from _exact(name, value.strip("'\""), here)
             name = None
-        elif bare.startswith("- ") and not is_key:
+        elif bare.startswith("- ") and not is_key and not locked:
             asked = bare[2:].strip().strip("'\"")
             if conda := CONDA.fullmatch(asked):
                 whole = conda[3] or conda[2].count(".") > 1
