@@ -197,6 +197,7 @@ Role = Literal[
     "trained",  # backwards give it gradients, and no optimizer holds it
     "model",
     "optimizer",
+    "state",  # of an optimizer, by parameter: compared step by step
     "schedule",
     "function",  # a schedule made of one
     "scaler",

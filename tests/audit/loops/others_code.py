@@ -172,16 +172,17 @@ def equal_positions_of_means(at):
 
 
 def _averaged(at, where, *, in_one):
-    """An average of the weights: `in_one` vector that is updated, or in a list that is made anew, of a function that runs."""
+    """An average of the weights: `in_one` vector that the optimizer holds, or in a list that is made anew, of a function that runs."""
     model = at.model
-    one = torch.cat([p.detach().flatten() for p in model.parameters()])
-    kept = [one] if in_one else [p.detach().clone() for p in model.parameters()]
+    if in_one:
+        at.optimizer.average = torch.cat([p.detach().flatten() for p in model.parameters()])
+    kept = [p.detach().clone() for p in model.parameters()]
 
     @torch.no_grad()
     def update():
         nonlocal kept
         if in_one:
-            kept[0].lerp_(torch.cat([p.flatten() for p in model.parameters()]), 0.1)
+            at.optimizer.average.lerp_(torch.cat([p.flatten() for p in model.parameters()]), 0.1)
         else:
             kept = [0.9 * old + 0.1 * p for old, p in zip(kept, model.parameters(), strict=True)]
 

@@ -115,7 +115,7 @@ def rests(path: str, held: Held) -> bool:
 
 def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart | None:
     role = theirs.role(path)
-    if role == "weight" or (role == "optimizer" and (first := theirs.at(0, path)) is not None and first.size > 1):
+    if role == "weight" or (role == "state" and (first := theirs.at(0, path)) is not None and first.size > 1):
         return None  # compared step by step
     begun: tuple[Vector, Vector] | None = None
     found: Apart | None = None

@@ -121,6 +121,7 @@ class Observed(Loop[LiveTrack]):
         return {
             "model": [*self.forwards.outermost.values()],
             "optimizer": [one.optimizer if isinstance(one := live.optimizer, Foreign) else one for live in self.lives],
+            "state": [live.optimizer.state for live in self.lives],
             "schedule": [one for key, one in self.schedules.items() if not of_functions[key]],
             "function": [one for key, one in self.schedules.items() if of_functions[key]],
             "scaler": [*self.scalers.values()],

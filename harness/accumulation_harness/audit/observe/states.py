@@ -51,7 +51,8 @@ class States:
         """A window begins; where objects are. `known`: what has a role in training, wherever it is."""
         self._roots = {**_locals(), **self._elsewhere}
         found = self._now(_sampled)
-        lost = [(role, one) for role, each in known.items() for one in each if role != "weight" and id(one) not in found.paths]
+        reached = ("weight", "state")  # by the others
+        lost = [(role, one) for role, each in known.items() for one in each if role not in reached and id(one) not in found.paths]
         for role, one in lost:
             self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
         if lost:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from accumulation_harness.audit.compare.held import Apart, laid_out_alike
+from accumulation_harness.audit.compare.held import OWN, Apart, laid_out_alike
 from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
@@ -292,8 +292,8 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
         The findings.
     """
     found = []
-    averages = [one for one in run.apart if one.average and one.role in (None, "model", "trained")]
-    copies = [one for one in run.apart if unread and one.copy and one.role in (None, "model", "trained")]
+    averages = [one for one in run.apart if one.average and one.role in (*OWN, "optimizer")]
+    copies = [one for one in run.apart if unread and one.copy and one.role in OWN]
     trained = [one for one in run.apart if one.kept and one.role == "trained" and not one.share]
     kinds: tuple[tuple[Sequence[Apart], Cause, Kind, str], ...] = (
         (averages, Cause.ema_per_micro_batch, "average", "an average of the weights is updated per micro-batch"),
