@@ -196,10 +196,7 @@ def _pipfile(read: Mapping[str, Any], where: str) -> Iterator[Pin]:
 
 
 def _yaml(lines: Iterable[str], where: str, *, locked: bool) -> Iterator[Pin]:
-    """Conda environments and the lock files of conda-lock and pixi, line by line, so that no reader of YAML is needed.
-
-    What is listed without a key is asked for in an environment; in a lock file it is what a package of it asks for.
-    """
+    """Conda environments and the lock files of conda-lock and pixi, line by line, so that no reader of YAML is needed."""
     name = None
     for number, line in enumerate(lines, 1):
         bare, here = re.sub(r"(^|\s)#.*", "", line).strip().strip("'\""), f"{where}:{number}"
@@ -211,7 +208,7 @@ def _yaml(lines: Iterable[str], where: str, *, locked: bool) -> Iterator[Pin]:
         elif is_key and key == "version" and name:
             yield from _exact(name, value.strip("'\""), here)
             name = None
-        elif bare.startswith("- ") and not is_key and not locked:
+        elif bare.startswith("- ") and not is_key and not locked:  # in a lock file this is what a package of it asks for
             asked = bare[2:].strip().strip("'\"")
             if conda := CONDA.fullmatch(asked):
                 whole = conda[3] or conda[2].count(".") > 1

@@ -172,7 +172,7 @@ def equal_positions_of_means(at):
 
 
 def _averaged(at, where, *, in_one):
-    """An average of the weights: `in_one` vector that the optimizer holds, or in a list that is made anew, of a function that runs."""
+    """An average of the weights: `in_one` vector that the optimizer holds, or in a list that is made anew by a function."""
     model = at.model
     if in_one:
         at.optimizer.average = torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -65,7 +65,9 @@ class OpenWindow:
     backwards: list[Backward] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    aside: set[int] = field(default_factory=set)  # places of backwards that returned gradients, which `.grad` was never given
+    aside: set[int] = field(
+        default_factory=set
+    )  # places of backwards whose gradients `.grad` was never given, or that were cleared before another one of these forwards
     filled: bool = False  # some backward has left a gradient
     through_model: bool = False  # gradients were seen in the model, whose parameters the optimizer holds copies of
     unscaled: bool = False  # the loss scale has been taken out of the gradients
@@ -231,6 +233,8 @@ class LiveTrack(Followed):
             after = ((np.where(known, parts[0], 0.0), np.where(known, end, 0.0)),) if known.any() and manual is None else ()
             hooked = None if np.array_equal(bare, left, equal_nan=True) else (bare, left)
             backward = replace(backward, bare=bare / scale, hooked=hooked, changed=(*backward.changed, *after))
+        if backward.start == "cleared" and self.run.forwards and not backward.forwards and self.window.backwards:
+            self.window.aside.add(len(self.window.backwards) - 1)
         self.window.backwards.append(replace(backward, local=None if local is None else local / scale))
         # a loss of 0 leaves nothing that could be cleared
         self.window.filled = self.window.filled or (manual is None and bool(end.any()))
