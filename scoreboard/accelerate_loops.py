@@ -55,11 +55,23 @@ class Decay(torch.optim.lr_scheduler._LRScheduler):
 def scheduled(batch_size: int, accumulation_steps: int) -> None:
     """A prepared schedule that is stepped inside `accumulate()`, as the documentation has it; equal lengths, divisible."""
     _forget()
-    accelerator = Accelerator(gradient_accumulation_steps=accumulation_steps, cpu=True)
+    _divisible(batch_size, Accelerator(gradient_accumulation_steps=accumulation_steps, cpu=True), Decay)
+
+
+def synchronised(batch_size: int, accumulation_steps: int) -> None:
+    """`sync_each_batch=True`; equal lengths, divisible."""
+    from accelerate.utils import GradientAccumulationPlugin
+
+    _forget()
+    made = GradientAccumulationPlugin(num_steps=accumulation_steps, sync_each_batch=True)
+    _divisible(batch_size, Accelerator(gradient_accumulation_plugin=made, cpu=True), torch.optim.lr_scheduler.ConstantLR)
+
+
+def _divisible(batch_size: int, accelerator: Accelerator, scheduled: Any) -> None:
     inputs, labels = data.images()
     model = data.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = Decay(optimizer)
+    schedule = scheduled(optimizer)
     rows = torch.utils.data.TensorDataset(inputs[:32], labels[:32])
     loader = torch.utils.data.DataLoader(rows, batch_size=batch_size)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
