@@ -90,7 +90,7 @@ def picture(advisory: Advisory, records: Records) -> str:
     for y, side, colour in ((6, "broken", "#c0392b"), (30, "fixed", "#2e7d32")):
         of = arms(records, advisory["evidence"][side])[0]
         value = of["largest_distance"] or 0.0
-        number = f"{value:.2g}" if value > VISIBLE or side == "fixed" else "the gradients agree, and not what is made of them"
+        number = f"{value:.2g}" if value > VISIBLE or side == "fixed" else "the gradients agree; the fault is beside them"
         told = f"{version(records, advisory['evidence'][side])}: {number}"
         rows.append(
             f'<text x="0" y="{y + 13}">{side}</text>'
@@ -148,7 +148,7 @@ def staircase(advisories: Sequence[Advisory]) -> str:
     )
 
 
-HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by, N = 4", "settings")
+HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by (of its length), N = 4", "settings")
 SORT = """<script>
 document.querySelectorAll("th").forEach(head => head.onclick = () => {
   const body = head.closest("table").tBodies[0], key = row => row.cells[head.cellIndex].textContent;
@@ -165,7 +165,7 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
     rows = [
         (
             f"[{a['id']}](#{a['id']})", a["package"], released(a), a["fixed_in"] or "",
-            ", ".join(f"`{cause}`" for cause in a["finding"]), first(a), escaped(a["settings"]),
+            ", ".join(linked(a["finding"])), first(a), escaped(a["settings"]),
         )
         for a in advisories
     ]  # fmt: skip
@@ -178,8 +178,8 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
             f"there: {pairs} in the last release that has it and the first that has not, {patterns} by patterns of scripts that "
             "no index of packages holds, the others in one release with the setting that avoids it. `make museum NAME=` and the "
             "name of an advisory repeats it, in environments of its own. "
-            "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). A click on a column's "
-            "name sorts.",
+            "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). You know another one: "
+            "[a template of thirty lines](../extend.md#an-advisory). A click on a column's name sorts.",
             "",
             f"| {' | '.join(HEAD)} |",
             f"|{'---|' * len(HEAD)}",
@@ -204,7 +204,11 @@ def released(advisory: Advisory) -> str:
 
 def first(advisory: Advisory) -> str:
     distance = advisory["error"]["4"]["distance"]
-    return f"{distance:.3g}" if distance > VISIBLE else "later"
+    return f"{distance:.3g}" if distance > VISIBLE else "nothing"
+
+
+def linked(causes: Sequence[str]) -> list[str]:
+    return [f"[`{cause}`](../remedies.md#{cause})" for cause in causes]
 
 
 def escaped(line: str) -> str:
@@ -218,8 +222,9 @@ def part(advisory: Advisory, records: Records) -> Iterator[str]:
     yield from (f"## {advisory['id']}", "")
     told = {key: escaped(advisory[key]) for key in ("title", "settings", "bounds", "shows", "remedy")}
     yield (
-        f"{told['title']} ({advisory['package']} {released(advisory)}{f', right since {fixed}' if fixed else ''}). "
-        f"Needs: {told['settings']}. Found: {size(advisory)}. {told['bounds']} {told['shows']} What to do: {told['remedy']}."
+        f"{told['title']} ({advisory['package']}, {released(advisory)}{f', right since {fixed}' if fixed else ''}). "
+        f"Needs: {told['settings']}. Found: {', '.join(linked(advisory['finding']))}; {size(advisory)}. {told['bounds']} "
+        f"How it shows: {told['shows']} What to do: {told['remedy']}."
         + (f" What was published: {advisory['published']}" if "published" in advisory else "")
         + (f" See {', '.join(links)}." if links else "")
         + (f" Last run: {', '.join(runs)}." if (runs := last(advisory, records)) else "")

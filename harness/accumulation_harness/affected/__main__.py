@@ -94,7 +94,7 @@ def told(match: Match) -> Iterator[str]:
     yield f"  {advisory['id']}: {advisory['title']}"
     lines = {
         "if": advisory["settings"],
-        "error": size(advisory),
+        "error": f"{', '.join(advisory['finding'])}; {size(advisory)}",
         "shows": advisory.get("shows", ""),
         "do": f"{fixed} has it right; {advisory['remedy']}" if fixed else advisory["remedy"],
         "see": " ".join(advisory.get("threads", ())),
@@ -108,20 +108,18 @@ def told(match: Match) -> Iterator[str]:
 def size(advisory: Advisory) -> str:
     """Say how far the gradient of the first optimizer step was from that of the whole batch, as measured.
 
-    >>> size({"finding": ["mean_of_means"], "error": {"4": {"distance": 0.1733, "scale": 1.03}}})
-    'mean_of_means; first gradient off by 0.173 of its length at N=4'
+    >>> size({"error": {"4": {"distance": 0.1733, "scale": 1.03}}})
+    'first gradient off by 0.173 of its length at N=4'
 
     Args:
-        advisory: A row of the scoreboard: the causes that the audit found and the error at each N.
+        advisory: A row of the scoreboard: the error at each N.
 
     Returns:
-        The causes, and ||a - g|| / ||g|| at each N.
+        ||a - g|| / ||g|| at each N.
     """
-    parts = [
-        f"{row['distance']:.3g} of its length at N={steps}" for steps, row in advisory["error"].items() if row["distance"] > 1e-3
-    ]
-    later = f"first gradient off by {', '.join(parts)}" if parts else "not in the first gradient, but later"
-    return f"{', '.join(advisory['finding'])}; {later}"
+    off = {steps: row["distance"] for steps, row in advisory["error"].items() if row["distance"] > VISIBLE}
+    told = ", ".join(f"{distance:.3g} of its length at N={steps}" for steps, distance in off.items())
+    return f"first gradient off by {told}" if off else "first gradient right; it shows later, or beside the gradients"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
