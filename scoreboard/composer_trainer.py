@@ -7,12 +7,14 @@ import warnings
 from typing import Any
 
 import torch
+from torch.nn import functional
+
+from scoreboard import data, torchvision_operators  # noqa: F401
+
+# isort: split
 from composer import ComposerModel, DataSpec, Trainer
 from composer.algorithms import GradientClipping
 from composer.optim import DecoupledAdamW, LinearScheduler
-from torch.nn import functional
-
-from scoreboard import data
 
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
