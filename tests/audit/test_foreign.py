@@ -63,7 +63,7 @@ def test_an_optimizer_of_fastai_is_seen():
     assert report.equivalent and not report.problems, str(report)
     (facts,) = report.results[0].facts
     held = facts.run.reference.run.held
-    assert held.role("optimizer.state") == "optimizer", held.roles
+    assert held.role("optimizer.state") == "state" and held.role("optimizer") == "optimizer", held.roles
     assert facts.run.mine.steps == 6 and facts.run.mine.lrs[0] == (0.1,) and facts.run.mine.backwards[0] == 4
     report = audited(not_divided)
     assert [f.cause for f in report.findings] == ["loss_not_divided"], str(report)
