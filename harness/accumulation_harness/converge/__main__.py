@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from accumulation_harness.config import TUNING_SEEDS, ConfigError, HarnessConfig
 from accumulation_harness.config.compose import compose_trial
-from accumulation_harness.converge import table
+from accumulation_harness.converge import beforehand, table
 from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Cell, Failure, forkserver_at_work
+from accumulation_harness.sweep.progress import clock
 from accumulation_harness.system.files import keep_others_out
-from accumulation_harness.system.processes import run_command
+from accumulation_harness.system.processes import answered, run_command
 
 STUDY = "learning_curves"
 USAGE = """\
@@ -41,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = table.Asked.of({name: values[-1] for name, values in own.items() if values})
         config = compose_trial([text for text in given if text.partition("=")[0] not in own])
         with forkserver_at_work(start=True):
-            experiment.run_many(trials(config, asked.seeds), conclude=partial(_conclude, asked)).raise_failures()
+            announced, concluded = partial(_announce, config), partial(_conclude, asked)
+            experiment.run_many(trials(config, asked.seeds), conclude=concluded, announce=announced).raise_failures()
     except (Exception, KeyboardInterrupt) as error:
         return run.report(error)
     return 0
@@ -63,11 +67,18 @@ def trials(config: HarnessConfig, seeds: int) -> list[HarnessConfig]:
     name = config.name or "converge"
     if config.seed + seeds > TUNING_SEEDS:
         raise ConfigError("seeds", seeds, f"at most {TUNING_SEEDS - config.seed} from seed={config.seed} on")
-    number = 2 + len(config.accumulation_steps) + 2 * sum(num > 1 for num in config.accumulation_steps)
-    told = f"{seeds} seeds of {number} trainings of {config.steps} steps of {config.effective_batch} samples"
-    print(f"{told}; how long they take is known once a seed has ended.", file=sys.stderr)
     alike = dataclasses.replace(config, experiment=name, study=STUDY)
     return [dataclasses.replace(alike, seed=config.seed + i) for i in range(seeds)]
+
+
+def _announce(config: HarnessConfig, seeds: int, at_once: int) -> str:
+    """What will be trained, and how long that takes; a task whose first steps fail is told by its trial."""
+    number = 2 + len(config.accumulation_steps) + 2 * sum(num > 1 for num in config.accumulation_steps)
+    told = f"{seeds} seeds of {number} trainings of {config.steps} steps of {config.effective_batch} samples"
+    with suppress(Exception):
+        each = answered(beforehand.seconds, trials(config, 1)[0].trial, method="forkserver")
+        told += f": about {clock(1 + each * math.ceil(seeds / at_once))}, {clock(1 + each)} a seed"
+    return told
 
 
 def _conclude(asked: table.Asked, cells: Sequence[Cell], failures: Sequence[Failure]) -> None:

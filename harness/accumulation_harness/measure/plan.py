@@ -2,17 +2,14 @@
 
 Memory is M = max(M_s + a b, M_step): while micro-batches are computed, and while the optimizer steps, whose temporaries a GPU's
 allocator counts. They are measured on the model itself at two small micro-batches (`memory.of_step`), and the largest b whose M
-fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto` in the place of a budget this
-machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A trial itself has no `b=auto`:
-its reference is the full batch, which has to fit.
+fits the budget is kept; B = N b stays what it is, so only divisors of B are asked.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -24,7 +21,7 @@ from accumulation_harness.measure import memory
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device, deterministic
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.system import accelerator
 from accumulation_harness.system.processes import NoAnswer, answered, run_command
 from accumulation_harness.system.terminal import one_line
@@ -33,11 +30,9 @@ from accumulation_harness.workloads.build import smallest_micro_batch
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
 USAGE = """\
-accumulation-harness plan memory=24GB|b=auto effective_batch=512 [any setting of a trial, as workload=text norm=layer]
+accumulation-harness plan memory=24GB effective_batch=512 [any setting of a trial, as workload=text norm=layer]
        accumulation-harness plan trial [memory=what is free] [any setting of a trial]"""
 TRIAL = "trial"
-AUTO = "b=auto"
-TRIED_STEPS = 2  # the first step makes the optimizer's state, which is there throughout the second
 
 
 @dataclass(frozen=True)
@@ -70,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asks = bool({"-h", "--help"} & set(given))
     if TRIAL in given[:1] and not asks:
         return _of_trial([text for text in given[1:] if not text.startswith("memory=")], budgets)
-    if len(budgets) + (AUTO in given) != 1 or asks:
+    if len(budgets) != 1 or asks:
         print(f"usage: {USAGE}", file=sys.stdout if asks else sys.stderr)
         return 0 if asks else 2
 
     def planned(config: TrialConfig) -> Iterable[str]:
-        return by_trying(config) if AUTO in given else answered(_explain, config, parse_bytes(budgets[0]))
+        return answered(_explain, config, parse_bytes(budgets[0]))
 
-    return print_about([text for text in given if not text.startswith("memory=") and text != AUTO], planned)
+    return print_about([text for text in given if not text.startswith("memory=")], planned)
 
 
 def _of_trial(settings: Sequence[str], budgets: Sequence[str]) -> int:
@@ -113,72 +108,6 @@ def print_about(settings: Sequence[str], answer: Callable[[TrialConfig], Iterabl
         print(f"{config.workload.label}: expected a model that can be tried; {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def by_trying(config: TrialConfig) -> Iterator[str]:
-    """A line for every b that was tried, the last with the one that fits; at b = 1 the error itself goes on.
-
-    Args:
-        config: The trial.
-
-    Yields:
-        Lines for a terminal.
-
-    Raises:
-        RuntimeError: Not even one sample fits; it is what the device says.
-    """
-    size, b = config.effective_batch, config.effective_batch
-    while (error := failure(config, b)) is not None:
-        if b == 1:
-            raise error
-        yield f"b = {b}: {next(iter(str(error).splitlines()), type(error).__name__)}"
-        b = max(divisor for divisor in range(1, b // 2 + 1) if size % divisor == 0)
-    yield f"b = {b}, N = {size // b}: {TRIED_STEPS} steps of {size} samples taken on this machine"
-
-
-def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError | None:
-    """Try a size of micro-batch in a process of its own.
-
-    All memory is given back, and a process that the kernel ends for want of it takes nothing with it.
-
-    Args:
-        config: The settings of the trial.
-        micro_batch: b, samples.
-
-    Returns:
-        What stops `take_windows`, or None. Any error of these kinds: that memory was short is worded differently by every
-        library.
-
-    Raises:
-        NoAnswer: The process ended in another way than by the kernel's SIGKILL.
-    """
-    try:
-        answered(take_windows, config, micro_batch)
-    except NoAnswer as error:
-        if error.code != -signal.SIGKILL:
-            raise
-        return MemoryError("the process was ended, as the system does when memory is short")
-    except (RuntimeError, MemoryError) as error:
-        return error
-    return None
-
-
-def take_windows(config: TrialConfig, micro_batch: int) -> None:
-    """Train on windows of B samples in micro-batches of b.
-
-    Args:
-        config: The trial.
-        micro_batch: b.
-    """
-    size = config.effective_batch
-    recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
-    device = choose_device(config.device)
-    with deterministic(config.precision, device):
-        setting = Setting(config, device)
-        arm = setting.arm(recipe, steps=TRIED_STEPS)
-        ids = torch.arange(size) % setting.exact.num_samples
-        for _ in range(TRIED_STEPS):
-            take_step(arm, arm.workload.batch(ids))
 
 
 def parse_bytes(text: str) -> int:

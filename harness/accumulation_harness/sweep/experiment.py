@@ -135,9 +135,15 @@ def run_one(config: HarnessConfig) -> None:
 
 
 Conclude = Callable[[Sequence[Cell], Sequence[Failure]], None]
+Announce = Callable[[int, int], str]  # (trials to be run, how many at once) -> what is said before the first
 
 
-def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None, conclude: Conclude | None = None) -> Outcome:
+def run_many(
+    configs: Sequence[HarnessConfig],
+    run: TrialFunction | None = None,
+    conclude: Conclude | None = None,
+    announce: Announce | None = None,
+) -> Outcome:
     """Run each distinct trial that is not finished, in a child process each.
 
     Trials that choose a learning rate come first; those that judge train each arm at its chosen rate alone (`tuning`). It
@@ -147,6 +153,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None,
         configs: The trials; the same settings twice are one trial.
         run: Measures one trial, a function of a module; unless given, what its study says.
         conclude: Prints what the trials say; unless given, their verdicts.
+        announce: Says, where there is something to run, what is.
 
     Returns:
         How many trials were done, were finished already, and failed, with the failures.
@@ -156,7 +163,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None,
         Interrupted: SIGINT, SIGTERM or SIGHUP came; the children are stopped.
     """
     cells, groups = tuning.split(_distinct(configs))
-    outcome = _run(cells, run)
+    outcome = _run(cells, run, announce)
     if groups:
         judging = list({cell.folder: cell for group in groups for cell in group.worth_judging()}.values())
         chosen = f"Learning rates were chosen on seeds from {TUNING_SEEDS} on"
@@ -167,7 +174,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None,
     return outcome
 
 
-def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
+def _run(cells: Sequence[Cell], run: TrialFunction | None, announce: Announce | None = None) -> Outcome:
     standings = [(cell, cell.store.standing(cell.config.experiment, cell.trial)) for cell in cells]
     todo = [cell for cell, standing in standings if standing.state != State.finished]
     skipped = len(cells) - len(todo)
@@ -182,6 +189,8 @@ def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
     for store in {cell.store.root: cell.store for cell in cells}.values():
         sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
     threads = _num_threads(cells, len(places))
+    if announce is not None:
+        print(announce(len(todo), len(places)), file=sys.stderr, flush=True)
     with _caught_signals() as caught, Progress(total=len(cells), skipped=skipped) as progress:
         start_forkserver()
         queue = deque(_longest_first(todo))

@@ -152,12 +152,13 @@ class NoAnswer(Exception):
         self.code = code
 
 
-def answered(function: Callable[..., Value], *args: Any) -> Value:
+def answered(function: Callable[..., Value], *args: Any, method: str = "spawn") -> Value:
     """Call a function in a process of its own, which has ended when this returns.
 
     Args:
         function: A function of a module, to be pickled by name.
         args: Its arguments, picklable.
+        method: How the process is started; a `forkserver` that is at work has imported what a trial needs.
 
     Returns:
         What it returned. What it raised is raised here.
@@ -165,7 +166,7 @@ def answered(function: Callable[..., Value], *args: Any) -> Value:
     Raises:
         NoAnswer: The process ended before it answered; it has the exit code.
     """  # noqa: DOC501 (EOFError is caught here)
-    context = get_context("spawn")
+    context: Any = get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, args))
     try:
