@@ -78,7 +78,7 @@ def measure(setting: Setting, budget: int | None) -> Measured:
     couples = {
         "the statistics of BatchNorm are a micro-batch's": setting.has_batch_norm,
         "the loss takes terms from the other samples": workload.coupling is not None,
-        "the model mixes samples": workload.mixes_rows or workload.pools_rows,
+        "the model mixes samples": workload.mixes_rows,
     }
     return Measured(
         sizes=sizes,
