@@ -231,7 +231,7 @@ class Weighed:
             A product of some of the constants, and whether one of them may be a count all the same.
         """
         counts = {sum(self.terms), sum(self.positions), sum(self.rows), sum(self.terms) + sum(self.rows), self.total}
-        counts |= {*self.terms, *self.positions, *self.rows}
+        counts |= {each for own in (self.terms, self.positions, self.rows) for each in own[:1]}  # whose constants these are
         kept: list[tuple[float, bool]] = []
         for factor, divides in self.constants or ():
             by_n = near(factor, 1 / usual, 1e-6)

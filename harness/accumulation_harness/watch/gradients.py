@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,7 +47,7 @@ def summed(window: Window, last: Window | None) -> Sum:
     """
     parts = [m.contribution for m in window.micro_batches]
     if not window.alone and window.ranks is None:  # what the other ranks gave is looked at in a sample of windows
-        between = _inside(window, parts, GATE, float("nan"), alone=False)
+        between = _inside(window, parts, GATE, float("nan"))
         return Sum(findings=[] if between is None else [between])
     if not all(np.isfinite(part).all() for part in parts):
         return _non_finite(window, parts)
@@ -101,7 +101,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     if max(scales) > min(scales):
         message = f"the loss scale is {scales[0]:g} in the first micro-batch and {scales[-1]:g} in the last"
         return _finding(Cause.scaler_updated_in_window, window, message, found.error)
-    inside = _inside(window, parts, gate, found.error, alone=True)
+    inside = _inside(window, parts, gate, found.error)
     if inside is not None:
         return inside
     named = _by_weights(window, parts, gate, found)
@@ -109,40 +109,34 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     return named
 
 
-def _inside(window: Window, parts: list[Sketch], gate: float, error: float, *, alone: bool) -> Finding | None:
-    """What happened to `.grad` before the last backward ended, if it is what the step took; `alone`: on one rank."""
+def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> Finding | None:
+    """What happened to `.grad` before the last backward ended, if it is what the step took."""
     ends = window.micro_batches[-1].after
-    if ends is None or not window.looked_into:
-        return None
-    cause, message = _between(window, parts, gate, alone=alone)
+    if ends is None or not window.looked_into or any(m.returned for m in window.micro_batches):
+        return None  # of gradients that are put together by hand, the weights tell
+    cause, message = _between(window, gate)
     _, off = proportion(window.gradient, ends)
     after_all = {  # also after the last backward
         Cause.low_precision_accumulator: off <= NARROW_GATE,
-        Cause.weight_decay_per_micro_batch: alone and _is_of_weights(window, window.gradient - np.sum(parts, axis=0)),
+        Cause.weight_decay_per_micro_batch: _is_of_weights(window, window.gradient - np.sum(parts, axis=0)),
     }
     named = cause is not None and (off <= 10 * gate or after_all.get(cause, False))
     return _finding(cause, window, message, error) if cause is not None and named else None
 
 
-def _between(window: Window, parts: list[Sketch], gate: float, *, alone: bool) -> tuple[Cause | None, str]:
-    """Find what first happened to `.grad` between two backwards, or inside one.
+def _between(window: Window, gate: float) -> tuple[Cause | None, str]:
+    """Find what first happened to `.grad` between two backwards.
 
-    Inside a backward, ranks may be synchronised: what it adds is then not what this rank gave.
+    Of what happens inside of one the weights tell; and there ranks may be synchronised.
 
     Returns:
         The cause and a sentence; None and an empty text where nothing happened or it is not known.
     """
     last: Sketch | None = None
-    for k, (m, part) in enumerate(zip(window.micro_batches, parts, strict=True)):
-        before, after = _there(m.before), _there(m.after)
-        if last is not None and (changed := _change(window, last, before * m.scale, m, k, gate)) is not None:
+    for k, m in enumerate(window.micro_batches):
+        if last is not None and (changed := _change(window, last, _there(m.before) * m.scale, m, k, gate)) is not None:
             return changed
-        size = max(norm(before), norm(part))
-        lost = norm(after - before) <= gate * size  # as its weight will tell
-        if alone and norm(after - before - part) > gate * size and not lost:
-            what = "loses what was there" if norm(after - part) <= gate * size else "does not add up"
-            return Cause.micro_batches_lost, f"`.grad` {what} in the backward of micro-batch {k + 1}"
-        last = after * m.scale
+        last = _there(m.after) * m.scale
     return None, ""
 
 
@@ -199,37 +193,26 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
         return None
     weights = np.array(found.weights)
     shares = weights / np.abs(weights).max()
-    kept, cause = np.flatnonzero(np.abs(shares) >= 1e-2), None
+    kept, message = np.abs(shares) >= 1e-2, f"micro-batches count {_listed(shares)} of the most"
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
-        cause = Cause.clip_per_micro_batch
-    elif np.ptp(shares[kept]) > 1e-2:
-        ratios = shares[1:] / shares[:-1] if len(kept) == len(parts) else np.array([])
-        if len(ratios) > 1 and np.ptp(ratios) <= 1e-2 * np.abs(ratios).max():
-            cause = Cause.sum_rescaled_in_window
-    elif kept[-1] - kept[0] == len(kept) - 1 < len(parts) - 1:
-        there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
-        if kept[-1] == len(parts) - 1 and not there:
-            cause = Cause.gradients_cleared_in_window
-        elif kept[-1] == len(parts) - 1 or not kept[-1]:
-            cause = Cause.micro_batches_lost
-    if cause is not None:
-        return _finding(cause, window, f"micro-batches count {_listed(shares)} of the most", found.error)
-    found.counted = _counted(window, weights, parts, found.error)
-    return None
-
-
-def _counted(window: Window, weights: Any, parts: list[Sketch], error: float) -> Finding | None:
-    """Micro-batches that are lost, or counted several times or with the other sign: no weighting of a loss does that."""
-    times = weights / min(np.abs(weights[np.abs(weights) > 1e-2 * np.abs(weights).max()]))
-    whole = times.round()
-    if len(parts) < 3 or np.abs(times).max() > MOST_TIMES or np.abs(times - whole).max() > ALIKE:
+        return _finding(Cause.clip_per_micro_batch, window, message, found.error)
+    ratios = shares[1:] / shares[:-1] if kept.all() else np.array([])
+    if len(ratios) > 1 and np.ptp(shares) > 1e-2 and np.ptp(ratios) <= 1e-2 * np.abs(ratios).max():
+        return _finding(Cause.sum_rescaled_in_window, window, message, found.error)
+    times = shares / min(np.abs(shares[kept]))  # no weighting of a loss loses micro-batches, counts them twice or subtracts them
+    again = any(proportion(parts[k], parts[j])[1] <= ALIKE for k in np.flatnonzero(~kept) for j in np.flatnonzero(kept))
+    if again or np.abs(times).max() > MOST_TIMES or np.abs(times - times.round()).max() > 1e-2:
+        return None  # the same rows were differentiated twice, and count once; or it is a weighting
+    cause = Cause.unexplained if {*times.round()} - {0, 1} else Cause.micro_batches_lost
+    if kept.all() and cause is Cause.micro_batches_lost:
         return None
-    kept = [part for part, many in zip(parts, whole, strict=True) if many]
-    lost = [part for part, many in zip(parts, whole, strict=True) if not many]
-    if any(proportion(one, other)[1] <= ALIKE for one in lost for other in kept):
-        return None  # the same rows were differentiated twice, and count once
-    cause = Cause.micro_batches_lost if {*whole} == {0, 1} else Cause.unexplained
-    return _finding(cause, window, f"micro-batches count {_listed(whole + 0.0)} times", error)
+    one = _finding(cause, window, f"micro-batches count {_listed(times.round() + 0.0)} times", found.error)
+    first, last = np.flatnonzero(kept)[[0, -1]]
+    if last - first + 1 == kept.sum() and cause is Cause.micro_batches_lost and (not first or last == len(parts) - 1):
+        there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
+        return replace(one, cause=Cause.gradients_cleared_in_window) if first and not there else one
+    found.counted = one if len(parts) > 2 else None  # inner steps may be taken between those of the loss
+    return None
 
 
 def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding | None:
@@ -283,7 +266,7 @@ def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[S
     first = window.micro_batches[0].before
     if norm(before[0]) > gate * size and first is not None and proportion(gradient - before[0], total)[1] <= 10 * gate:
         return Sum(error=error, findings=[_carried(window, last, first, size) or _foreign(window, before[0], size)])
-    inside = _inside(window, parts, gate, error, alone=False)
+    inside = _inside(window, parts, gate, error)
     if inside is not None:
         return Sum(error=error, findings=[inside])
     return Sum(error=error, suspicious=True, remark=Remark.no_multiple)

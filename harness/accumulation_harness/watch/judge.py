@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -27,11 +28,12 @@ PARTS = "backwards differ in kind by their place in the window: parts of one los
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one
+MOST_WAITING = 3  # windows that are not judged yet, as each has had another number of micro-batches
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
 class Judge:
-    """Judges each window when the next one has ended: whether it was short shows only then."""
+    """Judges each window when the next one has ended, and the usual size shows: whether it was short shows only then."""
 
     def __init__(self, accumulation_steps: int | None, tell: TextIO | None) -> None:
         self.configured, self._tell = accumulation_steps, tell
@@ -51,7 +53,7 @@ class Judge:
         self.laid_out: set[int] = set()  # steps that the schedules are laid out for
         self.forwards = 0  # most of a window
         self.labels: Counter[bool] = Counter()  # windows whose micro-batches have the same labels, and others
-        self._waiting: dict[int, Window] = {}
+        self._waiting: dict[int, list[Window]] = {}
         self._last: dict[int, Window] = {}
         self._told: set[Cause] = set()
         self._metrics: dict[str, float] = {}
@@ -61,16 +63,19 @@ class Judge:
         """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
         self.windows += 1
         self.forwards = max(self.forwards, window.forwards)
-        waiting = self._waiting.pop(window.track, None)
+        waiting = self._waiting.setdefault(window.track, [])
+        before = len(waiting)
         if window.skipped or window.closure:
             self.skipped += window.skipped
             self.closures += window.closure
         else:
             self.sizes[len(window.micro_batches)] += 1
-            self._waiting[window.track] = window
-        suspicious = waiting is not None and self._judge(waiting, following=len(window.micro_batches))
+            waiting.append(window)
+        known = self.configured or max(self.sizes.values(), default=0) > 1 or before >= MOST_WAITING
+        following = [len(one.micro_batches) for one in [*waiting[1:], window]]
+        suspicious = [self._judge(waiting.pop(0), size) for size in following[:before]] if known else []
         self._say()
-        return suspicious
+        return any(suspicious)
 
     @property
     def usual(self) -> int:
@@ -132,14 +137,22 @@ class Judge:
         empty = [part.empty or (part.before is not None and not np.any(part.before)) for part in parts]
         dry = following if window.index == 0 and sum(empty[1:]) == 1 else 0  # a first backward to see that all goes well
         for k in range(len(parts) - 1, 0, -1):
+            left_out = parts[k].forwards - 1 if any(not math.isfinite(value) for value in window.unused) else 0
+            bad = left_out > 0 or any(not np.isfinite(m.contribution).all() for m in parts[:k])
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
-            bad = any(not np.isfinite(m.contribution).all() for m in parts[:k])
-            if empty[k] and (fed or bad or (len(parts) > len(parts) - k in (self.usual, dry))):
-                self.sizes[len(parts)] -= 1
-                self.sizes += Counter({len(parts) - k: 1})
-                window.micro_batches = parts[k:]
-                self.remarks[Remark.left_out if fed or bad else Remark.given_up] += 1
-                return True
+            whole = len(parts) > len(parts) - k in (self.usual, dry)
+            if not empty[k] or not (fed or whole or bad):
+                continue
+            given_up = sum(m.forwards for m in parts[:k]) + left_out
+            rest = replace(window, micro_batches=parts[k:], forwards=window.forwards - given_up, unused=())
+            weights = weights_of(rest, summed(rest, None))[0].values()
+            if not (fed or whole) and weights and not all(one.is_right for one in weights):
+                continue  # the window goes on without them
+            self.sizes[len(parts)] -= 1
+            self.sizes += Counter({len(parts) - k: 1})
+            window.micro_batches, window.forwards, window.unused = rest.micro_batches, rest.forwards, rest.unused
+            self.remarks[Remark.left_out if fed or (bad and (whole or weights)) else Remark.given_up] += 1
+            return True
         return False
 
     def _weigh(self, window: Window, weights: Mapping[Key, Weighed], why: Remark | None) -> None:
@@ -290,13 +303,10 @@ class Judge:
 
     def finish(self) -> None:
         """No further window will come."""
-        self._judge_waiting()
+        for waiting in self._waiting.values():
+            while waiting:
+                self._judge(waiting.pop(0), len(waiting[0].micro_batches) if waiting else 0)
         self._say()
-
-    def _judge_waiting(self) -> None:
-        for waiting in list(self._waiting.values()):
-            self._judge(waiting)
-        self._waiting.clear()
 
 
 def _after_clip(window: Window) -> float | None:

@@ -75,7 +75,8 @@ def properties(model: nn.Module, *, draws: bool = False) -> dict[Cause, str]:
 
 
 def _normalises(layer: nn.Module) -> bool:
-    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+    of_rows = isinstance(layer, _BatchNorm) or getattr(layer, "scale_grad_by_freq", False)
+    return of_rows or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
 
 
 def _drops(layer: nn.Module) -> bool:

@@ -28,6 +28,8 @@ from accumulation_harness.audit.rules.whole_run import (
 from accumulation_harness.compare.linear import CERTAIN
 from accumulation_harness.judge.cause import Cause
 
+OF_THE_WHOLE = (Cause.counter_wrong, Cause.loss_not_divided, Cause.loss_divided_twice)  # factors of all gradients of a run
+FEWEST_WINDOWS = 3  # in which micro-batches reach the same tensors by their place, and not by chance
 ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
 
 
@@ -64,16 +66,39 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    return first_of_each(_told_apart(_made_of_kept(_seen_closely(found, steps), run, steps), run, steps))
+    return first_of_each(_told_apart(_made_of_kept(_cut_off(_seen_closely(found, steps), steps), run, steps), run, steps))
+
+
+def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
+
+    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
+
+    Returns:
+        The findings, in which this has its cause.
+    """
+    off = [facts for facts in steps if not facts.gradients_agree and facts.kept and facts.backwards > 1]
+    giving = [
+        tuple(k for k, b in enumerate(facts.mine.backwards) if b.contribution is not None and b.contribution.any())
+        for facts in off
+    ]
+    last = [tuple(k - facts.backwards for k in places) for places, facts in zip(giving, off, strict=True)]
+    same = len(off) >= FEWEST_WINDOWS and min(len({*giving}), len({*last})) == 1
+    if not same or not all(facts.only and 0 < facts.without_terms < facts.backwards for facts in off):
+        return found
+    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + 1.0 for k in giving[0]))
+    message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
+    return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
 
 
 def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments of its own."""
+    """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments, factors."""
     summed = {facts.step for facts in steps if min(facts.scaled_sum, facts.sums) <= facts.gate < facts.own_sum}
-    if not run.enters or not run.beside_weights:
+    kept = [one for one in run.apart if one.of_loop]
+    if not run.enters or not kept:
         return found
-    names = ", ".join(f"`{one.path}`" for one in run.beside_weights[:4])
-    what = f"the step uses tensors of the loop that have the shapes of the weights ({names}), and moves per micro-batch"
+    names = ", ".join(f"`{one.path}`" for one in kept[:4])
+    what = f"the step uses tensors that the loop keeps ({names}), and that move per micro-batch"
     return [
         replace(f, cause=Cause.optimizer_state_per_micro_batch, message=f"{f.message}: {what}")
         if f.nameless and f.optimizer_step in summed
@@ -138,8 +163,11 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
     on_line = {facts.step for facts in steps if facts.line <= facts.gate}
     nameless = [f for f in found if f.nameless]
     off = [facts for facts in steps if facts.step in {f.optimizer_step for f in nameless}]
-    if any(f.optimizer_step not in on_line for f in nameless):
-        return [f for f in found if not _predicted(f, Cause.counter_wrong)]
+    unlike = [f for f in nameless if f.optimizer_step not in on_line]
+    if unlike:
+        multiples = [f for f in found if f.optimizer_step in on_line and any(_predicted(f, cause) for cause in OF_THE_WHOLE)]
+        known = {f.cause for f in multiples} if len(multiples) <= len(unlike) else {Cause.counter_wrong}
+        return [f for f in found if not (f.kind == "predicted" and f.cause in known)]
     if any(_predicted(f, Cause.counter_wrong) for f in found) and (factors := _rescaled_otherwise(steps)):
         message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
         return [

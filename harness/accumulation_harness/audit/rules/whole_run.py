@@ -227,7 +227,8 @@ def _accounted(run: RunFacts, facts: StepFacts) -> bool:
     weighed = known_weights(facts, facts.parts) and not facts.parts.free  # they hold its rows, however these were padded or cut
     given = weighed or min(facts.sums, facts.without_foreign) <= facts.gate
     without = given or (facts.not_of_the_loss and not _of_other_windows(run, facts))
-    return facts.gradients_agree or bool(without) or _cleared_to_rows_of_the_window(facts)
+    cut_off = facts.only and 0 < facts.without_terms < facts.backwards  # other tensors agree, as its rows do
+    return facts.gradients_agree or bool(without or cut_off) or _cleared_to_rows_of_the_window(facts)
 
 
 def _cleared_to_rows_of_the_window(facts: StepFacts) -> bool:
