@@ -63,6 +63,7 @@ dependencies:
 PIXI = """version: 6
 packages:
 - conda: https://conda.anaconda.org/conda-forge/noarch/transformers-4.46.3-pyhd8ed1ab_0.conda
+- conda: https://conda.anaconda.org/conda-forge/linux-64/ld_impl_linux-64-2.45.1-default_0.conda
   sha256: a
 - pypi: https://files.pythonhosted.org/packages/a/b/accelerate-1.0.1-py3-none-any.whl
   name: accelerate
@@ -106,7 +107,7 @@ SHAPES = {  # name of the file -> what it holds, what is read beside transformer
     "Pipfile.lock": (json.dumps({"_meta": {}, "default": {"transformers": {"version": "==4.46.3"}}, "develop": {}}), {}),
     "pyproject.toml": (PYPROJECT, {"torch": None, "pytest": None, "deepspeed": "0.18.9"}),
     "environment.yml": (CONDA, {"python": None, "pytorch": None, "pip": None, "deepspeed": "0.18.9"}),
-    "pixi.lock": (PIXI, {"accelerate": "1.0.1"}),
+    "pixi.lock": (PIXI, {"accelerate": "1.0.1", "ld-impl-linux-64": "2.45.1"}),
     "conda-lock.yml": (CONDA_LOCK, {"pytorch": "2.12.0"}),
     "requirements.txt": (COMPILED, {"accelerate": "1.0.1"}),
     "requirements-gpu.txt": (LINKS, {"deepspeed": "0.18.9", "torch": "2.5.1+cu121", "trl": None, "peft": None}),

@@ -23,7 +23,7 @@ NAMES = (
     "environment*.yaml", "pyproject.toml",
 )  # fmt: skip
 ARTEFACT = re.compile(
-    r"/(?P<name>[A-Za-z0-9_.]+(?:-[A-Za-z_.]+)*)-(?P<version>\d[^-/]*?)(?:-[^/]*)?\.(?:whl|conda|tar\.gz|tar\.bz2|zip)\b"
+    r"/(?P<name>[\w.-]+?)-(?P<version>\d[^-/]*)(?:-[^-/]+\.(?:conda|tar\.bz2)|(?:-[^/]*)?\.whl|\.(?:tar\.gz|zip))\b"
 )
 PASSING = re.compile(r"(?<![\w.-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?==(\d[\w.+!]*)")
 TAG = re.compile(r"@v?(\d+(?:\.\w+)+)(?:$|[#&])")
