@@ -216,5 +216,5 @@ def average_made_anew_inside(at):
 RIGHT, WRONG = frame.tables(globals())
 SAID: dict[frame.Loop, str] = {
     divergence_annealed: "differently in term",
-    average_made_anew_inside: "an average of the weights is updated per micro-batch: `kept[0]`",
+    average_made_anew_inside: "is updated per micro-batch: `kept[0]`",
 }

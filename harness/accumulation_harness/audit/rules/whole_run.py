@@ -294,11 +294,10 @@ def held(run: RunFacts, *, unread: bool) -> list[Finding]:
     """
     found = []
     averages = [one for one in run.apart if one.average and one.role in (*OWN, "optimizer")]
-    copies = [one for one in run.apart if unread and one.copy and one.role in OWN]
+    averages += [one for one in run.apart if unread and one.copy and one.role in OWN]
     trained = [one for one in run.apart if one.kept and one.role == "trained" and not one.share]
     kinds: tuple[tuple[Sequence[Apart], Cause, Kind, str], ...] = (
-        (averages, Cause.ema_per_micro_batch, "average", "an average of the weights is updated per micro-batch"),
-        (copies, Cause.ema_per_micro_batch, "average", "a copy of the weights is taken per micro-batch"),
+        (averages, Cause.ema_per_micro_batch, "average", "an average or a copy of the weights is updated per micro-batch"),
         (trained, Cause.unexplained, "statistics", "what is trained by hand moves differently than at N=1"),
         (
             run.beside_weights,
