@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,8 @@ def part(advisory: Advisory, records: Records) -> Iterator[str]:
 
 def last(advisory: Advisory, records: Records) -> list[str]:
     """When its records were made, and at which commit, where they say so."""
-    runs = [records[advisory["evidence"][side].partition(":")[0]].get("run") for side in SIDES]
+    told = [advisory["evidence"][side] for side in SIDES]
+    runs = [arms(records, side)[0].get("run", records[side.partition(":")[0]].get("run")) for side in told]
     return list(dict.fromkeys(f"{run['date']} at {run['commit']}" for run in runs if run))
 
 
@@ -262,10 +263,10 @@ def prices() -> Iterator[str]:
     yield ""
 
 
-def ran(name: str) -> bool:
-    """Make a record; one environment that cannot be installed does not end the others."""
+def ran(name: str, functions: Iterable[str]) -> bool:
+    """Make a record of these; one environment that cannot be installed does not end the others."""
     try:
-        return record.main(name) == 0
+        return record.main(name, *functions) == 0
     except subprocess.CalledProcessError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return False
@@ -278,8 +279,10 @@ def main(asked: str) -> int:
     if not chosen:
         print(f"NAME={asked}: expected one of {', '.join(advisory['id'] for advisory in advisories)}", file=sys.stderr)
         return 2
-    names = dict.fromkeys(advisory["evidence"][side].partition(":")[0] for advisory in chosen for side in SIDES)
-    failed = [name for name in names if asked and not ran(name)]
+    needed: dict[str, dict[str, None]] = {}
+    for name, _, function in (advisory["evidence"][side].partition(":") for advisory in chosen for side in SIDES):
+        needed.setdefault(name, {})[function] = None
+    failed = [name for name, functions in needed.items() if asked and not ran(name, functions)]
     records = held()
     for advisory in chosen:
         advisory["error"] = error(arms(records, advisory["evidence"]["broken"]))

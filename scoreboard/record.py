@@ -1,5 +1,7 @@
 """Audit a released trainer in an environment of its own, and write `records/NAME.json`: `make trainer NAME=trl`.
 
+With names of functions behind it, those alone: the record keeps the others, whose arms then say when they were run.
+
     {"name", "framework", "versions": {package: version}, "settings": {"batch_size", "accumulation_steps", "processes"},
      "run": {"date", "commit"},
      "arms": [{"function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
@@ -37,19 +39,22 @@ ROOT = HERE.parent
 USUAL = {"batch_size": 16, "accumulation_steps": [4, 16], "processes": 1}
 
 
-def main(name: str) -> int:
-    """Make the environment where it is not there, and audit in it."""
+def main(name: str, *only: str) -> int:
+    """Make the environment where it is not there, and audit in it: all of its functions, or `only` these."""
     known = tomllib.loads((HERE / "trainers.toml").read_text())
     if name not in known:
         print(f"NAME={name}: expected one of {', '.join(known)}", file=sys.stderr)
         return 2
     python = environment(known[name])
     if Path(sys.executable) == python:
-        record = audited(name, known[name])
-        (HERE / "records" / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+        path = HERE / "records" / f"{name}.json"
+        made = audited(name, known[name] | ({"functions": only} if only else {}))
+        if only and path.exists():
+            made = joined(json.loads(path.read_text()), made, known[name]["functions"])
+        path.write_text(json.dumps(made, indent=1, allow_nan=False) + "\n")
         return 0
     searched = {"PYTHONPATH": f"{ROOT / 'harness'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([python, "-W", "ignore", __file__, name], env={**os.environ, **searched}, check=False).returncode
+    return subprocess.run([python, "-W", "ignore", __file__, name, *only], env={**os.environ, **searched}, check=False).returncode
 
 
 def environment(asked: dict[str, Any]) -> Path:
@@ -85,6 +90,18 @@ def audited(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         print(report, flush=True)
         parts.append(part_of(getattr(module, function), report))
     return shared | {key: [row for part in parts for row in part[key]] for key in ("arms", "findings", "problems")}
+
+
+def joined(old: dict[str, Any], new: dict[str, Any], functions: list[str]) -> dict[str, Any]:
+    """A record with what is new of it; the rest is kept where it was made with the same versions."""
+    again = {row["function"] for key in ("arms", "problems") for row in new[key]}
+    kept = old if old["versions"] == new["versions"] else {"arms": [], "findings": [], "problems": []}
+    for arm in kept["arms"]:
+        arm.setdefault("run", old.get("run"))
+    rows = {
+        key: [row for row in kept[key] if row["function"] not in again] + new[key] for key in ("arms", "findings", "problems")
+    }
+    return new | {key: sorted(each, key=lambda row: functions.index(row["function"])) for key, each in rows.items()}
 
 
 def part_of(train: Callable[..., Any], report: Report) -> dict[str, list[dict[str, Any]]]:
@@ -124,4 +141,4 @@ def _number(value: float) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or [""]))
+    sys.exit(main(*sys.argv[1:] or [""]))

@@ -49,6 +49,18 @@ def test_a_record_says_what_the_audit_said():
     assert arm["distance"] > 0.01 > arm["gate"] and part["findings"][0]["detail"].startswith("micro-batches count")
 
 
+def test_a_record_keeps_what_was_not_run_again():
+    old = release("tool", "1.0", loss=["mean_of_means"], tail=[]) | {"run": {"date": "then"}, "findings": []}
+    new = release("tool", "1.0", loss=[]) | {"run": {"date": "now"}, "findings": []}
+    made = record.joined(old, new, ["loss", "tail"])
+    assert [(arm["function"], arm["causes"], arm.get("run")) for arm in made["arms"]] == [
+        ("loss", [], None),
+        ("tail", [], old["run"]),
+    ]
+    other = new | {"versions": {"tool": "1.1"}}
+    assert record.joined(old, other, ["loss", "tail"]) == other
+
+
 def test_the_record_of_watched_trainers_has_enough_runs_and_its_page_says_what_it_holds():
     rows = watched.held()
     assert watched.PAGE.read_text() == watched.page(rows)
