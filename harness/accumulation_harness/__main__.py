@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from importlib.util import find_spec
@@ -44,8 +43,6 @@ def main() -> None:
         needed = ", ".join(missing)
         sys.exit(refused(f"accumulation-harness {asked} needs {needed}: pip install 'accumulation-harness[sweep]'"))
     else:
-        if asked not in LIGHT:  # whose process is the user's: torch takes large tensors in huge pages, with few page faults
-            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         del sys.argv[1]
         runpy.run_module(COMMANDS[asked][0], run_name="__main__", alter_sys=True)
 

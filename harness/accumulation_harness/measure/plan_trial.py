@@ -15,7 +15,6 @@ import torch
 from accumulation_harness.config import Arms, ConfigError, TrialConfig
 from accumulation_harness.measure import rehearsal
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.shelf import return_freed_memory
 from accumulation_harness.measure.studies import candidates
 from accumulation_harness.measure.trial import check_splits, num_threads
 from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
@@ -56,7 +55,6 @@ class TrialPlan:
         """Bytes of Python and what the stand-in's trial has had it load."""
         _ = self.counted
         gc.collect()
-        return_freed_memory()
         return float(psutil.Process().memory_info().rss) if self.setting.device.type == "cpu" else 0.0
 
     @cached_property
