@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import Replicate
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from accumulation_harness.watch import together, watch
+from accumulation_harness.watch import shards, together, watch
 from accumulation_harness.watch.sketch import folded, local_part
 from tests.watch.loops import network
 
@@ -137,8 +138,8 @@ def test_what_ranks_tell_each_other_of_a_window_is_linear_and_small():
 
 
 def test_a_parameter_that_shards_have_left_out_has_no_members():
-    held = SimpleNamespace(placements=(Replicate(),), device_mesh=None)
-    assert together._of_mesh(held) == together.Members()
+    left_out = SimpleNamespace(placements=(Replicate(),), device_mesh=None)
+    assert shards._of_mesh(left_out, 3) == shards.Held(3)
 
 
 # -- ranks that are not watched together -------------------------------------------------------------------------------
@@ -257,14 +258,36 @@ def test_ranks_that_are_not_watched_together_neither_wait_nor_speak_for_each_oth
 UNEVEN = 3  # micro-batches of a window, which are no number of ranks
 
 
+class Experts(nn.Module):
+    """A sum over experts, of which each rank of a group has some: it gathers the rows of all, and adds up what they give."""
+
+    def __init__(self, group):
+        super().__init__()
+        whole = torch.randn(4, 10, 16, generator=torch.Generator().manual_seed(1)) / 10
+        self.group, self.w = group.get_group(), nn.Parameter(distribute_tensor(whole, group, [Shard(0)]))
+
+    def forward(self, x):
+        rows = collectives.all_gather_tensor_autograd(x, 0, self.group)
+        return collectives.reduce_scatter_tensor_autograd(
+            torch.einsum("nh,ehk->nk", rows, self.w.to_local()), "sum", 0, self.group
+        )
+
+
 def _on_mesh(kind):
     """A model on four ranks; how many of them take rows of their own, and which of these this one is."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
     rank, model = distributed.get_rank(), network()
+    if kind == "flat shards":
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True), 4, rank
+    if kind.startswith("experts"):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "experts"))
+        model[0] = fully_shard(Experts(mesh["experts"]), mesh=mesh["rows"])
+        model[0].set_force_sum_reduction_for_comms(True)  # gloo has no other
+        model[0].set_gradient_divide_factor(2.0 if "as many" in kind else 4.0)
+        return fully_shard(model, mesh=init_device_mesh("cpu", (4,))), 4, rank
     parts = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     if kind == "tensor parallel":
         return parallelize_module(model, init_device_mesh("cpu", (4,)), parts), 1, 0
@@ -278,6 +301,10 @@ def _on_mesh(kind):
             4,
             rank,
         )
+    if kind == "sequence parallel shards":
+        model.insert(2, nn.LayerNorm(16))
+        parts = {"0": ColwiseParallel(output_layouts=Shard(0)), "2": SequenceParallel(sequence_dim=0),
+                 "3": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate())}  # fmt: skip
     parallelize_module(model, mesh["inside"], parts)
     return fully_shard(model, mesh=mesh["rows"]), 2, rank // 2
 
@@ -298,10 +325,14 @@ def _window_on_mesh(case, model, rows, num, own):
         if case == "gradients_cleared_in_window" and k == 0:
             model.zero_grad()
         if case == "clip_per_micro_batch":
-            nn.utils.clip_grad_norm_(model.parameters(), 0.02)
+            for p in model.parameters():  # on meshes of their own
+                nn.utils.clip_grad_norm_(p, 0.01)
 
 
-KINDS = ("replicas of shards", "shards along columns", "tensor parallel", "tensor parallel shards")
+KINDS = (
+    "replicas of shards", "shards along columns", "tensor parallel", "tensor parallel shards", "sequence parallel shards",
+    "flat shards", "experts",
+)  # fmt: skip
 AT_ONCE = ("gradients_cleared_in_window", "clip_per_micro_batch")  # faults of a sum that is kept in `.grad`
 SAID = ("equivalent", "mean_of_means", *AT_ONCE)
 
@@ -320,6 +351,13 @@ def on_meshes(rank, port, folder):
                         optimizer.zero_grad()
                 report = seen.report()
                 found.append(f"{kind}: {' '.join(report.causes) or report.verdict}")
+        model, num, own = _on_mesh("experts, divided by as many ranks as have them")
+        with watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.05), tell=None) as seen:
+            for _ in range(2):
+                _window_on_mesh("equivalent", model, torch.Generator().manual_seed(7), num, own)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert seen.report().causes == ("replica_scale",)
         Path(folder, str(rank)).write_text("\n".join(found))
 
 

@@ -6,8 +6,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accumulation_harness.watch import sketch
-from accumulation_harness.watch.sketch import WIDTH, Piece, Signs, _signs
+from accumulation_harness.watch import shards, sketch
+from accumulation_harness.watch.sketch import WIDTH, Signs, _signs
 
 BILLION = 10**9
 LARGE = 10_000_019  # elements, of three groups of blocks; no block divides it
@@ -29,7 +29,7 @@ def test_a_sketch_is_that_of_its_signs(size, dtype, monkeypatch):
     monkeypatch.setattr(sketch, "GROUP", 16)
     monkeypatch.setattr(sketch, "WIDENED", 4)
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    signs = Signs(tensor, Piece())
+    signs = Signs(shards.Held(tensor.numel()))
     known, found = written_out(signs, tensor), signs.of(tensor)
     tolerance = 1e-5 * float(tensor.double().norm())
     assert np.allclose(found, known, rtol=0, atol=tolerance)
@@ -52,7 +52,7 @@ class Held(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sketch_makes_less_than_a_thousandth_of_a_billion_weights(dtype):
     tensor = torch.zeros(LARGE, dtype=dtype)
-    signs = Signs(tensor, Piece())
+    signs = Signs(shards.Held(tensor.numel()))
     with Held() as held:
         signs.of(tensor)
     assert 0 < 1.5 * held.largest < 0.001 * tensor.element_size() * BILLION

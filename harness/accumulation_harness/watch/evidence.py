@@ -117,7 +117,6 @@ class MicroBatch:
     slopes: Any = None  # losses, as their forms and then as slopes; None: not looked at
     own: Any = ()  # forms of losses of the run's own
     said: bool = False  # the loop has said how many terms they have
-    apart: bool = False  # and that rows do not act on each other
     bends: Sequence[Bend] = ()  # by hooks of the run's own; their factors where no head accounts for them
     loss: float = float("nan")
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
@@ -180,13 +179,20 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
-    """What all ranks showed of one window; rows of sketches are sums over tensors."""
+class Group:
+    """What the ranks that share some tensors showed of them in one window; rows of sketches are sums over tensors."""
 
     contributions: Sequence[Sketch]
     gradients: Sequence[Sketch]  # at the step, of each whole
     before: Sequence[Sketch]  # and as its first backward began
-    terms: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """What all ranks showed of one window."""
+
+    groups: Sequence[Group]
+    terms: Sequence[float]  # of the ranks with rows of their own
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from accumulation_harness.compare.linear import norm, proportion, weighted_sum
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Ranks, Remark, Rung, Sketch, Window
+from accumulation_harness.watch.evidence import CLIPS, Call, Finding, Group, MicroBatch, Remark, Rung, Sketch, Window
 
 GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sketches stay a hundred times below
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
@@ -59,7 +60,7 @@ def summed(window: Window, last: Window | None) -> Sum:
     if not size:
         return Sum(remark=Remark.no_gradient)
     if window.ranks is not None:
-        return _over_ranks(window, window.ranks, last, parts, gate)
+        return _over_ranks(window, [_over_group(window, one, last, parts, gate) for one in window.ranks.groups])
     found = Sum(error=norm(gradient - total) / size)
     if found.error <= gate:
         found.right = True
@@ -242,9 +243,21 @@ def _non_finite(window: Window, parts: list[Sketch]) -> Sum:
     return Sum(remark=Remark.part_not_finite)
 
 
-def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[Sketch], gate: float) -> Sum:
+def _over_ranks(window: Window, sums: Sequence[Sum]) -> Sum:
+    """Of tensors that other ranks share; all are multiplied by one factor, whoever shares them."""
+    seen = [one for one in sums if one.remark is not Remark.no_gradient] or sums
+    for one in seen:
+        if not one.right or abs(one.factor / seen[0].factor - 1) <= ALIKE:
+            continue
+        factors = f"{one.factor:.4g} times the sum over their ranks, of others {seen[0].factor:.4g} times"
+        message = f"gradients of some tensors are {factors}"
+        return Sum(error=one.error, findings=[_finding(Cause.replica_scale, window, message, one.error)])
+    return next((one for one in seen if not one.right), seen[0])
+
+
+def _over_group(window: Window, group: Group, last: Window | None, parts: list[Sketch], gate: float) -> Sum:
     """The gradient at the step is one multiple of the sum over ranks, the same in all replicas."""
-    given, gradients, before = ranks.contributions, ranks.gradients, ranks.before
+    given, gradients, before = group.contributions, group.gradients, group.before
     if not all(np.isfinite(g).all() for g in (*given, *gradients, *before)):
         return Sum(remark=Remark.ranks_unseen)
     gradient, total = gradients[0], np.sum(given, axis=0)
@@ -260,6 +273,7 @@ def _over_ranks(window: Window, ranks: Ranks, last: Window | None, parts: list[S
             message += ": each rank steps on its own"
         return Sum(findings=[_finding(Cause.replicas_not_synchronised, window, message, apart / size)])
     factor, off = proportion(gradient, total)
+    factor = next((usual for usual in (1.0, 1 / len(given)) if abs(factor / usual - 1) <= off), factor)  # as far as it is known
     error = norm(gradient - total / len(given)) / size
     if factor > 0 and off * norm(gradient) <= 10 * gate * size * max(factor, 1 / len(given)):
         return Sum(error=error, factor=factor, right=True)

@@ -51,9 +51,8 @@ def _arithmetic() -> torch.dtype | None:
 class Heads:
     """The logits of the micro-batch under way."""
 
-    def __init__(self, fence: Fence, *, apart: bool) -> None:
-        """`apart`: whether rows are said not to act on each other."""
-        self.fence, self.apart = fence, apart
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
         self.detail = True
         self._called = False  # a loss function is under way
         self._outputs: list[Forms] = []
@@ -132,7 +131,7 @@ class Heads:
         for handle in self._handles:
             handle.remove()
         self._handles, said, self.said = [], self.said is not None, None
-        return Taken(None if unseen else found, fed, self.forgotten(), others, bends, own, said, self.apart)
+        return Taken(None if unseen else found, fed, self.forgotten(), others, bends, own, said)
 
     def _of_samples(self, form: Slope) -> Slope:
         """Outputs may have a row for every position."""

@@ -35,8 +35,8 @@ TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 class Judge:
     """Judges each window when the next one has ended, and the usual size shows: whether it was short shows only then."""
 
-    def __init__(self, accumulation_steps: int | None, tell: TextIO | None) -> None:
-        self.configured, self._tell = accumulation_steps, tell
+    def __init__(self, accumulation_steps: int | None, tell: TextIO | None, *, rows_apart: bool) -> None:
+        self.configured, self._tell, self.rows_apart = accumulation_steps, tell, rows_apart
         self.properties: Mapping[Cause, str] = {}
         self.left_over = 0
         self.windows = self.skipped = self.closures = 0
@@ -88,13 +88,13 @@ class Judge:
         if self._shortened(window, following):
             last = None
         total = summed(window, last)
-        weights, why = weights_of(window, total)
+        weights, why = weights_of(window, total, self.rows_apart)
         if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
             # What a micro-batch's loss weighs too much, the sum makes up for.
             total = Sum(error=total.error, weights=total.weights, right=True)
         if total.weighed is not None:
             total = Sum(error=total.error, findings=[total.weighed])
-            weights, why = weights_of(window, total)
+            weights, why = weights_of(window, total, self.rows_apart)
         if total.counted is not None and weights and why is None and not total.right:
             total.findings.append(total.counted)
         if window.resumed and any(f.cause in CARRIED for f in total.findings):

@@ -173,7 +173,7 @@ class Replay:
     ) -> None:
         if (hook := _own_hook(self.model)) is not None:
             raise Refusal(f"a hook of the run's own ({hook}) would be called in a replay, and see passes that the run has not")
-        if track.dims:
+        if track.is_cut:
             raise Refusal("windows of sharded parameters are not replayed")
         if in_a_group() and together is None:
             raise Refusal("over ranks, windows are replayed where all ranks of a model are watched")

@@ -37,8 +37,9 @@ from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import Report, check
+from accumulation_harness.watch.shards import Shards, flat_wrappers, is_sharded
 from accumulation_harness.watch.terms import Said
-from accumulation_harness.watch.together import Together, agreed, declared, is_sharded
+from accumulation_harness.watch.together import Together, agreed
 from accumulation_harness.watch.track import Gradient, Sketched, Track
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
@@ -123,9 +124,10 @@ class Watch(Loop[Track]):
 
     @entry(lambda *_: None)
     def _begin(self, accumulation_steps: int | None, gradient: Gradient | None, rows_apart: bool) -> None:
-        self.tracks = [Track(i, optimizer, self.fence, self.model, gradient) for i, optimizer in enumerate(self.optimizers)]
-        self.judge = Judge(accumulation_steps, self._tell)
-        self.heads, self.batches = Heads(self.fence, apart=rows_apart), Batches()
+        shards = self.shards = Shards(self.model)
+        self.tracks = [Track(i, one, self.fence, self.model, shards, gradient) for i, one in enumerate(self.optimizers)]
+        self.judge = Judge(accumulation_steps, self._tell, rows_apart=rows_apart)
+        self.heads, self.batches = Heads(self.fence), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._buffers, self._buffers_written = list[Tensor](), 0
@@ -171,15 +173,15 @@ class Watch(Loop[Track]):
 
     def _agree(self) -> None:
         """Whether this rank is watched with others."""
-        parameters = [p for o in self.optimizers for group in o.param_groups for p in group["params"] if is_known(p)]
-        members = declared(self.model, parameters)
-        for track in self.tracks:
-            track.dims = members.dims
         if not in_a_group():
             return
-        if len(members.ranks) < 2:
+        parameters = [p for track in self.tracks for p in track.now() if is_known(p)]
+        members = self.shards.everyone(parameters)
+        if len(members) < 2:
             self._alone = None
-            self._unheard = "nothing declares several ranks to be replicas or shards (DDP, a mesh): this one is judged by itself"
+            self._unheard = (
+                "not all parameters are declared to be shared by several ranks (DDP, FSDP, a mesh): this one is judged by itself"
+            )
             return
         self._alone, self._together = False, agreed(members, parameters)
         if self._together is None:
@@ -290,6 +292,7 @@ class Watch(Loop[Track]):
             (AveragedModel, "update_parameters"): self._average,
             (SequentialLR, "step"): self._schedule,  # which is laid out in parts that advance by themselves
             (DataLoader, "__iter__"): self._epoch,
+            **{(kind, "clip_grad_norm_"): self._clip_whole for kind in flat_wrappers()},
             **self.heads.functions(),
         }
 
@@ -400,6 +403,9 @@ class Watch(Loop[Track]):
         """
         if one.window.micro_batches:
             self._close(one, skipped=True)
+
+    def _clip_whole(self, module: nn.Module, *args: Any, **kwargs: Any) -> Seeing:
+        yield from self._clip("max_norm", list(module.parameters()), *args, **kwargs)
 
     def _average(self, averaged: AveragedModel, model: nn.Module, *_: Any, **__: Any) -> Seeing:
         yield

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from accumulation_harness.watch.shards import Held, cut
 
 BLOCK = 256  # elements that share a sign of S
 GROUP = 1 << 14  # blocks that share a sign of T
@@ -27,40 +29,12 @@ SEED = 20250122
 CPU = torch.device("cpu")
 
 
-class Piece(NamedTuple):
-    """What ranks that differentiate rows of their own hold of a parameter: slices one after the other, along a dimension."""
-
-    dims: int = 0  # of its mesh, all of them; 0: it is not cut up among such ranks
-    dim: int = 0  # that is cut
-    start: int = 0  # of this rank's slice
-
-    @classmethod
-    def of(cls, p: Any, rows: int) -> Piece:
-        """The first `rows` dimensions of the mesh are of such ranks; what the others cut is a whole of its own."""
-        parts = list(zip(p.placements, p.device_mesh.shape, p.device_mesh.get_coordinate(), strict=True))
-        (placement, number, rank), inside = parts[rows - 1], parts[rows:]
-        dim, size = placement.dim, p.shape[placement.dim]
-        for other, of, place in inside:
-            if getattr(other, "dim", None) == dim:
-                size = _slice(size, of, place)[1]
-        return cls(len(parts), dim, _slice(size, number, rank)[0])
-
-
-def _slice(size: int, of: int, rank: int) -> tuple[int, int]:
-    """Where it begins, and how long it is, as `torch.chunk` cuts."""
-    each = -(-size // of)
-    start = min(rank * each, size)
-    return start, min(each, size - start)
-
-
 class Signs:
     """The +-1 vectors of one parameter."""
 
-    def __init__(self, parameter: Tensor, piece: Piece) -> None:
-        self.piece = piece
-        elements = getattr(parameter, "ds_numel", parameter.numel())  # of a DTensor, or in DeepSpeed's ZeRO-3: of all its shards
-        self.elements = int(elements)
-        whole = self.elements * (2 if parameter.is_complex() else 1)
+    def __init__(self, held: Held, *, is_complex: bool = False) -> None:
+        self.dim, self.start, self.elements, self.placements = held.dim, held.start, held.elements, held.placements
+        whole, self.here = (number * (2 if is_complex else 1) for number in (held.elements, held.here))
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)
         self._at: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
@@ -68,13 +42,12 @@ class Signs:
 
     def of(self, tensor: Tensor) -> Tensor:
         """[WIDTH] in float32: the sketch of a gradient, or of the shard of it that is here."""
-        local, start = local_part(tensor), 0
+        local, start = local_part(cut(tensor, self.placements) if self.placements else tensor), 0
         if not local.numel():
             return torch.zeros(WIDTH, device=local.device)
-        if self.piece.dims:
-            local = local.movedim(self.piece.dim, 0)
-            if (mesh := getattr(tensor, "device_mesh", None)) is not None and mesh.ndim == self.piece.dims:
-                start = self.piece.start * (local.numel() // len(local))
+        local = local.movedim(self.dim, 0) if self.dim else local
+        if local.numel() == self.here:  # a slice
+            start = self.start * (local.numel() // len(local))
         base, inner, outer = self._at.get(local.device) or self._on(local.device)
         flat, most = local.reshape(-1), GROUP if local.dtype == base.dtype else WIDENED
         if flat.numel() == self.blocks * self.length and self.blocks <= most:  # most tensors
@@ -124,12 +97,8 @@ def _length(numel: int) -> int:
 class Sketches:
     """The sketches of all parameters of an optimizer."""
 
-    def __init__(self, parameters: Iterable[tuple[Tensor, bool]], rows: int = 0) -> None:
-        """Each, and whether it can be looked at; `rows`: dimensions of its mesh that are of ranks with rows of their own."""
-        self.signs = [
-            Signs(p if known else torch.empty(0), Piece.of(p, rows) if rows and hasattr(p, "placements") else Piece())
-            for p, known in parameters
-        ]
+    def __init__(self, parameters: Iterable[tuple[Tensor, Held]]) -> None:
+        self.signs = [Signs(held, is_complex=p.is_complex()) for p, held in parameters]
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -154,17 +123,18 @@ def local_part(tensor: Any) -> Tensor:
     return local
 
 
-def folded(sketch: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def folded(sketch: npt.NDArray[np.float64], most: int = FOLDED) -> npt.NDArray[np.float32]:
     """Fold a sketch, so that what ranks send each other of a window stays small.
 
     Args:
         sketch: [T, WIDTH] of T tensors.
+        most: Rows that are left.
 
     Returns:
-        [min(T, FOLDED), WIDTH]: sums of tensors with random signs.
+        [min(T, most), WIDTH]: sums of tensors with random signs.
     """
     signs = np.random.default_rng(SEED).choice((-1.0, 1.0), len(sketch))
-    padded = np.zeros((-(-len(sketch) // FOLDED) * FOLDED, WIDTH))
+    padded = np.zeros((-(-len(sketch) // most) * most, WIDTH))
     padded[: len(sketch)] = signs[:, None] * sketch
-    found: npt.NDArray[np.float64] = padded.reshape(-1, FOLDED, WIDTH).sum(0)
+    found: npt.NDArray[np.float64] = padded.reshape(-1, most, WIDTH).sum(0)
     return found[: len(sketch)].astype(np.float32)

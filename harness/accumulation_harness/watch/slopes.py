@@ -130,7 +130,6 @@ class Taken(NamedTuple):
     bends: Sequence[Bend]  # their factors where no head has them
     own: Sequence[Forms] = ()  # of losses of the run's own, where the graph shows all that the loss adds up
     said: bool = False  # whether the loop has said how many terms they have
-    apart: bool = False  # whether it has said that rows do not act on each other
 
 
 def bent(before: Tensor, after: Tensor) -> Bend:

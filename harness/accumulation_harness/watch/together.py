@@ -5,20 +5,16 @@ No collective is called: each rank leaves what it has seen under a key, and wait
 
 from __future__ import annotations
 
-import gc
 import io
 import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
-
-from accumulation_harness.observe.tensors import in_a_group
+from torch import Tensor, distributed
 
 AGREES = 10.0  # seconds that a rank waits for the others to say that they watch
 LATE = 30.0  # and for what they have seen of a window: replicas end theirs at about the same time
@@ -27,19 +23,11 @@ SHORTEST, LONGEST = 1e-3, 0.1  # seconds between two looks
 _attached: Counter[str] = Counter()  # watches that are decided, by what they watch
 
 
-class Members(NamedTuple):
-    """The ranks that differentiate rows of their own, and together hold a model."""
-
-    ranks: tuple[int, ...] = ()
-    shards: int = 1  # so many of them, one after the other, hold a whole
-    dims: int = 0  # of the mesh of a sharded parameter that are theirs; what other dimensions cut is a whole of its own
-
-
 class Together:
     """The ranks that watch one model."""
 
-    def __init__(self, store: Any, name: str, members: Members) -> None:
-        self.store, self.name, self.members, self.shards = store, name, members.ranks, members.shards
+    def __init__(self, store: Any, name: str, members: Sequence[int]) -> None:
+        self.store, self.name, self.members = store, name, members
         self.rank = distributed.get_rank()
         self.is_apart = False  # one has left, or was late once: from then on nobody is waited for
         self._written: list[str] = []
@@ -71,51 +59,7 @@ class Together:
             self.store.delete_key(self._written.pop(0))
 
 
-def declared(model: nn.Module, parameters: Sequence[Tensor]) -> Members:
-    """Ask FSDP2 or DDP who holds replicas or shards of a model.
-
-    What is cut up alone (tensor parallel, stages of a pipeline) is differentiated with the same rows on all its ranks: the
-    gradient of each is whole.
-
-    Args:
-        model: The model that is watched.
-        parameters: Those that its optimizer has.
-
-    Returns:
-        The ranks; none where neither library says so.
-    """
-    if any(is_sharded(module) for module in model.modules()):
-        found = {_of_mesh(p) for p in parameters if hasattr(p, "placements")}
-        return found.pop() if len(found) == 1 else Members()
-    own = {id(module) for module in model.modules()} if in_a_group() else set()
-    for item in gc.get_objects() if own else ():
-        if issubclass(type(item), DistributedDataParallel) and (id(item) in own or id(item.module) in own):
-            return Members(tuple(sorted(distributed.get_process_group_ranks(item.process_group))))
-    return Members()
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Decide whether `fully_shard` (FSDP2) was applied to a module.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        True if it was.
-    """
-    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "unshard")
-
-
-def _of_mesh(p: Any) -> Members:
-    """FSDP2 cuts along the first dimension that does, before which are replicas; tensor parallelism has the dimensions behind."""
-    dims = next((dim for dim, placement in enumerate(p.placements, start=1) if hasattr(placement, "dim")), 0)
-    if not dims:  # one that it has left out
-        return Members()
-    own = p.device_mesh.mesh[(..., *p.device_mesh.get_coordinate()[dims:])]
-    return Members(tuple(own.flatten().tolist()), own.shape[-1], dims)
-
-
-def agreed(members: Members, parameters: Sequence[Tensor]) -> Together | None:
+def agreed(members: Sequence[int], parameters: Sequence[Tensor]) -> Together | None:
     """Ask the ranks that share a model whether they watch it; all come to the same answer.
 
     Args:
@@ -129,7 +73,7 @@ def agreed(members: Members, parameters: Sequence[Tensor]) -> Together | None:
     store = distributed.distributed_c10d._get_default_store()
     name = _undecided(store, f"accumulation_watch/{zlib.crc32(about.encode())}")
     store.set(f"{name}/here/{distributed.get_rank()}", "")
-    here = _are_there(store, [f"{name}/here/{member}" for member in members.ranks], AGREES)
+    here = _are_there(store, [f"{name}/here/{member}" for member in members], AGREES)
     decided = store.compare_set(f"{name}/decided", "", "together" if here else "apart")  # by the first that knows
     return Together(store, name, members) if decided == b"together" else None
 

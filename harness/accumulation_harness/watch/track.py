@@ -21,9 +21,10 @@ from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
 from accumulation_harness.watch.averages import Averages
-from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
+from accumulation_harness.watch.evidence import Call, Group, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.gradients import ALIKE, GATE
-from accumulation_harness.watch.sketch import WIDTH, Sketches, folded, local_part
+from accumulation_harness.watch.shards import Held, Shards
+from accumulation_harness.watch.sketch import FOLDED, WIDTH, Sketches, folded, local_part
 from accumulation_harness.watch.slopes import Bend, Taken, number
 from accumulation_harness.watch.together import Together
 
@@ -71,13 +72,16 @@ class Open(Window):
 class Track(Followed):
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
-    def __init__(self, index: int, optimizer: Optimizer, fence: Fence, model: nn.Module, gradient: Gradient | None) -> None:
+    def __init__(
+        self, index: int, optimizer: Optimizer, fence: Fence, model: nn.Module, shards: Shards, gradient: Gradient | None
+    ) -> None:
         """`gradient`: of a parameter of the model, where an engine keeps it and the optimizer has other parameters."""
         super().__init__(optimizer)
-        self.index, self.fence, self.model, self.gradient = index, fence, model, gradient
+        self.index, self.fence, self.model, self.shards, self.gradient = index, fence, model, shards, gradient
         self.known: list[bool] = []  # whether each can be looked at
         self.sketched: list[bool] = []  # and is, in the open window
-        self.dims = 0  # of the mesh of sharded parameters that are of ranks with rows of their own
+        self.held: list[Held] = []
+        self.is_cut = False  # some are shards
         self._hooks: dict[int, list[Any]] = {}  # by the parameter's identity
         self._sums: Sketched = []
         self._bare: Sketched = []  # where the run has hooks of its own
@@ -95,12 +99,13 @@ class Track(Followed):
 
     def now(self) -> list[Tensor]:
         """Those of the model, where the optimizer has others."""
-        return super().now() if self.gradient is None else [p for p in self.model.parameters() if p.requires_grad]
+        own = self.shards.flattened(super().now())
+        return own if self.gradient is None else [p for p in self.model.parameters() if p.requires_grad]
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
         """Whether one of them is a parameter that is followed, or another one of the optimizer's."""
         listed = list(tensors)
-        others = super().now() if self.gradient is not None else []
+        others = super().now() if self.gradient is not None or self.shards.flats else []
         return super().holds(listed) or not set(map(id, listed)).isdisjoint(map(id, others))
 
     def _opened(self) -> Open:
@@ -138,7 +143,11 @@ class Track(Followed):
         if self.look_again():
             self.known = [is_known(p) for p in self.parameters]
             self.places = {id(p): place for place, p in enumerate(self.parameters)}
-            self.sketches = Sketches(zip(self.parameters, self.known, strict=True), self.dims)
+            nothing = torch.empty(0)
+            looked_at = [p if known else nothing for p, known in zip(self.parameters, self.known, strict=True)]
+            self.held = list(map(self.shards.held, looked_at))
+            self.is_cut = any(held.here >= 0 for held in self.held)
+            self.sketches = Sketches(zip(looked_at, self.held, strict=True))
             self._sums = [None] * len(self.parameters)
             self.remove()
             self._choose()
@@ -157,7 +166,7 @@ class Track(Followed):
         if not kinds:
             return ""
         of = ", ".join(sorted(kinds))
-        return f"{self.known.count(False)} parameters are no plain tensors, or cut up by FSDP1 ({of}): not looked at"
+        return f"{self.known.count(False)} parameters are no plain tensors ({of}): not looked at"
 
     def add(self, place: int, gradient: Tensor, *, bare: bool = False) -> None:
         """A gradient on its way to `.grad`; `bare`: before hooks of the run's own have seen it."""
@@ -171,6 +180,8 @@ class Track(Followed):
         if not is_known(gradient) or self._is_of_others(place, gradient):
             self.known[place] = self.sketched[place] = False
             return
+        if (placements := getattr(gradient, "placements", None)) and any(placement.is_partial() for placement in placements):
+            self.held[place] = self.held[place].of_parts(self.parameters[place], gradient)
         found = self.sketches.signs[place].of(gradient.detach())
         sums = self._bare if bare else self._sums
         known = sums[place]
@@ -203,7 +214,7 @@ class Track(Followed):
         return grads
 
     def _is_of_others(self, place: int, gradient: Tensor) -> bool:
-        """Whether it has more elements than its parameter, which is then put together for a forward and cut up again (FSDP1)."""
+        """Whether it has more elements than its parameter, which is then put together for a forward and cut up again."""
         return gradient.numel() > self.sketches.signs[place].elements
 
     def gradients(self, *, at_end: bool = False) -> Sketched:
@@ -217,8 +228,9 @@ class Track(Followed):
         return self.detail and self.gradient is None
 
     def weights(self) -> Sketched:
-        """Sketches of the parameters now; none of those that DeepSpeed's ZeRO-3 puts together for a forward only."""
-        there = [known and not hasattr(p, "ds_numel") for p, known in zip(self.parameters, self.known, strict=True)]
+        """Sketches of the parameters now; none of those that DeepSpeed's ZeRO-3 or FSDP1 puts together for a forward only."""
+        kept = [not hasattr(p, "ds_numel") and not hasattr(p, "_local_shard") for p in self.parameters]
+        there = [known and is_kept for is_kept, known in zip(kept, self.known, strict=True)]
         return self.sketches.of([p if known else None for p, known in zip(self.parameters, there, strict=True)])
 
     # -- one backward ------------------------------------------------------------------------------------------------
@@ -252,7 +264,7 @@ class Track(Followed):
         self._empty = self.gradient is None and all(g is None for g in grads)
         self._before = self.gradients() if self.looks and not self._empty else None
         self._sums, self._bare = [None] * len(self.parameters), [None] * len(self.parameters)
-        self._marks = [] if all(self.sketched) and not self.dims else list(map(mark, grads))
+        self._marks = [] if all(self.sketched) and not self.is_cut else list(map(mark, grads))
         self.in_backward, self._reached = True, False
 
     def _look_for_returned(self) -> None:
@@ -284,7 +296,7 @@ class Track(Followed):
         if returned:
             self._marks = list(map(mark, self.grads()))
         self._sums, self._before = [None] * len(self.parameters), None
-        if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.dims:
+        if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.is_cut:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
             window.averages = Averages(known, [*(g for g in self.grads() if g is not None), *_state(self.optimizer)])
         for name in ("unclipped", "clipped"):
@@ -385,7 +397,7 @@ class Track(Followed):
         window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
         if alone is False and self.detail and together is not None:
             name = f"{self.index}/{self.num_windows}"
-            window.ranks = _heard(together, name, window)
+            window.ranks = _heard(together, name, window, self.held)
         if not window.alone and window.ranks is None:  # what a term weighs depends on the terms of all ranks
             for m in window.micro_batches:
                 m.slopes = None
@@ -408,36 +420,50 @@ def _hooks_of(p: Any) -> Mapping[int, Any]:
     return (p._backward_hooks or {}) if type(p) in (Tensor, nn.Parameter) else {}
 
 
-def _heard(together: Together, name: str, window: Window) -> Ranks | None:
+def _heard(together: Together, name: str, window: Window, held: Sequence[Held]) -> Ranks | None:
     """Gather what every rank has seen of a window.
 
     Args:
         together: The channel between the ranks.
         name: The window's name, the same on all ranks.
         window: What was seen here.
+        held: Of each parameter, what is here and who shares it.
 
     Returns:
-        The ranks' contributions, gradients and terms; None where not all are heard.
+        Each group's contributions and gradients, and the terms of the largest one; None where not all are heard.
     """
     parts, gradient = window.micro_batches, window.gradient
-    contribution = np.sum([part.contribution for part in parts], axis=0)
     before = parts[0].before if parts[0].before is not None else np.zeros_like(gradient)
-    terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
-    own = {"contribution": folded(contribution), "gradient": folded(gradient), "before": folded(before), "terms": terms}
+    sketches = {"contribution": np.sum([part.contribution for part in parts], axis=0), "gradient": gradient, "before": before}
+    groups: dict[Any, list[int]] = {}  # the same tensors on all ranks
+    for place, one in enumerate(held):
+        groups.setdefault((one.ranks, one.shards, one.summed), []).append(place)
+    own: dict[str, Any] = {
+        f"{what} {number}": folded(sketch[places], max(1, FOLDED // len(groups)))
+        for number, places in enumerate(groups.values())
+        for what, sketch in sketches.items()
+    }
+    own["terms"] = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
     found = together.gathered(name, own)
     if found is None:
         return None
+    by_rank = dict(zip(together.members, found, strict=True))
 
-    def of(what: str, shards: int) -> list[Sketch]:
-        """Add up the sketches of each group of `shards` neighbouring ranks, which hold parts of one tensor."""
-        of_all = np.stack([one[what] for one in found]).astype(float)
+    def of(what: str, ranks: Sequence[int], shards: int = 1) -> list[Sketch]:
+        """Add up the sketches of each `shards` neighbouring ranks, which hold parts of one tensor."""
+        of_all = np.stack([by_rank[rank][what] for rank in ranks]).astype(float)
         return list(of_all.reshape(-1, shards, *of_all.shape[1:]).sum(1))
 
     return Ranks(
-        contributions=of("contribution", 1),
-        gradients=of("gradient", together.shards),
-        before=of("before", together.shards),
-        terms=[float(one["terms"]) for one in found],
+        groups=[
+            Group(
+                contributions=of(f"contribution {number}", summed),
+                gradients=of(f"gradient {number}", ranks, shards),
+                before=of(f"before {number}", ranks, shards),
+            )
+            for number, ((ranks, shards, summed), places) in enumerate(groups.items())
+        ],
+        terms=[float(by_rank[rank]["terms"]) for rank in max((ranks for ranks, *_ in groups), key=len)],
     )
 
 

@@ -16,12 +16,13 @@ BY_VECTOR = (Loss.cross_entropy, Loss.margin)  # with one term for all entries o
 Key = tuple[Loss, int, int, int]  # a loss of the run: its kind, its classes, its form, its place among those alike
 
 
-def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark | None]:
+def weights_of(window: Window, summed: Sum, rows_apart: bool) -> tuple[dict[Key, Weighed], Remark | None]:
     """Weigh the terms of every loss of a window.
 
     Args:
         window: The window.
         summed: The sum of its gradients.
+        rows_apart: Whether each term of a loss of the run's own is said to depend on its own row alone.
 
     Returns:
         The weights of each loss; and why they are not known, or do not cover all that was differentiated.
@@ -36,7 +37,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[dict[Key, Weighed], Remark 
     for m in window.micro_batches:
         for key, slope in _losses(m.slopes or ()):
             by_key.setdefault(key, []).append((m, slope))
-    why = _incomplete(window, slopes)
+    why = _incomplete(window, slopes, rows_apart)
     if any(_is_unknown(m.slopes) for m in window.micro_batches if m.slopes):
         return {}, why  # the terms of the window are not all known
     unseen = any(slope.constants is None for slope in slopes)  # what a loss was multiplied by
@@ -94,7 +95,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     )
 
 
-def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
+def _incomplete(window: Window, slopes: Sequence[Slope], rows_apart: bool) -> Remark | None:
     """Whether the losses that were recognised add up to what was differentiated, and hang on their own row alone."""
     if any(slope.kind is None for slope in slopes):
         return Remark.ragged if any(slope.ragged for slope in slopes) else Remark.unknown_loss
@@ -110,6 +111,6 @@ def _incomplete(window: Window, slopes: Sequence[Slope]) -> Remark | None:
         wide = max([COMPLETE, *(4 * slope.residual for slope in own)])
         if not abs(known - m.loss) <= wide * max(abs(known), abs(m.loss)):
             return Remark.another_term
-    known = all(slope.counted for slope in slopes if slope.picked) and all(m.apart for m in window.micro_batches)
+    known = rows_apart and all(slope.counted for slope in slopes if slope.picked)
     unsaid = any(slope.picked for slope in slopes) and not known and not all(m.said for m in window.micro_batches)
     return Remark.own_terms if unsaid else None
