@@ -197,9 +197,21 @@ def undivided(base: type[Trainer]) -> type[Trainer]:
     return Undivided
 
 
+def of_itself(base: type[Trainer]) -> type[Trainer]:
+    """A subclass that divides every micro-batch by its own labels."""
+
+    class OfItself(base):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+            return super().compute_loss(model, inputs)
+
+    return OfItself
+
+
 def by_trl(name: str, wrong: Callable[[type[Trainer]], type[Trainer]] = lambda base: base, **others: Any) -> Report:
     callback, model = hf.WatchCallback(tell=None, rows_apart=True), scored() if name == "Reward" else llama()
     given: dict[str, Any] = {"processing_class": tokenizer(), "train_dataset": Dataset.from_list(PAIRS)}
+    if name == "SFT":
+        given["train_dataset"] = Dataset.from_list([{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS])
     if name == "GRPO":
         given |= {"train_dataset": Dataset.from_list(PROMPTS), "reward_funcs": reward}
         others = {"num_generations": 3, "max_completion_length": 8, "temperature": 1.0, "num_train_epochs": 1, **others}
@@ -400,6 +412,7 @@ RUNS: Sequence[Run] = (
     ("trl", "GRPO, loss_type luspo", "", lambda: by_trl("GRPO", loss_type="luspo", importance_sampling_level="sequence")),
     ("trl", "DPO", "", lambda: by_trl("DPO")),
     ("trl", "Reward", "", lambda: by_trl("Reward")),
+    ("trl", "SFT", "", lambda: by_trl("SFT")),
     ("trl", "GRPO, loss_type bnpo: each micro-batch's mean", MEANS, lambda: by_trl("GRPO", loss_type="bnpo")),
     ("trl", "GRPO, loss_type grpo, not divided by N", UNDIVIDED, lambda: by_trl("GRPO", undivided, loss_type="grpo")),
     (
@@ -410,6 +423,8 @@ RUNS: Sequence[Run] = (
     ),
     ("trl", "GRPO, loss_type dapo, divided by N as well", TWICE, lambda: by_trl("GRPO", once_more, loss_type="dapo")),
     ("trl", "DPO, divided by N once more", TWICE, lambda: by_trl("DPO", once_more)),
+    ("trl", "SFT, divided by N once more", TWICE, lambda: by_trl("SFT", once_more)),
+    ("trl", "SFT, each micro-batch's mean, not divided", f"{UNDIVIDED}+{MEANS}", lambda: by_trl("SFT", of_itself)),
     ("lightning", "automatic", "", lambda: by_trainer(Module())),
     ("lightning", "automatic, clipped", "", lambda: by_trainer(Module(), gradient_clip_val=0.5)),
     ("lightning", "automatic, bfloat16", "", lambda: by_trainer(Module(), precision="bf16-mixed")),

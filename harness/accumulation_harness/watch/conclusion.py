@@ -124,8 +124,8 @@ def _reasons(
     """
     if not judge.windows and not judge.closures:
         yield (
-            "no optimizer step was seen after a backward that reached its parameters; where an engine keeps sums of gradients "
-            "elsewhere, pass `gradient`"
+            "no optimizer step was seen after a backward that reached its parameters: pass `gradient` where an engine keeps sums "
+            "elsewhere, and watch without compiled autograd, which calls no hooks"
         )
     elif judge.sizes and max(judge.sizes) == 1 and not findings:
         yield "no window had more than one micro-batch: nothing was accumulated"

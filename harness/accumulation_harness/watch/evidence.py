@@ -86,7 +86,8 @@ class Remark(Enum):
     )
     unknown_loss = (
         False,
-        "not a known loss (one of PyTorch's loss functions, or a cross-entropy by hand): its weights were not judged",
+        "not a known loss (one of PyTorch's loss functions, or a cross-entropy by hand): its weights may be seen where you say "
+        "`rows_apart=True`, or how many terms it has with `seen.terms(number)`",
     )
     unlike_forms = False, "the form of the loss was not the same in all micro-batches"
     diagonal = (

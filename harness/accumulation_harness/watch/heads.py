@@ -35,7 +35,13 @@ BY_ELEMENT = {  # loss functions of PyTorch that have a term for every element
     "poisson_nll_loss": Loss.poisson,
     "soft_margin_loss": Loss.soft_margin,
 }
-BY_ROW = {"multi_margin_loss": Loss.margin}  # and for every row
+BY_ROW = {  # and for every row
+    "multi_margin_loss": Loss.margin,
+    "multilabel_margin_loss": Loss.margin,
+    "multilabel_soft_margin_loss": Loss.soft_margin,
+    "ctc_loss": Loss.sequences,
+}
+SEQUENCES = {"input": "log_probs", "target": "targets"}  # arguments of a loss function, and their names in `ctc_loss`
 BENT = "accumulation_harness bend"  # of the node of a tensor that the run has hooked
 OUTPUT = "accumulation_harness output"  # of the watched model
 TRIALS = 4  # backwards in which it is seen whether a loss of the run's own has terms of rows of their own
@@ -51,8 +57,8 @@ def _arithmetic() -> torch.dtype | None:
 class Heads:
     """The logits of the micro-batch under way."""
 
-    def __init__(self, fence: Fence) -> None:
-        self.fence = fence
+    def __init__(self, fence: Fence, *, rows_apart: bool) -> None:
+        self.fence, self.rows_apart = fence, rows_apart
         self.detail = True
         self._called = False  # a loss function is under way
         self._outputs: list[Forms] = []
@@ -83,7 +89,8 @@ class Heads:
             self._unused.pop(number, None)
         own = [way for way in found if way.number is None and 0 not in shape(way.leaf)]
         apart = [self._are_apart(way) for way in own]
-        known = len({way.summed for way in own}) == len(own) and (all(apart) or (self.said is not None and False not in apart))
+        vouched = self.rows_apart or self.said is not None  # where it cannot be seen
+        known = len({way.summed for way in own}) == len(own) and False not in apart and (vouched or None not in apart)
         self._others = not known
         self._beside = bool(self._constants) or (self._others and _is_beside(own))
         for way in own if known else ():
@@ -228,15 +235,18 @@ class Heads:
             found = received(Loss.cross_entropy, u, of, reduction, own)
             return labelled(found, y, classes) if detail else found
 
-        self._follow(loss, given, z, classes, numbers)
+        self._follow(loss, given, z, classes, numbers, z.shape[0])
 
     def _by_element(self, kind: Loss, by_row: bool) -> Callable[[Tensor, Mapping[str, Any]], None]:
         def look(loss: Tensor, given: Mapping[str, Any]) -> None:
-            z, target, detail = given.get("input"), given.get("target"), self.detail
+            z, target = (given.get(name, given.get(of_sequences)) for name, of_sequences in SEQUENCES.items())
+            detail = self.detail
             weighted = kind is not Loss.binary and given.get("weight") is not None  # a mean over its weights
             if not is_result(z) or not is_plain(target) or target.requires_grad or weighted:
                 return
             rows = z.shape[0] if z.dim() else 1
+            if "target_lengths" in given:
+                rows = torch.as_tensor(given["target_lengths"]).numel()
             num = rows if by_row else torch.broadcast_shapes(z.shape, target.shape).numel()
 
             def numbers(u: Tensor, of: Tensor, reduction: str) -> Slope:
@@ -244,7 +254,7 @@ class Heads:
                 return constantly(received(kind, u, of, reduction, many), target if detail else None)
 
             of_rows = z.dim() < 2 or given.get("reduction") == "batchmean"
-            self._follow(loss, given, z, 1 if of_rows else z.shape[-1], numbers)
+            self._follow(loss, given, z, 1 if of_rows else z.shape[-1], numbers, rows)
 
         return look
 
@@ -255,13 +265,13 @@ class Heads:
         z: Tensor,
         classes: int,
         numbers: Callable[[Tensor, Tensor, str], Slope],
+        rows: int,
     ) -> None:
         """Look at the gradient that a loss function's result receives."""
         old = given.get("size_average") is not None or given.get("reduce") is not None
         if old:
             return
         value, reduction = loss.detach().clone(), given.get("reduction", "mean")
-        rows = z.shape[0] if z.dim() else 1
         number = self._number = self._number + 1
         node: Any = loss.grad_fn
         logits = z.grad_fn

@@ -127,7 +127,7 @@ class Watch(Loop[Track]):
         shards = self.shards = Shards(self.model)
         self.tracks = [Track(i, one, self.fence, self.model, shards, gradient) for i, one in enumerate(self.optimizers)]
         self.judge = Judge(accumulation_steps, self._tell, rows_apart=rows_apart)
-        self.heads, self.batches = Heads(self.fence), Batches()
+        self.heads, self.batches = Heads(self.fence, rows_apart=rows_apart), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._buffers, self._buffers_written = list[Tensor](), 0

@@ -40,6 +40,7 @@ class Loss(StrEnum):
     poisson = "Poisson likelihood"
     soft_margin = "soft margin"
     margin = "margin loss"
+    sequences = "CTC"
     own = "a loss of the run's own, whose terms the graph shows"
 
 

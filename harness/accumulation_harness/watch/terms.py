@@ -21,7 +21,7 @@ from accumulation_harness.watch.slopes import Loss, Slope
 def spread(base: Slope, weights: Tensor, rows: int) -> Iterator[Slope]:
     """Find what may be the terms of a loss where elements have weights of their own.
 
-    Those elements that weigh anything, or the rows that do.
+    Those elements that weigh anything, or the rows that do: means of their elements, or sums.
 
     Args:
         base: The loss as it was read.
@@ -29,12 +29,14 @@ def spread(base: Slope, weights: Tensor, rows: int) -> Iterator[Slope]:
         rows: How many rows there are, where the elements of all are in one.
 
     Yields:
-        The loss with elements as terms, then with rows as terms where there are several elements in each.
+        The loss with elements as terms, then twice with rows as terms where there are several elements in each.
     """
     elements, rows = weights.reshape(-1).double(), len(weights) if weights.dim() > 1 else rows
-    yield _alike(base, elements)
+    yield (every := _alike(base, elements))
     if 0 < rows < elements.numel() and elements.numel() % rows == 0:
-        yield _alike(base, elements.reshape(rows, -1).sum(-1))
+        of_rows = elements.reshape(rows, -1)
+        yield _alike(base, of_rows.sum(-1))
+        yield every._replace(terms=(there := (of_rows != 0).any(-1).double()).sum(), share=there.mean())
 
 
 def _alike(base: Slope, weights: Tensor) -> Slope:

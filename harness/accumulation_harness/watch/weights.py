@@ -12,7 +12,7 @@ from accumulation_harness.watch.slopes import Loss, Slope
 
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
-BY_VECTOR = (Loss.cross_entropy, Loss.margin)  # with one term for all entries of a vector
+BY_VECTOR = (Loss.cross_entropy, Loss.margin, Loss.sequences)  # with one term for all entries of a vector
 Key = tuple[Loss, int, int, int]  # a loss of the run: its kind, its classes, its form, its place among those alike
 
 
