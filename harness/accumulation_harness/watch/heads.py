@@ -89,7 +89,8 @@ class Heads:
             self._unused.pop(number, None)
         own = [way for way in found if way.number is None and 0 not in shape(way.leaf)]
         apart = [self._are_apart(way) for way in own]
-        vouched = self.rows_apart or self.said is not None  # where it cannot be seen
+        seen_to_sum = all(way.summed is not None for way in own)
+        vouched = self.said is not None or (self.rows_apart and seen_to_sum)  # where it cannot be seen
         known = len({way.summed for way in own}) == len(own) and False not in apart and (vouched or None not in apart)
         self._others = not known
         self._beside = bool(self._constants) or (self._others and _is_beside(own))
