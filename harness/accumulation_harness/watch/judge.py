@@ -145,7 +145,7 @@ class Judge:
                 continue
             given_up = sum(m.forwards for m in parts[:k]) + left_out
             rest = replace(window, micro_batches=parts[k:], forwards=window.forwards - given_up, unused=())
-            weights = weights_of(rest, summed(rest, None))[0].values()
+            weights = weights_of(rest, summed(rest, None), self.rows_apart)[0].values()
             if not (fed or whole) and weights and not all(one.is_right for one in weights):
                 continue  # the window goes on without them
             self.sizes[len(parts)] -= 1

@@ -52,11 +52,11 @@ class Shards:
 
     def __init__(self, model: nn.Module) -> None:
         own = {id(module) for module in model.modules()}
-        kinds: tuple[type, ...] = (DistributedDataParallel, *flat_wrappers())
+        kinds = (DistributedDataParallel, *flat_wrappers())
         found: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
         around = [item for item in found if id(item) in own or id(item.module) in own]
-        self._replicas = next((_members(one.process_group) for one in around if isinstance(one, kinds[0])), ())
-        self._flat = [one for one in around if not isinstance(one, kinds[0]) and one._handle is not None]
+        self._replicas = next((_members(one.process_group) for one in around if isinstance(one, DistributedDataParallel)), ())
+        self._flat = [one for one in around if not isinstance(one, DistributedDataParallel) and one._handle is not None]
         self.flats: list[Any] = [one._handle.flat_param for one in self._flat]
         self._by_mesh = any(is_sharded(module) for module in model.modules())
 
