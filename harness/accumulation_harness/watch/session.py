@@ -37,7 +37,7 @@ from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
 from accumulation_harness.watch.report import Report, check
-from accumulation_harness.watch.shards import Shards, flat_wrappers, is_sharded
+from accumulation_harness.watch.shards import Shards, is_sharded
 from accumulation_harness.watch.terms import Said
 from accumulation_harness.watch.together import Together, agreed
 from accumulation_harness.watch.track import Gradient, Sketched, Track
@@ -292,7 +292,7 @@ class Watch(Loop[Track]):
             (AveragedModel, "update_parameters"): self._average,
             (SequentialLR, "step"): self._schedule,  # which is laid out in parts that advance by themselves
             (DataLoader, "__iter__"): self._epoch,
-            **{(kind, "clip_grad_norm_"): self._clip_whole for kind in flat_wrappers()},
+            **{(type(wrapper), "clip_grad_norm_"): self._clip_whole for wrapper in self.shards.flat_wrappers},
             **self.heads.functions(),
         }
 

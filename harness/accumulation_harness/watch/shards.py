@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, distributed, nn
@@ -52,18 +52,19 @@ class Shards:
 
     def __init__(self, model: nn.Module) -> None:
         own = {id(module) for module in model.modules()}
-        kinds = (DistributedDataParallel, *flat_wrappers())
+        flat = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", DistributedDataParallel)
+        kinds: Any = DistributedDataParallel, flat
         found: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
         around = [item for item in found if id(item) in own or id(item.module) in own]
         self._replicas = next((_members(one.process_group) for one in around if isinstance(one, DistributedDataParallel)), ())
-        self._flat = [one for one in around if not isinstance(one, DistributedDataParallel) and one._handle is not None]
-        self.flats: list[Any] = [one._handle.flat_param for one in self._flat]
+        self.flat_wrappers = [one for one in around if not isinstance(one, DistributedDataParallel) and one._handle is not None]
+        self.flats: list[Any] = [one._handle.flat_param for one in self.flat_wrappers]
         self._by_mesh = any(is_sharded(module) for module in model.modules())
 
     def held(self, p: Any) -> Held:
         """One of its parameters, plain, sharded or flat."""
         elements = int(getattr(p, "ds_numel", p.numel()))  # of a DTensor, or in DeepSpeed's ZeRO-3: of all its shards
-        for wrapper, flat in zip(self._flat, self.flats, strict=True):
+        for wrapper, flat in zip(self.flat_wrappers, self.flats, strict=True):
             if p is flat:
                 return _of_flat(wrapper, flat)
         placements = tuple(getattr(p, "placements", ()))
@@ -87,17 +88,6 @@ class Shards:
                 return ()
             found |= {*ranks, *(p.device_mesh.mesh.flatten().tolist() if hasattr(p, "placements") else ())}
         return tuple(sorted(found))
-
-
-def flat_wrappers() -> Iterator[type[nn.Module]]:
-    """FSDP1's, where it is in use.
-
-    Yields:
-        The class.
-    """
-    module = sys.modules.get("torch.distributed.fsdp")
-    if module is not None:
-        yield module.FullyShardedDataParallel
 
 
 def is_sharded(module: nn.Module) -> bool:

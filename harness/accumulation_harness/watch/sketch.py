@@ -33,7 +33,7 @@ class Signs:
     """The +-1 vectors of one parameter."""
 
     def __init__(self, held: Held, *, is_complex: bool = False) -> None:
-        self.dim, self.start, self.elements, self.placements = held.dim, held.start, held.elements, held.placements
+        self.dim, self.start, self.placements = held.dim, held.start, held.placements
         whole, self.here = (number * (2 if is_complex else 1) for number in (held.elements, held.here))
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)

@@ -177,7 +177,7 @@ class Track(Followed):
         self._reached = True
         if not self.sketched[place]:
             return
-        if not is_known(gradient) or self._is_of_others(place, gradient):
+        if not is_known(gradient):
             self.known[place] = self.sketched[place] = False
             return
         if (placements := getattr(gradient, "placements", None)) and any(placement.is_partial() for placement in placements):
@@ -207,15 +207,9 @@ class Track(Followed):
         of = attrgetter("grad") if self.gradient is None else self.gradient if at_end else _nothing
         grads = [of(p) if known else None for p, known in zip(self.parameters, self.known, strict=True)]
         for place, gradient in enumerate(grads):
-            if gradient is None or not self.known[place]:
-                continue
-            if (type(gradient) not in USUAL and not is_known(gradient)) or self._is_of_others(place, gradient):
+            if self.known[place] and type(gradient) not in USUAL and not is_known(gradient):
                 self.known[place], grads[place] = False, None
         return grads
-
-    def _is_of_others(self, place: int, gradient: Tensor) -> bool:
-        """Whether it has more elements than its parameter, which is then put together for a forward and cut up again."""
-        return gradient.numel() > self.sketches.signs[place].elements
 
     def gradients(self, *, at_end: bool = False) -> Sketched:
         """Sketches of `.grad` now, of the tensors that the window looks at."""
