@@ -179,9 +179,7 @@ class Watch(Loop[Track]):
         members = self.shards.everyone(parameters)
         if len(members) < 2:
             self._alone = None
-            self._unheard = (
-                "not all parameters are declared to be shared by several ranks (DDP, FSDP, a mesh): this one is judged by itself"
-            )
+            self._unheard = "nothing declares several ranks to share parameters (DDP, FSDP, a mesh): this one is judged by itself"
             return
         self._alone, self._together = False, agreed(members, parameters)
         if self._together is None:

@@ -81,13 +81,10 @@ class Shards:
         return list({id(one): one for one in (of.get(id(p), p) for p in parameters)}.values())
 
     def everyone(self, parameters: Iterable[Any]) -> tuple[int, ...]:
-        """All ranks with a part in the gradients of these; none where nobody is said to have one in some."""
-        found = set[int]()
-        for p in parameters:
-            if not (ranks := self.held(p).ranks):
-                return ()
-            found |= {*ranks, *(p.device_mesh.mesh.flatten().tolist() if hasattr(p, "placements") else ())}
-        return tuple(sorted(found))
+        """All ranks with a part in the gradients of these; none where nobody is said to have one."""
+        shared = [(p, ranks) for p in parameters if (ranks := self.held(p).ranks)]
+        on_meshes = [p.device_mesh.mesh.flatten().tolist() for p, _ in shared if hasattr(p, "placements")]
+        return tuple(sorted({rank for ranks in (*on_meshes, *(ranks for _, ranks in shared)) for rank in ranks}))
 
 
 def is_sharded(module: nn.Module) -> bool:

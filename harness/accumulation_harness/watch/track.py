@@ -429,9 +429,10 @@ def _heard(together: Together, name: str, window: Window, held: Sequence[Held]) 
     parts, gradient = window.micro_batches, window.gradient
     before = parts[0].before if parts[0].before is not None else np.zeros_like(gradient)
     sketches = {"contribution": np.sum([part.contribution for part in parts], axis=0), "gradient": gradient, "before": before}
+    rows = max((one.ranks for one in held), key=len)  # and what nobody is said to share they have to share, too
     groups: dict[Any, list[int]] = {}  # the same tensors on all ranks
     for place, one in enumerate(held):
-        groups.setdefault((one.ranks, one.shards, one.summed), []).append(place)
+        groups.setdefault((one.ranks or rows, one.shards, one.summed or rows), []).append(place)
     own: dict[str, Any] = {
         f"{what} {number}": folded(sketch[places], max(1, FOLDED // len(groups)))
         for number, places in enumerate(groups.values())
@@ -457,7 +458,7 @@ def _heard(together: Together, name: str, window: Window, held: Sequence[Held]) 
             )
             for number, ((ranks, shards, summed), places) in enumerate(groups.items())
         ],
-        terms=[float(by_rank[rank]["terms"]) for rank in max((ranks for ranks, *_ in groups), key=len)],
+        terms=[float(by_rank[rank]["terms"]) for rank in rows],
     )
 
 
