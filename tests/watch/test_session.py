@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch import watch
-from tests.watch.loops import FEATURES, Loop, N, is_same, network, right, watched_and_alone
+from tests.watch.loops import FEATURES, Loop, N, data, is_same, network, right, watched_and_alone
 
 
 def mean(model, x, y, rows):
@@ -597,6 +598,23 @@ ODD: dict[str, Callable[[], Loop]] = {
     "tied and checkpointed": lambda: Loop(model=Tied(), optimizer=torch.optim.AdamW),
     "adapters, BatchNorm and dropout": lambda: Loop(model=Adapted(), optimizer=lambda p, lr: torch.optim.Adam(p, lr, fused=True)),
 }
+
+
+def test_a_table_has_a_line_for_each_micro_batch_with_what_it_gave(tmp_path):
+    def table(name, **options):
+        Loop(**options).watched(table=tmp_path / name)
+        return pandas.read_csv(tmp_path / name)
+
+    found = table("run.csv")
+    twice = table("twice.csv", loss=lambda *given: 2 * right(*given))
+    first, model = Loop(), network()
+    right(model, *(part[: first.windows[0][0]] for part in data()), sum(first.windows[0])).backward()
+    exact = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert list(zip(found.window, found.micro_batch, strict=True)) == [
+        (window + 1, k + 1) for window, sizes in enumerate(first.windows) for k in range(len(sizes))
+    ]
+    assert found.loss_terms.sum() == sum(map(sum, first.windows)) and 0.5 < found.gradient_norm[0] / exact < 2
+    assert np.allclose(twice[["loss", "gradient_norm"]].iloc[0], 2 * found[["loss", "gradient_norm"]].iloc[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import resource
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from accumulation_harness.watch.evidence import Window
+
+COLUMNS = ("window", "micro_batch", "loss", "loss_terms", "gradient_norm")  # the norm of a sketch
 MOST = 4096  # windows that are kept one by one; beyond, neighbours are added up
 BLOCKS = 10  # of neighbouring windows, which are alike: the interval comes from what is left without one of them
 T_95 = 2.262  # of BLOCKS - 1 degrees of freedom
@@ -51,6 +56,25 @@ class Costs:
         if self._with_terms:
             found["run/loss_terms_per_window"] = self._terms / self._with_terms
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def tabulate(path: Path, window: Window, number: int) -> None:
+    """Append a line for each micro-batch of a window to a table.
+
+    Args:
+        path: A CSV file, which is begun if it is not there.
+        window: The window.
+        number: Its number in the run, from 1.
+    """
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        table = csv.writer(file)
+        if is_new:
+            table.writerow(COLUMNS)
+        for k, m in enumerate(window.micro_batches, start=1):
+            norm = math.sqrt(np.square(m.contribution).mean(axis=1).sum()) if window.whole else math.nan
+            terms = sum(slope.terms for slope in (m.slopes or ())[:1]) or math.nan
+            table.writerow(["" if math.isnan(value) else f"{value:.6g}" for value in (number, k, m.loss, terms, norm)])
 
 
 def two_sizes(parts: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -157,18 +157,19 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def check(path: str | Path) -> None:
-    """Refuse a path to which no report can be written, before a run has begun.
+def check(path: str | Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Refuse a path to which nothing can be written, before a run has begun.
 
     Args:
-        path: The file of a report.
+        path: The file of a report, or of a table.
+        suffixes: Endings that it may have.
 
     Raises:
-        Refused: Its ending is no format of a report, or its folder is not there.
+        Refused: Its ending is another one, or its folder is not there.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise Refused(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
+    if path.suffix not in suffixes:
+        raise Refused(f"path: expected a name that ends in {' or '.join(suffixes)}, got {path}")
     if not path.parent.is_dir():
         raise Refused(f"path: expected a file in a folder that is there, got {path}")
 

@@ -32,6 +32,7 @@ from accumulation_harness.observe.tensors import in_a_group, is_known, is_plain
 from accumulation_harness.system.state import transforming
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
+from accumulation_harness.watch.costs import tabulate
 from accumulation_harness.watch.evidence import Call, Finding, Rung
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
@@ -81,6 +82,7 @@ class Watch(Loop[Track]):
         log: Log | None = None,
         tell: TextIO | EllipsisType | None = ...,
         path: str | Path | None = None,
+        table: str | Path | None = None,
     ) -> None:
         """Watch the training of a model.
 
@@ -104,6 +106,9 @@ class Watch(Loop[Track]):
             tell: Where a line is written as soon as something is wrong; by default `sys.stderr`, with None nowhere.
             path: Where the report is kept while the run goes on, as JSON or, if it ends in `.md`, as a page for an issue. It is
                 written whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
+            table: A CSV file to which each window adds a line for every micro-batch: its loss, its number of loss terms and the
+                norm of what it added to the gradient, where all tensors were looked at: an estimate, off by a quarter where one
+                tensor has most of it, and by less where many have.
 
         Raises:
             ValueError: An argument cannot be watched. What fails later ends the watch, and not the run.
@@ -114,11 +119,13 @@ class Watch(Loop[Track]):
             raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         if path is not None:
             check(path)
+        if table is not None:
+            check(table, (".csv",))
         self.optimizers = _optimizers(optimizer)
         if gradient is not None and len(self.optimizers) > 1:
             raise ValueError(f"gradient: expected one optimizer, got {len(self.optimizers)}")
         self.fence = Fence(self._ended, "the watch", own_thread=True)
-        self.model, self.every, self.loss, self.log, self.path = model, every, loss, log, path
+        self.model, self.every, self.loss, self.log, self.path, self.table = model, every, loss, log, path, table
         self._tell = sys.stderr if isinstance(tell, EllipsisType) else tell
         self._begin(accumulation_steps, gradient, rows_apart)
 
@@ -514,6 +521,8 @@ class Watch(Loop[Track]):
         self.heads.detail = any(t.detail for t in self.tracks)
         self._write()
         self._keep()
+        if self.table is not None and self._is_first:
+            tabulate(Path(self.table), window, self.judge.windows_before + self.judge.windows)
         self.fence.windows = max(t.num_windows for t in self.tracks)
 
     def _write(self) -> None:
@@ -525,9 +534,14 @@ class Watch(Loop[Track]):
         elif self.log is not None:
             self.log(self.judge.metrics(), **self._options)
 
+    @property
+    def _is_first(self) -> bool:
+        """Of the ranks."""
+        return not in_a_group() or torch.distributed.get_rank() == 0
+
     def _keep(self, *, last: bool = False) -> None:
         """Write the report where somebody will look for it if the run does not end by itself."""
-        if self.path is not None and (not in_a_group() or torch.distributed.get_rank() == 0):
+        if self.path is not None and self._is_first:
             found = self.report()
             if last or found.verdict is not self._kept or self.judge.windows % EVERY == 0:
                 found.save(self.path)
