@@ -117,6 +117,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file in one write, which a killed writer has made whole or not at all.
+
+    Args:
+        path: The file, which is begun if it is not there.
+        content: What is added.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
 def _take_over_rights(path: Path, descriptor: int) -> None:
     with suppress(FileNotFoundError):
         old = os.lstat(path).st_mode

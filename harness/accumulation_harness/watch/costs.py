@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import resource
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accumulation_harness.system.files import append
 from accumulation_harness.watch.evidence import Window
 
 COLUMNS = ("window", "micro_batch", "loss", "loss_terms", "gradient_norm")  # the norm of a sketch
@@ -66,15 +66,12 @@ def tabulate(path: Path, window: Window, number: int) -> None:
         window: The window.
         number: Its number in the run, from 1.
     """
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        table = csv.writer(file)
-        if is_new:
-            table.writerow(COLUMNS)
-        for k, m in enumerate(window.micro_batches, start=1):
-            norm = math.sqrt(np.square(m.contribution).mean(axis=1).sum()) if window.whole else math.nan
-            terms = sum(slope.terms for slope in (m.slopes or ())[:1]) or math.nan
-            table.writerow(["" if math.isnan(value) else f"{value:.6g}" for value in (number, k, m.loss, terms, norm)])
+    lines = [] if path.exists() else [",".join(COLUMNS)]
+    for k, m in enumerate(window.micro_batches, start=1):
+        norm = math.sqrt(np.square(m.contribution).mean(axis=1).sum()) if window.whole else math.nan
+        terms = sum(slope.terms for slope in (m.slopes or ())[:1]) or math.nan
+        lines.append(",".join("" if math.isnan(value) else f"{value:.6g}" for value in (number, k, m.loss, terms, norm)))
+    append(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def two_sizes(parts: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
