@@ -210,7 +210,7 @@ class WorkloadConfig:
         numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
     )
     contrast: Contrast = setting(Contrast.symmetric, "the loss of the workload docstrings")
-    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with data=custom")
+    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with `workload=custom`")
     args: dict[str, Any] = setting({}, "keyword arguments of that task")
     source: str | None = None  # what fingerprint() of the task says of its data, filled in before a trial is named
 
@@ -226,7 +226,7 @@ class WorkloadConfig:
 class DataConfig:
     """Where samples come from; `root` is a local folder, never an address."""
 
-    root: str | None = setting(None, "a local folder whose *.py docstrings are read from")
+    root: str | None = setting(None, "a local folder: the docstrings of its *.py files are the data of `workload=docstrings`")
     last_window: LastWindow = setting(LastWindow.keep)
 
 
@@ -252,10 +252,10 @@ class OptimizerConfig:
     )
     weight_decay: float = setting(
         0.0,
-        "times the weights: part of the gradient, or of the step with adamw",
+        "factor of the weights, which is added to the gradient (adamw: to the step)",
         numbers(0.0, FLOAT16_MAX, "a factor of the weights, which have to stay within float16"),
     )
-    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom")
+    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with `optimizer=custom`")
     args: dict[str, Any] = setting({}, "its other keyword arguments")
 
     @property
@@ -336,9 +336,7 @@ class TrialConfig:
     """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
 
     experiment: str = "single"
-    study: str = setting(
-        "verdicts", "what a trial measures: `verdicts` judges each N; the other values belong to named experiments"
-    )
+    study: str = setting("verdicts", "what a trial measures: `verdicts` judges each N; named experiments set other values")
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     norm: Norm = setting(Norm.none)
@@ -386,7 +384,7 @@ class TrialConfig:
     )
     algebra_steps: int | None = setting(
         None,
-        "windows that are compared in float64; null: the first ten or more, and an epoch's short last one with the next",
+        "windows that are compared in float64; null: ten, an epoch's short last one, the next, and those at large differences",
         integers(1, MOST_STEPS, "every arm takes each, in float64"),
     )
     probe_every: int = setting(
@@ -410,13 +408,13 @@ class TrialConfig:
         integers(1, 100, "each is a model with its optimizer, trained beside the others"),
     )
     faults: tuple[str, ...] = setting(
-        (), "runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)"
+        (), "runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (gradients 1e-6 too large)"
     )
     methods: tuple[str, ...] = setting(
-        (), "what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE"
+        (), "for a loss with in-batch negatives, what replaces plain accumulation: grad_cache, a bank of some SIZE"
     )
     trained_arm: str | None = setting(
-        None, "the only arm to train, as small_batch-16, in an experiment that chooses a learning rate for each; null: all"
+        None, "the only arm to train (small_batch-16, say), in an experiment that chooses a learning rate for each; null: all"
     )
     seed: int = setting(
         0, "seed of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
@@ -430,7 +428,9 @@ class HarnessConfig(TrialConfig):
     name: str | None = setting(None, "name of your sweep: its folder in the results, and its part of the report")
     results: str = setting("results", "folder of the results", also=("out", "output", "output_dir"))
     workers: int = setting(
-        0, "trials at the same time; 0 is one per core, or one on a GPU", integers(0, 1024, "processes; 0 is one per core")
+        0,
+        "trials at the same time (on each GPU); 0 is one per core, or per GPU",
+        integers(0, 1024, "processes; 0 is one per core"),
     )
     trial_seconds: float = setting(
         0.0, "time after which a trial is ended, and has failed; 0: no limit", numbers(0.0, 1e8, "three years are enough")
