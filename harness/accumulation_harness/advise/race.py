@@ -2,7 +2,8 @@
 
 What the noise scale predicts is where the search begins. It goes on to twice and half the batch, and twice and half the rate, as
 long as one of them is faster; a training that is behind the best so far is stopped. No more than 24 are trained, and the fastest
-three once more on four further seeds: the race has chosen the luckiest, and those that cannot be told from the best are named.
+three once more on four further seeds, and rates beside the best of them: the race has chosen the luckiest. Those that cannot be
+told from the best are named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from accumulation_harness.advise import rows
 from accumulation_harness.advise.measured import Measured, measure
@@ -46,7 +48,12 @@ class Entry:
         """Twice and half the rate, twice and half the batch; then smaller steps of the rate, whose best may be near its end."""
         yield from (Entry(self.batch, self.by * factor) for factor in (2, 0.5))
         yield from (Entry(batch, self.by) for batch in (2 * self.batch, self.batch // 2) if batch)
-        yield from (Entry(self.batch, self.by * factor) for factor in (2**0.5, 0.5**0.5))
+        yield from self.near()
+
+    def near(self) -> Iterator[Entry]:
+        """The smaller steps of the rate, all rates being powers of the square root of 2."""
+        at = round(2 * math.log2(self.by))
+        yield from (Entry(self.batch, 2 ** (k / 2)) for k in (at + 1, at - 1))
 
 
 class Race:
@@ -136,7 +143,7 @@ class Race:
         return self.seen.step_seconds(*rows.splits(self.seen, entry.batch)[0])
 
 
-def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float, float]]]:
+def final(setting: Setting, race: Race) -> tuple[Race, Entry, dict[Entry, tuple[float, float]]]:
     """Compare the fastest trainings of a race over further seeds.
 
     Args:
@@ -144,24 +151,27 @@ def final(setting: Setting, race: Race) -> tuple[Entry, dict[Entry, tuple[float,
         race: A race that has been run.
 
     Returns:
-        The fastest, and those that cannot be told from it: their seconds over its, as the 95% interval of paired seeds.
+        The race over further seeds, the fastest, and those that cannot be told from it: their seconds over its, as the 95%
+        interval of paired seeds.
     """
     again = Race(setting, race.seen, range(SEEDS, SEEDS + FINALS))
     fastest = sorted((entry for entry in race.steps if math.isfinite(race.steps[entry])), key=race.seconds)[:FINALISTS]
     try:
         again.begin()
     except ConfigError:  # there it does not learn in so many steps: nothing is known of any
-        return fastest[0], dict.fromkeys(fastest[1:], (0.0, math.inf))
+        return race, fastest[0], dict.fromkeys(fastest[1:], (0.0, math.inf))
     limit = 4 * max(map(race.seconds, fastest))
-    steps = {entry: np.array(again.steps_by_seed(entry, limit)) for entry in fastest}
-    seconds = {entry: np.log(own * race.step_seconds(entry)) for entry, own in steps.items() if np.isfinite(own).all()}
-    best = min(seconds, key=lambda entry: float(seconds[entry].mean()), default=fastest[0])
-    alike = {}
-    for entry in seconds.keys() - {best}:
-        apart = mean_interval((seconds[entry] - seconds[best]).tolist())
-        if apart.low <= 0:
-            alike[entry] = math.exp(apart.low), math.exp(apart.high)
-    return best, alike
+    seconds: dict[Entry, NDArray[np.float64]] = {}
+    best, wanted = fastest[0], fastest
+    while wanted:  # two seeds may have left out a rate beside the best
+        for entry in wanted:
+            steps = again.steps_by_seed(entry, limit)
+            again.steps[entry], seconds[entry] = sum(steps) / len(steps), np.log(np.array(steps) * race.step_seconds(entry))
+        best = min(seconds, key=lambda entry: float(seconds[entry].mean()))
+        wanted = [entry for entry in best.near() if entry not in seconds]
+    ended = [entry for entry in seconds if entry != best and np.isfinite(seconds[entry]).all()]
+    apart = {entry: mean_interval((seconds[entry] - seconds[best]).tolist()) for entry in ended}
+    return again, best, {entry: (math.exp(gap.low), math.exp(gap.high)) for entry, gap in apart.items() if gap.low <= 0}
 
 
 def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice], Measured]:
@@ -182,7 +192,7 @@ def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice],
             found = rows.advice(config, seen)
             race = Race(setting, seen)
             race.run(Entry(found[0].batch))
-            best, alike = final(setting, race)
+            held, best, alike = final(setting, race)
     size, num = rows.splits(seen, best.batch)[0]
     fastest = dataclasses.replace(
         found[0],
@@ -190,8 +200,8 @@ def advised(config: TrialConfig, budget: int | None) -> tuple[list[rows.Advice],
         num=num,
         optimizer=race.optimizer(best),
         step_seconds=seen.step_seconds(size, num),
-        times=race.seconds(best) / race.seconds(race.base),
-        samples=race.steps[best] * best.batch / (race.steps[race.base] * race.base.batch),
+        times=held.seconds(best) / held.seconds(held.base),
+        samples=held.steps[best] * best.batch / (held.steps[held.base] * held.base.batch),
         raced=len(race.steps),
         alike=tuple(
             f"b = {rows.splits(seen, one.batch)[0][0].b}, N = {rows.splits(seen, one.batch)[0][1]} at rate "
