@@ -70,7 +70,7 @@ def tabulate(path: Path, window: Window, number: int) -> None:
     for k, m in enumerate(window.micro_batches, start=1):
         norm = math.sqrt(np.square(m.contribution).mean(axis=1).sum()) if window.whole else math.nan
         terms = sum(slope.terms for slope in (m.slopes or ())[:1]) or math.nan
-        lines.append(",".join("" if math.isnan(value) else f"{value:.6g}" for value in (number, k, m.loss, terms, norm)))
+        lines.append(",".join("" if math.isnan(value) else f"{value:.9g}" for value in (number, k, m.loss, terms, norm)))
     append(path, "".join(f"{line}\n" for line in lines).encode())
 
 
