@@ -54,7 +54,8 @@ class Shards:
         own = {id(module) for module in model.modules()}
         flat = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", DistributedDataParallel)
         kinds: Any = DistributedDataParallel, flat
-        found: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+        objects = gc.get_objects() if distributed.is_available() and distributed.is_initialized() else []
+        found: list[Any] = [item for item in objects if issubclass(type(item), kinds)]
         around = [item for item in found if id(item) in own or id(item.module) in own]
         self._replicas = next((_members(one.process_group) for one in around if isinstance(one, DistributedDataParallel)), ())
         self.flat_wrappers = [one for one in around if not isinstance(one, DistributedDataParallel) and one._handle is not None]
