@@ -186,12 +186,8 @@ class Session:
 
     def _look_at_terms(self, family: Family) -> None:
         """What each term of the loss weighs and gives at N=1; of one that gives no gradient, a fault does not show."""
-        if not family.reference.summed:
-            return
-        last = max(len(track.steps) for track in family.reference.tracks) - 1
-        run = self.runs.baseline(family.options, Intervention(terms=last))
-        if run.error is not None:
-            return
+        run = family.nulls[0]
+        last = max((len(track.steps) for track in run.tracks), default=0) - 1
         seen = [(track, b.terms) for track in run.tracks for step in track.steps for b in step.backwards if b.terms]
         kinds = [(track.name, tuple(term.name for term in terms)) for track, terms in seen]
         for kind in dict.fromkeys(kinds):
@@ -264,7 +260,8 @@ class Session:
             return Family(options, reference)
         if runs.most.few is not None:  # the others take as many
             self.runs = runs = replace(runs, most=Most(reference.num_steps if reference.stopped else runs.most.steps))
-        again = runs.baseline(options)
+        last = None if options or not reference.summed else max(len(track.steps) for track in reference.tracks) - 1
+        again = runs.baseline(options, Intervention(terms=last))
         made = (again, runs.baseline(options, Intervention(perturb=1.0, arithmetic=reference.arithmetic)))
         nulls = [run for run in made if run.error is None]
         if not nulls:
