@@ -24,6 +24,8 @@ KEPT = 4  # windows whose contributions are kept: the first ones, as many with a
 SHORT = (8, 11)  # binary digits of a number in bfloat16 and in float16
 LAST_DIGIT = 0.4  # share of rounded numbers that have a last digit of 1: a half, but for chance
 FEWEST_ROUNDED = 8  # numbers that are short by chance
+FEW_SEEN, ANCHORS = 64, 2  # numbers that are asked for a factor, of which so many are tried as whole ones
+FEW_ROUNDINGS = 2.0**-21  # relative; what taking out a factor leaves in float32
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
@@ -66,6 +68,39 @@ def rounded_to(counts: Sequence[int], values: Vector) -> float:
         if rounded >= FEWEST_ROUNDED and 2 * rounded > np.count_nonzero(digits):
             return 2.0**-p
     return 0.0
+
+
+def of_few_digits(values: Vector, p: int) -> Vector:
+    """Take out one factor of all numbers, where half of them or more are numbers of p binary digits without it.
+
+    A gradient that is rounded and then divided by a count has such a factor. It makes one of the numbers a whole one of p digits:
+    2^(p - 1) factors are tried of each of a few numbers.
+
+    Args:
+        values: [P] numbers in float32 or finer.
+        p: Digits.
+
+    Returns:
+        [P] the numbers times a factor, those of p digits rounded to them; the values themselves where there is no factor.
+    """
+    some = values[(values != 0) & np.isfinite(values)]
+    sample = some[:: some.size // FEW_SEEN + 1]
+    for anchor in sample[:: sample.size // ANCHORS + 1] if 2 * sample.size > FEW_SEEN else ():
+        factors = np.arange(2.0 ** (p - 1), 2.0**p) / abs(anchor)
+        fitting = _fits(np.outer(factors, sample), p).mean(axis=1)
+        if fitting.max() >= LAST_DIGIT:
+            scaled = values * factors[int(np.argmax(fitting))]
+            return np.where(_fits(scaled, p), _rounded(scaled, p), scaled)
+    return values
+
+
+def _rounded(values: Vector, p: int) -> Vector:
+    digits, exponents = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(digits, p)), exponents - p))
+
+
+def _fits(values: Vector, p: int) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.abs(values - _rounded(values, p)) <= FEW_ROUNDINGS * np.abs(values))
 
 
 def emptied(before: Vector, after: Vector, counts: Sequence[int]) -> list[int]:
@@ -496,6 +531,7 @@ class Intervention:
     rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    each: int = 1  # steps of this run to one of the followed run's: what its micro-batches give on their own
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     redraw: int | None = None  # window before which every generator draws a number more
     note: frozenset[str] = frozenset()  # paths of what is kept whole as windows begin
@@ -517,6 +553,7 @@ SPECIAL = {  # attribute of an intervention -> what a run with it does
     "perturb": "weights moved by a rounding",
     "rounded_once": "operations in double precision",
     "follow": "on the weights of N=1",
+    "each": "its micro-batches one by one",
     "shake": "other values in buffers",
     "leaves": "other weights in a first micro-batch",
     "freeze_weights": "weights put back after every step",

@@ -9,18 +9,18 @@ from functools import cached_property, partial
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
-from accumulation_harness.audit.compare.floors import COARSE_GATE
+from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
 from accumulation_harness.audit.compare.probes import leaves_something, of_all, rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
-from accumulation_harness.audit.compare.windows import compare_rows
-from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run
+from accumulation_harness.audit.compare.windows import compare_rows, effective
+from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run, Vector
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.rules.computation import ALMOST, moved_state
-from accumulation_harness.audit.rules.finding import SAME_ROW, at, weights_of_rows
+from accumulation_harness.audit.rules.finding import SAME_ROW, at
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
 from accumulation_harness.compare.linear import distance
 from accumulation_harness.judge.cause import Cause
@@ -86,6 +86,11 @@ class Judged:
         return frozenset(late[:KEPT]) if late and self.open else frozenset()
 
     @property
+    def is_handed(self) -> bool:
+        """Whether hooks of torch saw nothing of what is compared."""
+        return all(is_handed(step.mine) for step in self.steps)
+
+    @property
     def layers(self) -> frozenset[Layer]:
         """The layers of `CAUSE_OF` that the run has called."""
         seen = ((Layer.dropout, self.run.dropout_calls), (Layer.batch_norm, self.run.norm_calls))
@@ -145,6 +150,18 @@ class ExtraRuns:
     def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
         """Facts and findings of the arm. `free`: of its first run, which went its own way."""
         judged = self._followed() or Judged(free, self.family.candidates[self.n])
+        if not judged.is_handed:
+            judged = self._looked_into(judged)
+        if not judged.settled:
+            judged = self._without_layers(judged)
+        if judged.open and (judged.is_handed or any(step.without_terms for step in judged.off)):
+            judged = self._one_by_one(judged)
+        if not (judged.settled or judged.is_handed):
+            judged = self._placed(judged)
+        return judged.compared, judged.found
+
+    def _looked_into(self, judged: Judged) -> Judged:
+        """With what hooks of torch show of states, rows and cached forwards."""
         if judged.open:
             judged = self._held(judged)
         if (judged.open or judged.of_means) and not judged.layers:
@@ -153,9 +170,7 @@ class ExtraRuns:
             judged = self._leaving(judged)
         if judged.open and not judged.averages_differ:
             judged = self._frozen(judged)
-        if not judged.settled:
-            judged = self._placed(self._without_layers(judged))
-        return judged.compared, judged.found
+        return judged
 
     def _followed(self, disable: frozenset[Layer] = frozenset(), **what: Any) -> Judged | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot. `what`: else to do."""
@@ -255,6 +270,8 @@ class ExtraRuns:
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
+        if judged.is_handed:
+            return judged
         window = judged.furthest.step
         probe = Intervention(probe=window, keep=frozenset({window}), disable=disable, leads=bool(disable))
         theirs = self._at_one(probe)
@@ -283,11 +300,38 @@ class ExtraRuns:
         leaves = other.error is None and usual.ranks == 1 and leaves_something(usual, other, window, judged.furthest.gate)
         return judged.learning(lambda *_: {"leaves": leaves})
 
+    def _one_by_one(self, judged: Judged) -> Judged:
+        """With what each micro-batch gives on its own; after `hand`, with whether one leaves something behind."""
+        first, n = judged.off[0], self.n
+        if judged.run.ranks > 1 or judged.said:
+            return judged
+        usual = Intervention(follow=self.family.reference, each=n)
+
+        def given(what: Intervention, last: StepFacts) -> list[list[Vector]]:
+            run = self.runs.alone(n, (last.step + 1) * n, self.family.options, what)
+            return [[step.unclipped for step in effective(track)] for track in run.tracks]
+
+        every = given(usual, judged.off[-1])
+        if len(every) != len(judged.compared):
+            return judged
+
+        def of(step: StepFacts, each: Sequence[Vector]) -> dict[str, Any]:
+            own = tuple(each[step.step * n : (step.step + 1) * n])
+            return {"alone": own} if all(vector.shape == step.a.shape for vector in own) else {}
+
+        judged = judged.learning(lambda place, step: of(step, every[place]))
+        if not (judged.is_handed and any(step.unlike_alone == () and not step.counted for step in judged.off)):
+            return judged
+        other = given(replace(usual, leaves=first.step * n), first)
+        pairs = [pair for own, left in zip(every, other, strict=False) for pair in zip(own[1:], left[1:], strict=False)]
+        leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in pairs)
+        return judged.learning(lambda *_: {"leaves": leaves})
+
     def _placed(self, judged: Judged) -> Judged:
         """With the module in which a difference begins that no weights of the micro-batches explain."""
         open_to = [step for step in judged.off if step.parts.residual > step.gate and step.sums > step.gate]
         of_gradients = any(f.kind == "gradient" for f in judged.found)
-        if not of_gradients or judged.run.ranks > 1 or all(map(weights_of_rows, open_to)):
+        if not of_gradients or judged.run.ranks > 1 or all(step.counted for step in open_to):
             return judged
         disable = judged.layers if judged.said else frozenset[Layer]()
         step, place = judged.furthest, self._look(judged.furthest, disable, None)
@@ -330,11 +374,14 @@ class ExtraRuns:
     def _without_layers(self, judged: Judged) -> Judged:
         """With the layers that make the difference, and what differs without them too."""
         suspects = judged.layers
+        if judged.is_handed and any(_outside(step) > step.gate for step in judged.off):
+            suspects = frozenset(CAUSE_OF)  # which of them are called shows where they are taken out
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
             return judged
         without = self._followed(suspects)
         if without is None:
             return judged
+        suspects &= without.layers if judged.is_handed else suspects
         left = self._probed(without, suspects) if without.open else without
         alone = self._is_compared(left, suspects)
         found = []
@@ -403,6 +450,7 @@ def _outside(step: StepFacts) -> float:
 
 
 def _coupling(suspect: Layer, with_it: StepFacts, without: StepFacts) -> Finding:
-    what, left = f"{NAME_OF[suspect]} off", without.raw.distance
+    drawn = suspect is Layer.dropout and is_handed(with_it.mine)
+    what, left = "one number for every random draw" if drawn else f"{NAME_OF[suspect]} off", without.raw.distance
     message = f"the gradients differ by {with_it.raw.distance:.2g}; with {what} by {left:.2g}"
     return at(with_it, CAUSE_OF[suspect], "layers", message, distance_without=left, without=what)

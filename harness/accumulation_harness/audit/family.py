@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -40,6 +40,11 @@ class Runs:
     def baseline(self, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
         """The reference: N=1, of the independent function where there is one."""
         return self._run(1, options, intervention, independent=self.independent)
+
+    def alone(self, n: int, steps: int, options: Mapping[str, Any], intervention: Intervention) -> Run:
+        """The reference, as many steps of it, with the rows of one of N micro-batches to each."""
+        one = replace(self, batch_size=self.batch_size // n, most=Most(steps))
+        return one.baseline(options, intervention)
 
     def _run(self, n: int, options: Mapping[str, Any], intervention: Intervention, *, independent: bool) -> Run:
         job = Job(

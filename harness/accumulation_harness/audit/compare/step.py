@@ -341,6 +341,29 @@ class StepFacts:
         """a on what the backwards gave: the weights they had in the step."""
         return decomposed(self.a, self.given_parts)
 
+    @property
+    def unlike_alone(self) -> tuple[int, ...] | None:
+        """The micro-batches that give no multiple of what they give on their own at N=1; None where that is not known."""
+        given = [b.contribution for b in self.mine.backwards]
+        if len(self.probe.alone) != len(given) or self._total is None or self.only:
+            return None
+        pairs = enumerate(zip(given, self.probe.alone, strict=True))
+        return tuple(place for place, (p, own) in pairs if p is None or (p.any() and off_line(p, own) > self.gate))
+
+    @property
+    def of_alone(self) -> tuple[WeightedSum, WeightedSum]:
+        """a and g on what the micro-batches give on their own at N=1."""
+        taken, right = (decomposed(v, self.probe.alone) if self.wrong else WeightedSum() for v in (self.a, self.g))
+        return taken, right
+
+    @property
+    def counted(self) -> tuple[float, ...]:
+        """How often each micro-batch counts in a, where both a and g are sums of what they give on their own; else empty."""
+        taken, right = self.of_alone
+        known = max(taken.residual, right.residual) <= self.gate and taken.told_apart and self.line > self.gate
+        pairs = zip(taken.weights, right.weights, strict=True) if known else ()
+        return tuple(own / w if w else math.inf for own, w in pairs)
+
     @cached_property
     def multiple(self) -> float:
         """What the step took, as a multiple of s; NaN where it is none."""

@@ -9,7 +9,16 @@ from typing import Literal
 import numpy as np
 
 from accumulation_harness.audit.compare.windows import slices
-from accumulation_harness.audit.evidence import Backward, Change, Step, Vector, emptied, overflow_is_expected
+from accumulation_harness.audit.evidence import (
+    SHORT,
+    Backward,
+    Change,
+    Step,
+    Vector,
+    emptied,
+    of_few_digits,
+    overflow_is_expected,
+)
 from accumulation_harness.compare.linear import WeightedSum, distance, norm, off_line, weighted_sum
 
 Format = Literal["bfloat16", "float16"]
@@ -207,6 +216,7 @@ def narrow_format(a: Vector, g: Vector) -> Format | None:
 
 @overflow_is_expected
 def _holds(values: Vector, name: Format) -> bool:
+    values = of_few_digits(values, SHORT[name == "float16"])
     if name == "float16":
         return bool(np.array_equal(values.astype(np.float16), values))
     single = values.astype(np.float32)  # of which bfloat16 is the upper half

@@ -12,13 +12,29 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from accumulation_harness.audit.evidence import WATCH, Backward, Intervention, Run, Step, Track, Vector, norms_by, rounded_to
+from accumulation_harness.audit.evidence import (
+    SHORT,
+    WATCH,
+    Backward,
+    Intervention,
+    Run,
+    Step,
+    Track,
+    Vector,
+    norms_by,
+    of_few_digits,
+    rounded_to,
+)
 from accumulation_harness.audit.observe.arrays import counts_in, leaves, like, losses_in, read, rebuilt
+from accumulation_harness.audit.observe.other_layers import OtherLayers
 from accumulation_harness.audit.observe.places import Places
+from accumulation_harness.observe.patches import Patches
 
 HANDED = "arrays handed over"
 OBSERVER = "the audit's own observer"  # with which an error begins that is none of the function's
 LONG = 2.0  # seconds of a run
+LENT = 0.1  # relative; by which other weights are others
+FEW_SHOWN = 4  # steps whose numbers are asked for the format that they were rounded to
 FEW_AGAIN = 2  # windows of the next epoch that are looked at
 
 
@@ -86,17 +102,28 @@ class Handed:
             return None
         if self._weights is not None:
             self._end_step(self._weights, vectors["weights"])
-        moved = self._moved(weights) if self.what.perturb else weights
+        led = self._led()
+        moved = weights if led is None and not self.what.perturb else self._moved(weights, led)
         self._weights = vectors["weights"] if moved is weights else self._vector("weights", moved)
         return moved
 
-    def _moved(self, weights: Any) -> Any:
-        """By a rounding of each number."""
-        draws = np.random.default_rng(len(self.track.steps))
+    def _led(self) -> Vector | None:
+        """The weights that the followed run had by now, where it kept all of them."""
+        followed, step = self.what.follow, len(self.track.steps) // self.what.each
+        track = next((one for one in followed.tracks if one.name == HANDED), None) if followed is not None else None
+        if track is None or step > len(track.steps) or track.tensors != self.track.tensors or track.steps[0].kept:
+            return None
+        return track.steps[step - 1].after if step else track.steps[0].before
+
+    def _moved(self, weights: Any, led: Vector | None) -> Any:
+        """By a rounding of each number, from where the followed run stood."""
+        draws, at = np.random.default_rng(len(self.track.steps)), 0
         made = {}
         for path, leaf in sorted(leaves(weights), key=itemgetter(0)):
             values, u = read(leaf)
-            apart = self.what.perturb * max(u, self.what.arithmetic)
+            if led is not None:
+                values = led[at : (at := at + values.size)]
+            apart = LENT if self.what.leaves == len(self.track.steps) else self.what.perturb * max(u, self.what.arithmetic)
             made[path] = like(leaf, values * (1 + apart * draws.choice((-1.0, 1.0), size=values.size)))
         return rebuilt(weights, made)
 
@@ -121,8 +148,9 @@ class Handed:
             raise ValueError("hand: expected the gradient that the optimizer takes, beside contributions and before the weights")
         total = np.sum(parts, axis=0) if parts else None
         shown = parts[0] if parts else self._gradient
-        found = 0.0 if shown is None else rounded_to(self._sample.counts, shown)
-        self.arithmetic = max(self.arithmetic, *self._roundoffs, found)
+        few = () if shown is None or len(self.track.steps) >= FEW_SHOWN else [of_few_digits(shown, p) for p in SHORT]
+        found = [rounded_to(self._sample.counts, values) for values in few]
+        self.arithmetic = max(self.arithmetic, *self._roundoffs, *found)
         gradient, self._gradient = before - after if self._gradient is None else self._gradient, None
         spreads = norms_by(self._sample.counts, np.sum(np.abs(parts), axis=0)) if parts else None
         self.track.steps.append(
@@ -151,9 +179,12 @@ class HandRecorder:
         self.run, self.most, self.handed = run, most, Handed(intervention)
         self.steps, self.began = 0, 0.0
         self.is_over = False
+        self._others = OtherLayers(run, intervention.disable, lambda: self.handed.ends_a_step)
+        self._patches = Patches()
 
     def __enter__(self) -> Self:
         self._generators = random.getstate(), np.random.get_state()
+        self.take_out()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,7 +192,18 @@ class HandRecorder:
         of_python, of_numpy = self._generators
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+        self.put_back()
         self.finish()
+
+    def take_out(self) -> None:
+        """What of libraries other than torch the intervention disables."""
+        self._patches.replace(self._others.wraps())
+        self._others.forget_compiled()
+
+    def put_back(self) -> None:
+        """What was taken out."""
+        self._patches.restore()
+        self._others.forget_compiled()
 
     def finish(self) -> None:
         """Add the track of what was handed over to the run's."""

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Intervention, Step, Track, Vector
+from accumulation_harness.audit.observe.handed import LENT
 from accumulation_harness.audit.observe.live import LiveTrack
 from accumulation_harness.audit.observe.pooling import places
 from accumulation_harness.audit.observe.sample import BLOCK
 from accumulation_harness.audit.observe.tensors import dense, put, roundoff, size, write
-
-LENT = 0.1  # relative; by which other weights are others
 
 
 def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
@@ -38,8 +37,9 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
     track = _followed(what, index)
     # an optimizer may begin with a step that only prepares, and moves nothing (SOAP's basis)
     moving = [place for place, one in enumerate(track.steps) if one.effective] if track is not None else []
-    if track is not None and step < len(moving):
-        _follow(live, track, moving[step] if step >= 0 else -1)
+    step_there = (step + 1) // what.each - 1
+    if track is not None and step_there < len(moving):
+        _follow(live, track, moving[step_there] if step_there >= 0 else -1)
     if what.perturb:
         _perturb(live.parameters, what, step + 1)
     if what.freeze_weights or track is not None or what.perturb:

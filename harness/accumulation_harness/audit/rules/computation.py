@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from accumulation_harness.audit.compare.floors import stands_in
+from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed, stands_in
 from accumulation_harness.audit.compare.place import Where
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
@@ -23,7 +23,6 @@ from accumulation_harness.audit.rules.finding import (
     same_factor,
     same_row,
     told,
-    weights_of_rows,
 )
 from accumulation_harness.audit.rules.weights import own_means
 from accumulation_harness.compare.linear import WeightedSum
@@ -79,8 +78,8 @@ def _without_a_name(facts: StepFacts) -> tuple[str, tuple[float, ...]]:
         counted = tuple(1 / w for w in right if abs(w) > UNEQUAL)
         said = told(counted) if len(counted) == len(right) else f"right weights: {listed(right)}"
         return f"micro-batches count differently than at N=1, and not by their numbers of loss terms: {said}", counted
-    if (weights := weights_of_rows(facts)) and _undisturbed(facts):
-        return f"rows have other weights than at N=1, the same in each micro-batch: {told(weights)}", weights
+    if facts.counted:
+        return f"micro-batches count differently than on their own at N=1: {told(facts.counted)}", facts.counted
     return _not_weighed(facts), ()
 
 
@@ -103,10 +102,15 @@ def _not_weighed(facts: StepFacts) -> str:
     if 0 < facts.without_terms < facts.backwards:
         seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
+    if is_handed(facts.mine) and 0 < len(other := facts.unlike_alone or ()) < facts.backwards:
+        return (
+            f"micro-batches {', '.join(str(place + 1) for place in other)} of {facts.backwards} give something else than the "
+            "rows in their places do on their own at N=1: they hold other rows, or what was computed before has an influence"
+        )
     if len(facts.parts.weights) > 1 and facts.parts.residual > facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         return (
             "no weights of the micro-batches give the gradient of N=1: what is computed of a row depends on random numbers, on "
-            "the rows beside it, or on what was computed before"
+            "the rows beside it, or on what was computed before, or terms of the loss count otherwise"
         )
     return "the gradients differ, and no known cause reproduces how"
 
@@ -385,6 +389,26 @@ def _own_backward(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, Cause.normaliser_depends_on_split, "gradient", message)
 
 
+def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
+    """By what each micro-batch gives on its own at N=1."""
+    counting = tuple(w for w in facts.counted if abs(w) > UNEQUAL)
+    taken = facts.of_alone[0].weights
+    if facts.counted and min(taken) > 0 and equal(taken):  # means of micro-batches, averaged or added
+        parts = WeightedSum(tuple(1 / w for w in counting), 0.0, 1.0)
+        yield from own_means(facts.but(parts=parts, backwards=len(counting)))
+    elif counting and min(counting) > 0 and equal(counting):
+        message = f"not every micro-batch of the window reaches the step: {told(facts.counted)}"
+        yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=facts.counted)
+    elif facts.unlike_alone == () and not facts.counted and is_handed(facts.mine) and _outside(facts):
+        if facts.raw.distance <= COARSE_GATE:
+            return  # an arithmetic that is not known may make it
+        message = (
+            "each micro-batch gives what it gives on its own, and the whole batch something else: what is computed of a row "
+            "depends on the rows beside it (pairs, a divisor or baseline of the micro-batch, statistics)"
+        )
+        yield at(facts, Cause.non_separable_loss, "gradient", message)
+
+
 def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
     """Another optimizer's step moves what the forwards of one window use."""
     inside, usual = (step.calls_inside.count("other step") for step in (facts.mine, facts.theirs))
@@ -404,4 +428,5 @@ RULES = (
     _other_factors,
     _left_behind,
     _own_backward,
+    _one_by_one,
 )

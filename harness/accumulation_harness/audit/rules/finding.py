@@ -115,20 +115,6 @@ def other_factors(facts: StepFacts) -> bool:
     return rows.spread > max(rounding, facts.gate if fine else UNEQUAL)
 
 
-def weights_of_rows(facts: StepFacts) -> tuple[float, ...]:
-    """How often the rows of each micro-batch count, where they do so alike and some micro-batch gives no gradient at all.
-
-    Args:
-        facts: What was measured of one pair of steps.
-
-    Returns:
-        One for each micro-batch; empty where they are not known.
-    """
-    rows = facts.probe.by_row
-    alike = rows is not None and max(rows.outputs, rows.residual, rows.spread) <= same_row(facts)
-    return tuple(part[0] for part in rows.factors) if rows is not None and alike and facts.without_terms else ()
-
-
 def listed(weights: tuple[float, ...]) -> str:
     """Weights with three digits, for a message; 0 where three digits of the largest hold nothing of one.
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from accumulation_harness.audit.compare.floors import is_handed
+import numpy as np
+
+from accumulation_harness.audit.compare.floors import is_handed, stands_in
 from accumulation_harness.audit.compare.held import numbers
 from accumulation_harness.audit.compare.run import Facts, RunFacts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
@@ -48,17 +50,21 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
     broken_off = bool(found)
     pure = True  # nothing before this step made the state another
+    differed = False
     for facts in steps:
         if facts.step >= limit and broken_off:
             break
+        if differed and is_handed(facts.mine) and not np.array_equal(facts.mine.before, facts.theirs.before):
+            break  # the loop does not go on with the weights that it is given
         said = explain_step(facts, judge_update=pure and facts.step < changed)
         pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [one for one in said if one.cause is not Cause.unexplained]
         found += said
+        differed = differed or not facts.agrees
         nothing_seen = not facts.backwards and not facts.theirs.backwards
-        if not facts.agrees and (nothing_seen or is_handed(facts.mine)):
-            break  # no run follows the weights of N=1: later steps start from other ones
+        if not facts.agrees and nothing_seen and (stands_in(facts.mine) or not is_handed(facts.mine)):
+            break  # its state may be another from here on
     if broken_off:  # rates of before are no consequence
         found += [f for f in schedule(run) if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
     else:

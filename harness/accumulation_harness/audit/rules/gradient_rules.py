@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.step import StepFacts
-from accumulation_harness.audit.compare.sums import Format
+from accumulation_harness.audit.compare.sums import Format, giving
 from accumulation_harness.audit.evidence import Finding, Step, Vector, norms_by
 from accumulation_harness.audit.rules.computation import besides, other_computation
-from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, told
+from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, listed, told
 from accumulation_harness.audit.rules.weights import (
     clipped_aside,
     means_of_some,
@@ -28,7 +29,7 @@ from accumulation_harness.audit.rules.weights import (
     unequal_replicas,
     weighted,
 )
-from accumulation_harness.compare.linear import CERTAIN, cosine, off_line
+from accumulation_harness.compare.linear import CERTAIN, cosine, distance, off_line, proportion
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
@@ -269,6 +270,16 @@ def _lost(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=weights, fit=fit)
 
 
+def _same_again(facts: StepFacts) -> Iterator[Finding]:
+    """Micro-batches gave one gradient, number by number, and no weights of them make up the right one."""
+    parts = [b.contribution for b in giving(facts.mine) if b.contribution is not None]
+    alike = [[j for j, other in enumerate(parts) if distance(other, part) <= facts.roundoff] for part in parts]
+    most = max(alike, key=len, default=[])
+    if len(most) > 1 and facts.parts.residual > facts.gate and not facts.num_rows:
+        message = f"micro-batches {listed(tuple(k + 1.0 for k in most))} give one gradient, number by number: the same samples"
+        yield at(facts, Cause.samples_repeated, "predicted", message)
+
+
 def _regulariser(facts: StepFacts) -> Iterator[Finding]:
     """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
@@ -308,10 +319,8 @@ def _ratio(factor: float, known: float) -> Fraction | None:
 
 def _rounded(facts: StepFacts) -> Iterator[Finding]:
     """The sum is right, and the step takes it rounded to 16 bits."""
-    narrow = facts.narrow
-    if narrow is None or not min(facts.sum_times(1.0), facts.sums) <= facts.gate:
-        return
-    if facts.own_sum <= ROUNDOFF[narrow] * (facts.backwards + 1):
+    narrow = facts.narrow if min(facts.sum_times(1.0), facts.sums) <= facts.gate else None
+    if narrow is not None and facts.own_sum <= ROUNDOFF[narrow] * (facts.backwards + 1):
         message = f"the accumulated gradient is held in {narrow}: all its elements fit in it"
         yield at(facts, Cause.low_precision_accumulator, "predicted", message, format=narrow)
 
@@ -331,7 +340,7 @@ def _underflow(facts: StepFacts) -> Iterator[Finding]:
 def _update(facts: StepFacts) -> Iterator[Finding]:
     """Equal gradients, and the step made something else of them."""
     update = facts.update
-    cause, message = Cause.unexplained, "equal gradients and state, but another update"
+    cause, message = Cause.unexplained, f"equal gradients{'' if is_handed(facts.mine) else ' and state'}, but another update"
     if update.distance > update.gate and update.along_weights <= ALONG_WEIGHTS:
         cause = Cause.weight_decay_per_micro_batch
         message = "equal gradients, but the parameters shrink by more: weight decay is applied more often"
@@ -340,6 +349,9 @@ def _update(facts: StepFacts) -> Iterator[Finding]:
         message = "equal gradients, but the optimizer's state advanced differently"
     elif update.only:
         message += f" of {', '.join(update.only[:4])}"
+    elif off_line(facts.mine.movement, facts.theirs.movement) <= update.gate:
+        times = proportion(facts.mine.movement, facts.theirs.movement)[0]
+        message += f", {times:.4g} times that of N=1 in every weight: as another learning rate makes it"
     yield at(
         facts,
         cause,
@@ -368,6 +380,7 @@ RULES = (
     sum_rescaled,
     weighted,
     _lost,
+    _same_again,
     clipped_aside,
     _underflow,
     _regulariser,
