@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -172,7 +173,8 @@ def separated(mine: Run, reference: Run, index: int) -> bool:
         return False
     steps = effective(mine.tracks[0])
     held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
-    cut = [pair for pair in reference.coupled if not any(rows.issuperset(pair) for rows in held)]
+    seen = set().union(*held)  # a row and what an inner forward was handed of it have names of their own, of which one is known
+    cut = [pair for pair in reference.coupled if len(seen & {*pair}) != 1 and not any(rows.issuperset(pair) for rows in held)]
     shared = [
         {row for pair in cut for row in pair if any((one, row) in mine.coupled for one in rows)} for rows in held
     ]  # with a row of each micro-batch: negatives that all of them have
@@ -209,9 +211,10 @@ def leaves_something(usual: Run, other: Run, index: int, gate: float) -> bool:
         True where later ones give another gradient then.
     """
     windows = [step.backwards for run in (usual, other) for step in effective(run.tracks[0])[index : index + 1]]
-    pairs = zip(windows[0][1:], windows[-1][1:], strict=False) if len(windows) == 2 else ()
+    pairs = list(zip(windows[0][1:], windows[-1][1:], strict=False)) if len(windows) == 2 else []
+    pairs = list(takewhile(lambda pair: pair[0].moved is None, pairs))  # what meets weights that the first has moved is another
     given = [(a.contribution, b.contribution) for a, b in pairs if a.forwards]
-    of_one_forward = len(given) == len(windows[0]) - 1 if windows else False
+    of_one_forward = len(given) == len(pairs)
     return of_one_forward and any(a is not None and b is not None and distance(b, a) > gate for a, b in given)
 
 

@@ -149,6 +149,8 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
         unequal = _predicted(f, Cause.mean_of_means) or f.nameless
         return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
 
+    if any(_predicted(f, Cause.loss_not_divided) and "factor" in f.evidence for f in found):  # the whole, and so its terms
+        found = [f for f in found if not (_predicted(f, Cause.auxiliary_loss_scale) and "term" in f.evidence)]
     return _own_divisors(_multiples(_clipped_again([f for f in found if not grows(f)], steps), run, steps), steps)
 
 

@@ -267,7 +267,10 @@ def _lost(facts: StepFacts) -> Iterator[Finding]:
     fit = off_line(facts.a, np.sum(kept, axis=0)) if 0 < len(kept) < len(given) else math.inf
     if fit <= facts.gate < facts.own_sum:
         message = f"not every micro-batch of the window reaches the step: {told(weights)}"
-        yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=weights, fit=fit)
+        cause = (
+            Cause.sum_rescaled_in_window if facts.norms_inside else Cause.micro_batches_lost
+        )  # it was seen to be made so small
+        yield at(facts, cause, "predicted", message, counted=weights, fit=fit)
 
 
 def _same_again(facts: StepFacts) -> Iterator[Finding]:
