@@ -111,6 +111,7 @@ class MicroBatch:
     """One backward of a window."""
 
     contribution: Sketch  # of what was differentiated, without the loss scale
+    hooks: Any = 1.0  # on parameters: what they were handed, and then by what the run's own multiply it all
     before: Sketch | None = None  # of `.grad` as the backward began; None: not looked at
     after: Sketch | None = None  # and as it ended
     empty: bool = False  # no gradient was there as it began

@@ -28,12 +28,11 @@ PARTS = "backwards differ in kind by their place in the window: parts of one los
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one
-MOST_WAITING = 3  # windows that are not judged yet, as each has had another number of micro-batches
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
 class Judge:
-    """Judges each window when the next one has ended, and the usual size shows: whether it was short shows only then."""
+    """Judges windows once the usual number of micro-batches shows, as two have had it: which one was short shows only then."""
 
     def __init__(self, accumulation_steps: int | None, tell: TextIO | None, *, rows_apart: bool) -> None:
         self.configured, self._tell, self.rows_apart = accumulation_steps, tell, rows_apart
@@ -53,40 +52,39 @@ class Judge:
         self.laid_out: set[int] = set()  # steps that the schedules are laid out for
         self.forwards = 0  # most of a window
         self.labels: Counter[bool] = Counter()  # windows whose micro-batches have the same labels, and others
-        self._waiting: dict[int, list[Window]] = {}
+        self._waiting: list[Window] = []
         self._last: dict[int, Window] = {}
         self._told: set[Cause] = set()
         self._metrics: dict[str, float] = {}
         self.costs = Costs()
 
     def see(self, window: Window) -> bool:
-        """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
+        """A window has ended; whether the next ones should be looked at closely."""
         self.windows += 1
         self.forwards = max(self.forwards, window.forwards)
-        waiting = self._waiting.setdefault(window.track, [])
-        before = len(waiting)
         if window.skipped or window.closure:
             self.skipped += window.skipped
             self.closures += window.closure
         else:
             self.sizes[len(window.micro_batches)] += 1
-            waiting.append(window)
-        known = self.configured or max(self.sizes.values(), default=0) > 1 or before >= MOST_WAITING
-        following = [len(one.micro_batches) for one in [*waiting[1:], window]]
-        suspicious = [self._judge(waiting.pop(0), size) for size in following[:before]] if known else []
+            self._waiting.append(window)
+        suspicious = self._judge_waiting() if self.configured or max(self.sizes.values(), default=0) > 1 else False
         self._say()
-        return any(suspicious)
+        return suspicious
+
+    def _judge_waiting(self) -> bool:
+        waiting, self._waiting = self._waiting, []
+        return any([self._judge(window) for window in waiting])
 
     @property
     def usual(self) -> int:
         """Micro-batches of a window."""
         return self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
 
-    def _judge(self, window: Window, following: int = 0) -> bool:
-        """`following`: micro-batches of the next window."""
+    def _judge(self, window: Window) -> bool:
         last, self._last[window.track] = self._last.get(window.track), window
-        if self._shortened(window, following):
-            last = None
+        if (rest := self._shortened(window)) is not None:
+            window, last = rest, None
         total = summed(window, last)
         weights, why = weights_of(window, total, self.rows_apart)
         if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
@@ -119,41 +117,37 @@ class Judge:
         self._weigh(window, weights, why)
         return bool(total.findings) or total.suspicious
 
-    def _shortened(self, window: Window, following: int) -> bool:
+    def _shortened(self, window: Window) -> Window | None:
         """Take micro-batches out that were given up before the window began.
 
         These are a whole window whose step was left out, and another model's losses that passed through this one (a
-        generator's
-        through its discriminator): all gradients are cleared after them, and a usual window follows.
+        generator's through its discriminator): all gradients are cleared after them, and a usual window follows.
 
         Args:
-            window: The window, from which they are taken.
-            following: Micro-batches of the next window.
+            window: The window as it was seen.
 
         Returns:
-            Whether micro-batches were taken out.
+            The window without them; None where there are none.
         """
         parts = window.micro_batches
         empty = [part.empty or (part.before is not None and not np.any(part.before)) for part in parts]
-        dry = following if window.index == 0 and sum(empty[1:]) == 1 else 0  # a first backward to see that all goes well
+        lost = any(not math.isfinite(value) for value in window.unused)
         for k in range(len(parts) - 1, 0, -1):
-            left_out = parts[k].forwards - 1 if any(not math.isfinite(value) for value in window.unused) else 0
+            left_out = lost * (parts[k].forwards - 1)
             bad = left_out > 0 or any(not np.isfinite(m.contribution).all() for m in parts[:k])
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
-            whole = len(parts) > len(parts) - k in (self.usual, dry)
-            if not empty[k] or not (fed or whole or bad):
+            whole = fed or len(parts) - k == self.usual
+            if not empty[k] or not (whole or bad):
                 continue
-            given_up = sum(m.forwards for m in parts[:k]) + left_out
-            rest = replace(window, micro_batches=parts[k:], forwards=window.forwards - given_up, unused=())
+            forwards = window.forwards - sum(m.forwards for m in parts[:k]) - left_out
+            rest = replace(window, micro_batches=parts[k:], forwards=forwards, unused=())
             weights = weights_of(rest, summed(rest, None), self.rows_apart)[0].values()
-            if not (fed or whole) and weights and not all(one.is_right for one in weights):
-                continue  # the window goes on without them
-            self.sizes[len(parts)] -= 1
-            self.sizes += Counter({len(parts) - k: 1})
-            window.micro_batches, window.forwards, window.unused = rest.micro_batches, rest.forwards, rest.unused
-            self.remarks[Remark.left_out if fed or (bad and (whole or weights)) else Remark.given_up] += 1
-            return True
-        return False
+            if whole or all(one.is_right for one in weights):  # else the window goes on without what was bad
+                self.sizes[len(parts)] -= 1
+                self.sizes += Counter({len(parts) - k: 1})
+                self.remarks[Remark.left_out if fed or (bad and (whole or weights)) else Remark.given_up] += 1
+                return rest
+        return None
 
     def _weigh(self, window: Window, weights: Mapping[Key, Weighed], why: Remark | None) -> None:
         several = len(window.micro_batches) > 1
@@ -303,9 +297,7 @@ class Judge:
 
     def finish(self) -> None:
         """No further window will come."""
-        for waiting in self._waiting.values():
-            while waiting:
-                self._judge(waiting.pop(0), len(waiting[0].micro_batches) if waiting else 0)
+        self._judge_waiting()
         self._say()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from accumulation_harness.compare.linear import norm
+from accumulation_harness.compare.linear import norm, proportion
 from accumulation_harness.observe.fence import Fence
 from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
@@ -276,10 +276,9 @@ class Track(Followed):
             return False
         window = self.window
         after = self.gradients() if self.looks else None
-        bare = [(a, b) for a, b in zip(self._bare, self._sums, strict=True) if a is not None and b is not None]
-        window.hooked = window.hooked or any(not torch.equal(a, b) for a, b in bare)
         in_tensors: dict[str, Any] = {
-            "contribution": self._sums, "before": self._before, "after": after, "scale": scale, "loss": loss, **taken._asdict()
+            "contribution": self._sums, "hooks": self._bare, "before": self._before, "after": after, "scale": scale, "loss": loss,
+            **taken._asdict(),
         }  # fmt: skip
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
@@ -371,12 +370,19 @@ class Track(Followed):
         self._size = len(window.micro_batches)
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
-        parts = [(m.contribution, m.before, m.after, m.scale, m.loss, m.slopes, m.own, m.bends) for m in window.micro_batches]
+        parts = [
+            (m.contribution, m.before, m.after, m.hooks, m.scale, m.loss, m.slopes, m.own, m.bends) for m in window.micro_batches
+        ]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
         parts, found, norms, values = _on_host((parts, ends, window.norms, window.values))
-        for m, (*sketches, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
+        for m, (*sketches, bare, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
             m.scale = 1.0 if scale is None else number(scale)
             m.contribution, m.before, m.after = (_sketch(s, looked, m.scale) for s in sketches)
+            there = np.array([one is not None for one in bare])
+            m.hooks, off = proportion(m.contribution[there], _sketch(bare, looked, m.scale)[there]) if there.any() else (1.0, 0.0)
+            some = abs(m.hooks - 1) > ALIKE and m.contribution[~there].any()
+            if off > GATE or some:  # no factor of all that it gives
+                m.hooks, window.hooked = 1.0, True
             m.loss = number(loss) / m.scale
             m.slopes, m.own = (
                 None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (heads, own)

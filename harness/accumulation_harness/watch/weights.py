@@ -76,7 +76,7 @@ def _weighed(key: Key, pairs: Sequence[tuple[MicroBatch, Slope]], window: Window
     return Weighed(
         loss=key[0],
         window=window.index,
-        shares=tuple(slope.weight * slope.bend * factors[id(m)] / m.scale * total for m, slope in pairs),
+        shares=tuple(slope.weight * slope.bend * m.hooks * factors[id(m)] / m.scale * total for m, slope in pairs),
         terms=tuple(slope.terms for slope in slopes),
         num=len(window.micro_batches),
         rows=tuple(slope.rows for slope in slopes),
