@@ -28,8 +28,9 @@ class Sum:
     error: float = float("nan")
     factor: float = 1.0  # of the gradient at the step on each part; over all ranks
     weights: tuple[float, ...] = ()  # of each part, where they differ and are known
-    counted: Finding | None = None  # parts that are lost, or counted several times: a fault if each has loss terms of its own
-    weighed: Finding | None = None  # parts that count unequally: a fault unless their losses weigh the other way around
+    unequal: Finding | None = (
+        None  # parts that count unequally: a fault unless their losses weigh the other way around, or are none
+    )
     right: bool = False  # the sum of all parts, perhaps scaled as a whole
     suspicious: bool = False  # wrong, and this window was not looked at closely enough to say why
     findings: list[Finding] = field(default_factory=list)
@@ -75,7 +76,7 @@ def summed(window: Window, last: Window | None) -> Sum:
         if why.cause in OF_WEIGHTS:
             found.weights = found.weights or _weights(window, parts, gate)
         if why.cause in OF_WEIGHTS and found.weights:
-            found.weighed = why
+            found.unequal = why
         else:
             found.findings.append(why)
     else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
@@ -212,7 +213,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
     if last - first + 1 == kept.sum() and cause is Cause.micro_batches_lost and (not first or last == len(parts) - 1):
         there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
         return replace(one, cause=Cause.gradients_cleared_in_window) if first and not there else one
-    found.counted = one if len(parts) > 2 else None  # inner steps may be taken between those of the loss
+    found.unequal = one if len(parts) > 2 else None  # inner steps may be taken between those of the loss
     return None
 
 

@@ -17,7 +17,7 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.costs import Costs, two_sizes
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
-from accumulation_harness.watch.gradients import ALIKE, Sum, summed
+from accumulation_harness.watch.gradients import ALIKE, OF_WEIGHTS, Sum, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.slopes import Loss
 from accumulation_harness.watch.weights import Key, weights_of
@@ -90,11 +90,9 @@ class Judge:
         if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
             # What a micro-batch's loss weighs too much, the sum makes up for.
             total = Sum(error=total.error, weights=total.weights, right=True)
-        if total.weighed is not None:
-            total = Sum(error=total.error, findings=[total.weighed])
+        elif total.unequal is not None and (total.unequal.cause in OF_WEIGHTS or (weights and why is None)):
+            total = Sum(error=total.error, findings=[total.unequal])
             weights, why = weights_of(window, total, self.rows_apart)
-        if total.counted is not None and weights and why is None and not total.right:
-            total.findings.append(total.counted)
         if window.resumed and any(f.cause in CARRIED for f in total.findings):
             self.remarks[Remark.resumed] += 1
             return False

@@ -92,8 +92,6 @@ def _not_weighed(facts: StepFacts) -> str:
             f"but for {facts.parts.residual:.2g}, where rounding explains {facts.gate:.2g}"
         )
     rows = facts.probe.by_row
-    if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
-        return "the model gives the same rows other outputs, and the micro-batch before has no influence on them"
     if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
         return (
             "the model gives the same rows the same outputs, and the loss has other gradients by them: it uses statistics of "

@@ -85,14 +85,14 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """
     off = [facts for facts in steps if not facts.gradients_agree and facts.kept and facts.backwards > 1]
     giving = [
-        tuple(k for k, b in enumerate(facts.mine.backwards) if b.contribution is not None and b.contribution.any())
+        tuple(
+            k - facts.backwards for k, b in enumerate(facts.mine.backwards) if b.contribution is not None and b.contribution.any()
+        )
         for facts in off
     ]
-    last = [tuple(k - facts.backwards for k in places) for places, facts in zip(giving, off, strict=True)]
-    same = len(off) >= FEWEST_WINDOWS and min(len({*giving}), len({*last})) == 1
-    if not same or not all(facts.only and 0 < facts.without_terms < facts.backwards for facts in off):
+    if len(off) < FEWEST_WINDOWS or len({*giving}) > 1 or not all(f.only and 0 < f.without_terms < f.backwards for f in off):
         return found
-    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + 1.0 for k in giving[0]))
+    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in giving[0]))
     message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
     return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
 
