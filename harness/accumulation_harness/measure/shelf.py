@@ -8,11 +8,13 @@ the process ends.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import Arms, ConfigError, TrialConfig
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAST_BYTES = 2**18  # smaller tensors stay in memory
 BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two moments, and two vectors that measuring keeps
 BYTES_AT_WORK = 80  # the same of the arm that is measured, counted as 57, and of what its forward keeps
@@ -52,6 +55,8 @@ class FileShelf(Shelf):
 
     def __init__(self, folder: Path | None = None, *, room: float = math.inf) -> None:
         self._folder, self._room = folder, room
+        if room == math.inf:
+            return_freed_memory()
         self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -130,3 +135,14 @@ def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) ->
     parameters = sum(p.numel() for p in model.parameters())
     is_large = num_arms * BYTES_OF_AN_ARM * parameters > psutil.virtual_memory().available / 2
     return FileShelf(room=BYTES_AT_WORK * parameters) if is_large else Shelf()
+
+
+def return_freed_memory() -> None:
+    """Have glibc give large blocks back to the system as soon as they are freed, for the rest of this process.
+
+    It otherwise keeps blocks of up to 32 MiB in its heap, where those that stay hold up those that went. Each block is then
+    faulted in page by page, which takes as long as all else.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LEAST_BYTES)
+        ctypes.CDLL(None).malloc_trim(0)
