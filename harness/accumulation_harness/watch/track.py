@@ -434,33 +434,30 @@ def _heard(together: Together, name: str, window: Window, held: Sequence[Held]) 
     """
     parts, gradient = window.micro_batches, window.gradient
     before = parts[0].before if parts[0].before is not None else np.zeros_like(gradient)
-    sketches = {"contribution": np.sum([part.contribution for part in parts], axis=0), "gradient": gradient, "before": before}
+    sketches = np.sum([part.contribution for part in parts], axis=0), gradient, before
     rows = max((one.ranks for one in held), key=len)  # and what nobody is said to share they have to share, too
     groups: dict[Any, list[int]] = {}  # the same tensors on all ranks
     for place, one in enumerate(held):
         groups.setdefault((one.ranks or rows, one.shards, one.summed or rows), []).append(place)
-    own: dict[str, Any] = {
-        f"{what} {number}": folded(sketch[places], max(1, FOLDED // len(groups)))
-        for number, places in enumerate(groups.values())
-        for what, sketch in sketches.items()
-    }
-    own["terms"] = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
-    found = together.gathered(name, own)
+    own = [[folded(sketch[places], max(1, FOLDED // len(groups))) for places in groups.values()] for sketch in sketches]
+    terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
+    found = together.gathered(name, {"sketches": np.stack([np.concatenate(of) for of in own]), "terms": terms})
     if found is None:
         return None
     by_rank = dict(zip(together.members, found, strict=True))
+    ends = np.cumsum([len(rows) for rows in own[0]])[:-1]
 
-    def of(what: str, ranks: Sequence[int], shards: int = 1) -> list[Sketch]:
+    def of(what: int, number: int, ranks: Sequence[int], shards: int = 1) -> list[Sketch]:
         """Add up the sketches of each `shards` neighbouring ranks, which hold parts of one tensor."""
-        of_all = np.stack([by_rank[rank][what] for rank in ranks]).astype(float)
+        of_all = np.stack([np.split(by_rank[rank]["sketches"][what], ends)[number] for rank in ranks]).astype(float)
         return list(of_all.reshape(-1, shards, *of_all.shape[1:]).sum(1))
 
     return Ranks(
         groups=[
             Group(
-                contributions=of(f"contribution {number}", summed),
-                gradients=of(f"gradient {number}", ranks, shards),
-                before=of(f"before {number}", ranks, shards),
+                contributions=of(0, number, summed),
+                gradients=of(1, number, ranks, shards),
+                before=of(2, number, ranks, shards),
             )
             for number, ((ranks, shards, summed), places) in enumerate(groups.items())
         ],
