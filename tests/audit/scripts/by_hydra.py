@@ -18,7 +18,7 @@ def main(cfg: DictConfig) -> None:
     loader = torch.utils.data.DataLoader(toy.data(96), batch_size=cfg.trainer.batch_size, shuffle=True, drop_last=True)
     accumulate = cfg.trainer.accumulate_grad_batches
     for epoch in range(cfg.trainer.max_epochs):
-        for i, (x, y) in enumerate(loader):
+        for i, (x, y) in enumerate(loader, start=epoch * len(loader)):
             loss = torch.nn.functional.cross_entropy(model(x), y) / accumulate
             loss.backward()
             if (i + 1) % accumulate == 0:
