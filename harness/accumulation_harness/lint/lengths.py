@@ -63,6 +63,8 @@ def _length(source: Source, node: ast.expr, depth: int) -> Length:
             one, other = _length(source, left, depth - 1), _length(source, right, depth - 1)
             if isinstance(node.op, ast.Mult):
                 return Length(one.power + other.power, one.counts or other.counts, node, one.unsure or other.unsure)
+            if other.counts:
+                return Length()  # epochs that so many steps take
             by = words.text(right)
             cut = "batch" in by and not one.counts
             return Length(
