@@ -268,7 +268,7 @@ CASES = {
 }
 
 
-FAST = "module-level code, globals and a configurator"  # its right half is like the README's
+FAST = "argparse"  # its right half is like the README's
 
 
 @pytest.fixture

@@ -88,8 +88,8 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F1",
         sentence="the loss is not divided by the number of micro-batches",
         remedy="The losses of the N micro-batches are added. Divide each by what the whole window holds: with a summed loss, "
-        "`loss / W`; with a mean loss over equal micro-batches, `loss / N`. Adam and active clipping hide the fault "
-        "from the update, so compare gradients.",
+        "`loss / W`; with a mean loss over equal micro-batches, `loss / N`. With Adam, or where clipping takes "
+        "effect, the update does not show the fault; the gradients do.",
     ),
     Cause.loss_divided_twice: Meaning(
         fault="F2",
@@ -109,7 +109,7 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F4",
         sentence="a short window is divided by the configured number of micro-batches",
         remedy="The last window of an epoch has fewer than N micro-batches but is divided by N. Divide by the number that it "
-        "has, or leave the incomplete window out, also at N=1.",
+        "has, or leave its rows out, at N=1 as well.",
     ),
     Cause.gradients_cleared_in_window: Meaning(
         fault="F6",
@@ -133,15 +133,15 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.foreign_gradients: Meaning(
         fault="F31",
         sentence="gradients of another loss were there before the first backward",
-        remedy="Another optimizer's loss is differentiated through this optimizer's parameters while its window is open (a "
-        "generator's loss through the discriminator). Clear this optimizer's gradients before its first own backward, "
-        "freeze its parameters for the other loss, or differentiate with `inputs=`.",
+        remedy="Another optimizer's loss is differentiated through this optimizer's parameters while the window of this one "
+        "is open (a generator's loss through the discriminator). Clear this optimizer's gradients before the first "
+        "backward of its own loss, freeze its parameters for the other loss, or differentiate with `inputs=`.",
     ),
     Cause.clip_before_unscale: Meaning(
         fault="F11",
         sentence="gradients are clipped on the wrong scale, before unscaling or dividing",
-        remedy="Gradients are clipped while a factor is still in them: the loss scale, or the missing division by N. Unscale "
-        "(and divide) first, then clip, then step.",
+        remedy="Gradients are clipped while a factor is still in them: the loss scale, or N, by which they are divided "
+        "later. Unscale (and divide) first, then clip, then step.",
     ),
     Cause.clip_per_micro_batch: Meaning(
         fault="F10",
@@ -160,7 +160,8 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="the accumulated gradient is rescaled at every micro-batch",
         remedy="The accumulated gradient is divided (or multiplied) between the backward passes of a window, so that earlier "
         "micro-batches count less. Scale each loss instead, or scale the sum once, before the step; with "
-        "`torch.distributed.pipelining` and several schedule calls per step, pass `scale_grads=False`.",
+        "`torch.distributed.pipelining` and several calls of the pipeline's schedule per step, pass it "
+        "`scale_grads=False`.",
     ),
     Cause.low_precision_accumulator: Meaning(
         fault="F18",
@@ -176,8 +177,7 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.weight_decay_per_micro_batch: Meaning(
         fault="F21",
         sentence="weight decay is added to the gradient at every micro-batch",
-        remedy="Weight decay is applied at every micro-batch. Leave it to the optimizer step: use the optimizer's "
-        "`weight_decay`.",
+        remedy="Weight decay is applied at every micro-batch. Use the optimizer's `weight_decay`, or decay once per window.",
     ),
     Cause.optimizer_state_per_micro_batch: Meaning(
         fault="F22",
@@ -218,9 +218,9 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.replica_scale: Meaning(
         fault="F15",
         sentence="mean and sum over replicas are confused",
-        remedy="Mean and sum over replicas are confused. DDP and FSDP average gradients over ranks. Divide the summed loss by "
-        "the number of terms that this rank has in the window; or, always with unequal tokens per rank, divide by the "
-        "number on all ranks and multiply by the number of ranks.",
+        remedy="Mean and sum over replicas are confused. DDP and FSDP average gradients over ranks. Divide the summed loss "
+        "by the number of terms on all ranks, and multiply it by the number of ranks; with equally many terms on "
+        "every rank this is the number that a rank has in the window.",
     ),
     Cause.replicas_not_synchronised: Meaning(
         fault="F16",
@@ -231,15 +231,15 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.non_finite_micro_batch: Meaning(
         fault="F27",
         sentence="a non-finite micro-batch is left out, and the window goes on without it",
-        remedy="A micro-batch with NaN is skipped, and the rest of the window is re-weighted. Skip the whole window instead.",
+        remedy="A micro-batch with NaN is skipped, so that the others make up the window. Skip the whole window instead.",
     ),
     Cause.batch_statistics: Meaning(
         fault="F13",
         sentence="BatchNorm, or another layer, computes with statistics of the micro-batch",
-        remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that, except a second forward pass "
-        "over the window. Use GroupNorm or LayerNorm, freeze the statistics, or normalise chunks of one fixed size at "
-        "every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of your own that use "
-        "statistics of the batch.",
+        remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that, except two passes over the "
+        "window, the first of which takes the statistics. Use GroupNorm or LayerNorm, freeze the statistics, or "
+        "normalise chunks of one fixed size at every N (Ghost BatchNorm), so that N changes nothing. The same holds "
+        "for layers of your own that use statistics of the batch.",
         of_the_model=True,
     ),
     Cause.stateful_forward: Meaning(
@@ -277,8 +277,8 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F35",
         sentence="by design, negatives also come from a bank of past representations",
         remedy="Samples are compared with representations of earlier micro-batches, which carry no gradient (ContAccum, "
-        "MoCo). No batch has this loss; it is chosen on purpose and is no fault. If the large batch is wanted, "
-        "compute the representations of the whole window first, then pass their gradients back in parts.",
+        "MoCo). No single batch gives this loss; it is chosen on purpose and is no fault. If the large batch is "
+        "wanted, compute the representations of the whole window first, then pass their gradients back in parts.",
     ),
     Cause.counter_wrong: Meaning(
         fault="F29",
@@ -296,12 +296,12 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.unexplained: Meaning(
         fault="",
         sentence="the computations differ, and no known cause reproduces the difference",
-        remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, the "
-        "first difference is there: look at the state that they keep between calls, and at where they use the number of "
-        "samples. Otherwise let the function take `dtype` and `order_seed`, compare with an independent `reference`, try "
-        "SGD without clipping, and switch layers off one by one. The residual in the evidence is what no choice of "
-        "weights for the micro-batches can explain: if it is only rounding, their weights are wrong; if it is more, their "
-        "gradients are.",
+        remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, "
+        "the first difference is there: look at the state that the module keeps between calls, and at where it uses "
+        "the number of samples. Otherwise let the function take `dtype` and `order_seed`, compare with an independent "
+        "`reference`, try SGD without clipping, and switch layers off one by one. The residual in the evidence is "
+        "what no choice of weights for the micro-batches can explain: if it is only rounding, their weights are "
+        "wrong; if it is more, their gradients are.",
     ),
 }
 

@@ -32,7 +32,7 @@ def annealed_by_micro_batch(at):
     _by_part(at, lambda place, seen: (0.2 + seen / 40) / at.n)
 
 
-@loop("unexplained")
+@loop("micro_batches_lost")
 def second_counts_nothing(at):
     """The loss of the second micro-batch is multiplied by 0."""
     _by_part(at, lambda place, seen: (place != 1) / at.n)

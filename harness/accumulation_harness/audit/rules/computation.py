@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed, stands_in
-from accumulation_harness.audit.compare.place import Where
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -377,16 +376,6 @@ def _other_factors(facts: StepFacts) -> Iterator[Finding]:
     yield at(facts, cause, "gradient", message, factors_of_rows=rows.factors)
 
 
-def _own_backward(facts: StepFacts) -> Iterator[Finding]:
-    """Rows have the same outputs and slopes, and a module makes another gradient of them."""
-    place, rows = facts.probe.place, facts.probe.by_row
-    if place is None or place.where not in (Where.parameters, Where.backward) or not (_outside(facts) and _undisturbed(facts)):
-        return
-    if rows is not None and max(rows.outputs, rows.residual, rows.spread) <= same_row(facts):
-        message = "the same rows get other weights in another split, in a backward of its own"
-        yield at(facts, Cause.normaliser_depends_on_split, "gradient", message)
-
-
 def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
     """By what each micro-batch gives on its own at N=1."""
     counting = tuple(w for w in facts.counted if abs(w) > UNEQUAL)
@@ -425,6 +414,5 @@ RULES = (
     _other_outputs,
     _other_factors,
     _left_behind,
-    _own_backward,
     _one_by_one,
 )

@@ -78,7 +78,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
 def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
 
-    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
+    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place. Where
+    micro-batches were lost in a window, those that give nothing at the same places of another are lost as well.
 
     Returns:
         The findings, in which this has its cause.
@@ -90,6 +91,10 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
         )
         for facts in off
     ]
+    named = {f.optimizer_step for f in found if f.cause is Cause.micro_batches_lost}
+    lost = {places for places, facts in zip(giving, off, strict=True) if facts.step in named and len(places) < facts.backwards}
+    again = {facts.step for places, facts in zip(giving, off, strict=True) if places in lost}
+    found = [replace(f, cause=Cause.micro_batches_lost) if f.nameless and f.optimizer_step in again else f for f in found]
     if len(off) < FEWEST_WINDOWS or len({*giving}) > 1 or not all(f.only and 0 < f.without_terms < f.backwards for f in off):
         return found
     names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in giving[0]))
