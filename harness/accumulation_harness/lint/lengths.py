@@ -79,7 +79,8 @@ def _length(source: Source, node: ast.expr, depth: int) -> Length:
             return Length(counts=LOADED.search(words.text(node)) is not None)
         case ast.Call():
             found = _telling(_length(source, one, depth - 1) for one in source.returned(words.dotted(node.func)))
-            if not (found.power or found.counts):  # not of this file, or what it returns is a function that holds them
+            is_object = words.dotted(node.func).rpartition(".")[2][:1].isupper()  # no length, whatever it was made with
+            if not (found.power or found.counts or is_object):  # of another file, or what it returns is a function
                 each = [_length(source, one, depth - 1) for one in (*node.args, *(one.value for one in node.keywords))]
                 found = Length() if any(one.power > 0 for one in each) and any(one.counts for one in each) else _telling(each)
             return found

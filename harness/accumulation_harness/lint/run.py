@@ -90,6 +90,7 @@ class Run:
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
         self.no_sync: list[tuple[str, ast.Call]] = []  # of which model, and by which call
+        self.owners: dict[ast.expr, Value] = {}  # of attributes that were asked for
         self.forwards: dict[str, ast.Call | None] = {}  # since the last backward, by what is called; None: within `no_sync`
         self.asked_finite: Counter[ast.Call] = Counter()
         self.passed_at = 0  # the number of events then
@@ -309,7 +310,7 @@ class Run:
         if isinstance(target, ast.Name):
             names[target.id] = value
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
-            key = self.key(target, names)
+            key = self.key(target, self.value(target.value, names))
             self.heap[key] = value
             if key.endswith("require_backward_grad_sync") and isinstance(value, bool):
                 self.synchronised = value
@@ -387,9 +388,8 @@ class Run:
             return self.number
         return value if is_known else Thing(name)
 
-    def key(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> str:
-        """Return the dotted name under which an attribute or an item is kept."""
-        of = self.value(node.value, names)
+    def key(self, node: ast.Attribute | ast.Subscript, of: Value) -> str:
+        """Return the dotted name under which an attribute or an item of a value is kept."""
         inner = node.attr if isinstance(node, ast.Attribute) else words.text(node.slice).strip("'\"")
         return f"{of.name if isinstance(of, Thing) else words.dotted(node.value)}.{inner}"[-120:]
 
@@ -397,13 +397,13 @@ class Run:
         """Return an attribute or an item."""
         if self.called_in and (above := self.source.above(self.called_in[-1], node)) is not None:
             return Function(above, self.module, names.get("self"))
-        of = self.value(node.value, names)
+        of = self.owners[node] = self.value(node.value, names)
         if isinstance(of, tuple) and isinstance(node, ast.Subscript):
             place = self.value(node.slice, names)
             return of[place] if isinstance(place, int) and -len(of) <= place < len(of) else Thing(words.dotted(node))
         if isinstance(of, Loss):
             return of if isinstance(node, ast.Subscript) else Thing(f"loss.{node.attr}")
-        key = self.key(node, names)
+        key = self.key(node, of)
         if key.endswith(".sync_gradients") and self.handling:
             return not self.deferred
         if isinstance(node, ast.Attribute) and isinstance(of, Thing) and key not in self.heap:
@@ -551,6 +551,7 @@ class Run:
         """Follow a call."""
         name, of = words.last(node.func), words.receiver(node)
         callee = self.value(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute, ast.Call)) else None
+        owner = self.owners.pop(node.func, None)  # evaluated once: it may be a call that differentiates
         args = [self.value(one, names) for one in node.args]
         given = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg}
         if words.MOVES.search(name) and "loss" not in words.text(node):
@@ -577,7 +578,7 @@ class Run:
         if of is None:
             name = words.end(label) or name
         if name in ("get", "getattr") and (item := next((one for one in args if isinstance(one, str)), "")):
-            owner = self.value(node.args[0] if of is None else of, names)
+            owner = owner if of is not None else args[0]
             key = f"{getattr(owner, 'name', '')}.{item}"[-120:]
             return self.named(ast.Name(item), key, self.heap.get(key), key in self.heap)
         if name in FINITE:
@@ -587,16 +588,22 @@ class Run:
                 return not FINITE[name]
             return FINITE[name]
         if of is not None:
-            answer = self.method(node, name, of, args, given, names)
+            answer = self.method(node, name, of, owner, args, given, names)
             if answer is not NotImplemented:
                 return answer
         return self.function(node, name, label, args, given)
 
     def method(
-        self, node: ast.Call, name: str, of: ast.expr, args: list[Value], given: dict[str, Value], names: ChainMap[str, Value]
+        self,
+        node: ast.Call,
+        name: str,
+        of: ast.expr,
+        owner: Value,
+        args: list[Value],
+        given: dict[str, Value],
+        names: ChainMap[str, Value],
     ) -> Value:
-        """Follow a call of what a loop does to its optimizer, its gradients or its loss."""
-        owner = self.value(of, names)
+        """Follow a call of what a loop does to its optimizer, its gradients or its loss: to `owner`, which `of` is."""
         known = owner.name if isinstance(owner, Thing) else words.dotted(of)
         label = words.last(of) or words.end(known)
         is_scaler = any(map(words.SCALER.search, (label, words.end(known))))
