@@ -216,8 +216,7 @@ class Run:
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
             if items.cut:
-                steps = any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))
-                items = Items(None) if steps else replace(items, by_number=True)
+                items = Items(None) if _steps(node) else replace(items, by_number=True)
             if items.values is None and self.is_window(node.iter):
                 items = self.items(self.number)
             most = (
@@ -715,7 +714,7 @@ class Run:
                 most = min((len(one.values) for one in several if one.values is not None), default=BATCHES)
                 columns = [(None,) * most if one.values is None else one.values for one in several]
                 return replace(max(several, key=lambda one: one.by_number), values=tuple(zip(*columns, strict=False)))
-            case "split" | "chunk" | "tensor_split" if args:
+            case "split" | "chunk" | "tensor_split" if args and self.loops:  # else it is the data that is cut
                 return Items((None,) * int(self.number), cut=True)
             case "cat" | "stack" if isinstance(first, Items) and first.values:
                 return first.values[0]
@@ -911,3 +910,8 @@ def _followed(
     run.events.clear()
     run.follow(root)
     return run
+
+
+def _steps(loop: ast.AST) -> bool:
+    """Whether a loop takes optimizer steps: what it goes over are then no pieces of one batch."""
+    return any(words.last(call.func) == "step" for call in words.inside(loop, ast.Call))

@@ -216,7 +216,11 @@ def narrow_format(a: Vector, g: Vector) -> Format | None:
 
 @overflow_is_expected
 def _holds(values: Vector, name: Format) -> bool:
-    values = of_few_digits(values, SHORT[name == "float16"])
+    """Whether all are numbers of the format, as they are or but for one factor of all."""
+    return _are_of(values, name) or _are_of(of_few_digits(values, SHORT[name == "float16"]), name)
+
+
+def _are_of(values: Vector, name: Format) -> bool:
     if name == "float16":
         return bool(np.array_equal(values.astype(np.float16), values))
     single = values.astype(np.float32)  # of which bfloat16 is the upper half

@@ -72,7 +72,7 @@ class Recorder(HandRecorder):
             fence.hooked(register_module_forward_hook, self._leave, with_kwargs=True, always_call=True)
             fence.replace(self.observed.calls(), self._layers.wraps(), self._namespaces)
             self._fastai.look()
-            self.take_out()
+            fence.run(self.take_out)
         except BaseException:
             self._put_back()
             raise
@@ -86,7 +86,7 @@ class Recorder(HandRecorder):
         self._fence.run(self.observed.forwards.forget_models)
 
     def _put_back(self) -> None:
-        self.put_back()
+        self._fence.run(self.put_back)
         self._fence.close()
         self._steps_seen.restore()
 
