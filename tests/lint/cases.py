@@ -3,7 +3,7 @@
 from textwrap import dedent, indent
 
 FLAT = """
-with torch.enable_grad():
+for epoch in range(epochs):
     for i, (x, y) in enumerate(loader):
         {before}
         loss = {loss}
@@ -158,52 +158,11 @@ for i, x in enumerate(loader):
     if update:
         optimizer.zero_grad()
 """
-EPOCHS = """
-for epoch in range(epochs):
-    for i, (x, y) in enumerate(loader{start}):
-        (criterion(model(x), y) / accumulation_steps).backward()
-        if (i + 1) % accumulation_steps == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-QUIET = """
-model = DistributedDataParallel(model)
-for i, (x, y) in enumerate(loader):
-    {before}
-    with model.no_sync() if (i + 1) % accumulation_steps else nullcontext():
-        {inside}
-        loss.backward()
-    if (i + 1) % accumulation_steps == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-AGAIN = flat(backward="scaler.scale(loss).backward()").replace(
-    "optimizer.step()", "scaler.step(optimizer)\n            scaler.update()"
-)
-MADE = """
-def made(optimizer, batches):
-    total = batches * epochs
-    return LambdaLR(optimizer, lr_lambda=lambda step: 1 - step / total)
-scheduler = made(optimizer, {length})
-"""
 WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
         flat(loss="criterion(model(x), y)").replace("optimizer.", "o."),
         "loss_not_divided",
-    ),
-    "left by an epoch": (EPOCHS.format(start=""), "window_misplaced"),
-    "forward outside of no_sync": (
-        QUIET.format(before="loss = criterion(model(x), y) / accumulation_steps", inside="pass"),
-        "replicas_not_synchronised",
-    ),
-    "stepped by the scaler and again": (
-        AGAIN.replace("scaler.update()", "scaler.update()\n            optimizer.step()"),
-        "gradients_not_cleared",
-    ),
-    "a schedule whose factory is given the batches": (
-        MADE.format(length="len(loader)") + flat(end="scheduler.step()"),
-        "schedule_per_micro_batch",
     ),
     "not divided, functional": (flat(loss="F.cross_entropy(model(x), y)"), "loss_not_divided"),
     "not divided, any modulus": (flat(loss="nn.MSELoss()(model(x), y)", boundary="i % 4 == 3"), "loss_not_divided"),
@@ -336,11 +295,6 @@ class Scaled:
 STEPS = "optimizer.step()\nscheduler.step()\noptimizer.zero_grad()"
 LAST = "accumulation_steps = min(accumulation_steps, len(loader) - i)"
 RIGHT: dict[str, str] = {
-    "counted over epochs": EPOCHS.format(start=", start=epoch * len(loader)"),
-    "forward in no_sync": QUIET.format(before="pass", inside="loss = criterion(model(x), y) / accumulation_steps"),
-    "stepped by the scaler": AGAIN,
-    "a schedule whose factory is given the steps": MADE.format(length="len(loader) // accumulation_steps")
-    + flat(end="scheduler.step()"),
     "textbook": flat(),
     "divided where needed": flat(
         loss="criterion(model(x), y)", before="if n > 1:\n    pass", backward="if n > 1:\n    loss /= n\nloss.backward()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 import re
 from collections import Counter
@@ -13,7 +12,6 @@ from dataclasses import dataclass, replace
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
-from accumulation_harness.lint.lengths import lengths
 from accumulation_harness.lint.run import N, Run, runs
 from accumulation_harness.lint.source import Source
 from accumulation_harness.lint.values import Event, Term
@@ -34,26 +32,7 @@ PENALTY = "a part of the loss is divided by the number of micro-batches, and wha
 ENTERED = "`accumulate` is entered twice for one micro-batch, and counts two: one context takes several models"
 ENGINE = "the loss is divided by the number of micro-batches, and DeepSpeed's engine divides by its own"
 UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
-SAID = {  # what happens once and is wrong at once
-    "untold": (Cause.step_every_micro_batch, UNTOLD),
-    "entered": (Cause.window_misplaced, ENTERED),
-    "outside": (
-        Cause.window_misplaced,
-        "this backward is outside of `accumulate`, which the other one of this micro-batch is in",
-    ),
-    "left_out": (
-        Cause.replicas_not_synchronised,
-        "`accumulate` is not given all models that are trained: the others synchronise",
-    ),
-    "uncounted": (Cause.window_misplaced, "DeepSpeed's engine counts its own steps: each of these backwards is a window to it"),
-    "detached": (Cause.window_misplaced, "what is differentiated is made of detached losses: nothing flows back"),
-    "twice": (Cause.loss_divided_twice, ENGINE),
-}
-AGAIN = "this optimizer has stepped on these gradients already, by its scaler"
-STALE = "this step takes the gradients of the window before as well: they are not cleared between"
-LEFT = "what an epoch leaves behind its last whole window is added to the first window of the next, which then holds more"
-DROPPED = "what an epoch leaves behind its last whole window is cleared without a step"
-LATE = re.compile("DistributedData|DDP")
+BATCHES = re.compile(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size")  # the number of micro-batches
 FREEZES = re.compile(r"requires_grad|toggle|freeze|inputs=|autograd\.grad")  # what keeps gradients of a loss from parameters
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
@@ -143,7 +122,7 @@ def apart(events: list[Event]) -> list[list[Event]]:
         [
             event
             for event in events
-            if (event.kind == "backward" and followed.get(event.place, set()) == names)
+            if (event.kind == "backward" and followed.get(event.node, set()) == names)
             or (event.kind in ("step", "clear") and event.name in names)
             or event.kind == "update"
         ]
@@ -151,13 +130,13 @@ def apart(events: list[Event]) -> list[list[Event]]:
     ]
 
 
-def _followed_by(events: list[Event]) -> dict[tuple[object, ...], set[str]]:
+def _followed_by(events: list[Event]) -> dict[ast.AST, set[str]]:
     """Return of each backward's place the optimizers that step before the next one."""
-    followed: dict[tuple[object, ...], set[str]] = {}
+    followed: dict[ast.AST, set[str]] = {}
     backward = None
     for event in events:
         if event.kind == "backward":
-            backward = event.place
+            backward = event.node
         elif event.kind == "step" and backward is not None:
             followed.setdefault(backward, set()).add(event.name)
     return followed
@@ -201,7 +180,7 @@ def hits(source: Source) -> Iterator[Hit]:
     """
     for ways in runs(source):
         shown: dict[tuple[int, int, Cause], tuple[Hit, set[tuple[ast.AST, ...]], int]] = {}
-        passed: list[tuple[set[ast.AST], bool]] = []  # and whether several micro-batches make a window
+        passed: list[set[ast.AST]] = []
         accumulates = False  # on one way or another
         for run in ways:
             if run.not_finite is not None or run.is_of_one:
@@ -215,10 +194,8 @@ def hits(source: Source) -> Iterator[Hit]:
                 }
                 continue
             sizes = Counter(window.size for found in each for window in found)
-            several = bool(sizes) and sizes.most_common(1)[0][0] > 1
-            accumulates |= several
-            nodes: set[ast.AST] = {event.node for found in each for window in found for event in (*window.events, *window.after)}
-            passed.append((nodes, several))
+            accumulates |= bool(sizes) and sizes.most_common(1)[0][0] > 1
+            passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
             if run.is_cut and passed[:-1]:
                 passed.pop()  # its last window may be any
                 continue
@@ -229,8 +206,7 @@ def hits(source: Source) -> Iterator[Hit]:
         for hit, each_way, times in shown.values():
             if () not in each_way and accumulates and hit.cause is Cause.step_every_micro_batch:
                 continue  # a setting tells whether it does
-            ways_by = (any(nodes.issuperset(one) for one in each_way) for nodes, several in passed if several or not accumulates)
-            if () in each_way or times >= sum(ways_by):
+            if () in each_way or times == sum(any(nodes.issuperset(one) for one in each_way) for nodes in passed):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
         yield from _of_one(ways)
@@ -240,60 +216,13 @@ Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a ru
 
 
 def _of_run(source: Source, run: Run) -> list[Told]:
-    of_accelerate = [(_hit(event.node, *SAID[event.kind]), ()) for event in run.events if event.kind in SAID]
-    return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *_held(source, run), *of_accelerate]
-
-
-def _held(source: Source, run: Run) -> Iterator[Told]:
-    """What the gradients of each optimizer hold when it steps: what it stepped on before, or what an epoch left.
-
-    A backward fills the gradients of the optimizers that step after it; what is no optimizer's clear may be of any.
-
-    Yields:
-        Hits, with the steps that have to show them.
-    """
-    followed = _followed_by(run.events)
-    steppers = set().union(*followed.values())
-    is_counted = not (run.unsure or run.handling or run.otherwise == "last")
-    for name in steppers:
-        stale: ast.AST | None = None  # the loop of what it stepped on and is not cleared
-        new: list[Event] = []  # since it stepped
-        stepped: Event | None = None
-        clears = {
-            event.kind: event
-            for event in run.events
-            if event.name not in steppers - {name} and event.kind in ("clear", "deferred")
-        }
-        for event in run.events:
-            passes = {one.loops[:-1] for one in new}
-            if event.kind == "backward" and name in followed.get(event.place, ()) and event.loops:
-                new.append(event)
-            elif event.kind == "clear" and event.name not in steppers - {name}:
-                left = (
-                    new
-                    and is_counted
-                    and len(new[-1].loops) > len(event.loops)
-                    and new[-1].loops[: len(event.loops)] != event.loops
-                )
-                if left and new[-1].loops[:-2] == event.loops[:-1]:
-                    hit = Hit.at(event.node, Cause.window_misplaced, DROPPED, sure=False)
-                    yield hit, (new[-1].node,)
-                stale, new = None, []
-            elif event.kind == "step" and event.name == name and not new and stepped is not None:
-                if stale is not None and event.loops == stepped.loops and bool(event.scaled) is not bool(stepped.scaled):
-                    yield _hit(event.node, Cause.gradients_not_cleared, AGAIN), (event.node, stepped.node)
-            elif event.kind == "step" and event.name == name and new:
-                stepped = event
-                if stale == new[-1].loops[-1][0] and clears and len(new) > 1 and not source.keeps_gradients:
-                    yield _hit(clears.get("deferred", event).node, Cause.gradients_not_cleared, STALE), (event.node,)
-                if (
-                    is_counted
-                    and len(passes) == 2
-                    and len({one.loops for one in new}) > run.number
-                    and event.loops == new[-1].loops
-                ):
-                    yield _hit(event.boundary or event.node, Cause.window_misplaced, LEFT), (event.node,)
-                stale, new = new[-1].loops[-1][0], []
+    said = {
+        "untold": (Cause.step_every_micro_batch, UNTOLD),
+        "entered": (Cause.window_misplaced, ENTERED),
+        "twice": (Cause.loss_divided_twice, ENGINE),
+    }
+    of_accelerate = [(_hit(event.node, *said[event.kind]), ()) for event in run.events if event.kind in said]
+    return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
 
 
 def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]:
@@ -316,7 +245,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     for window in full:
         yield from _for_each(source, window)
         yield from _scale_changed(window)
-        yield from _too_long(source, window)
+        yield from () if run.handling else _too_long(source, window)
         yield from _not_synchronised(source, window)
     yield from _misplaced(run, found[0], full[0])
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
@@ -337,8 +266,7 @@ def _for_each(source: Source, window: Window) -> Iterator[Told]:
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            as_made = kind == "schedule" and any(one.is_of_micro_batches for one in lengths(source, node))
-            if iterations <= {event.loops[:depth] for event in events} and not as_made:
+            if iterations <= {event.loops[:depth] for event in events} and _length(source, node) != "batches":
                 yield _hit(node, cause, sentence), ()
 
 
@@ -350,14 +278,26 @@ def _scale_changed(window: Window) -> Iterator[Told]:
             yield _hit(event.node, Cause.scaler_updated_in_window, sentence), ()
 
 
+def _length(source: Source, node: ast.AST) -> str:
+    """Return how long a schedule was made: "batches" (as many steps as there are micro-batches), or "" for anything else."""
+    of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
+    given = [one for call in source.made.get(of, []) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
+    products = [one for each in given for one in words.inside(each, ast.BinOp) if isinstance(one.op, ast.Mult)]
+    if any(source.is_number(side) for one in products for side in (one.left, one.right)):
+        return "batches"
+    made = " ".join(map(source.made_of, given))
+    return "batches" if BATCHES.search(made) and not words.NUMBER.search(made) else ""
+
+
 def _too_long(source: Source, window: Window) -> Iterator[Told]:
     """A schedule that advances with the steps was made for as many as there are micro-batches."""
     advances = [event for event in (*window.events, *window.after) if event.kind == "schedule"]
     for event in advances if len(advances) == 1 and window.is_flat else ():
-        for made in lengths(source, event.node) if event.loops == window.step.loops else ():
-            if made.is_of_micro_batches and not made.unsure and made.at is not None:
-                sentence = "the schedule is made for as many steps as there are micro-batches, and advances once for N of them"
-                yield _hit(made.at, Cause.schedule_per_micro_batch, sentence), ()
+        of = words.receiver(event.node) if isinstance(event.node, ast.Call) else None
+        made = source.made.get(words.last(of), [])
+        if event.loops == window.step.loops and len(made) == 1 and _length(source, event.node) == "batches":
+            sentence = "the schedule is made for as many steps as there are micro-batches, and advances once for N of them"
+            yield _hit(made[0], Cause.schedule_per_micro_batch, sentence), ()
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -443,14 +383,9 @@ def _terms(window: Window) -> list[Term]:
 
 def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
     last = window.backwards[-1]
-    quiet = [event for event in window.events if event.kind == "quiet"]
     if not last.synchronised and not re.search(r"all_reduce\(.*grad", source.text):
         sentence = "the last backward of a window does not synchronise the replicas: what decides it comes too late, or is off"
-        yield _hit(quiet[-1].node if quiet else last.node, Cause.replicas_not_synchronised, sentence), ()
-    for event in quiet:
-        if event.name and LATE.search(source.text) and last.synchronised:
-            sentence = "`no_sync` begins after the forward, in which DDP decides: every micro-batch is synchronised"
-            yield _hit(event.node, Cause.replicas_not_synchronised, sentence), ()
+        yield _hit(last.node, Cause.replicas_not_synchronised, sentence), ()
 
 
 def _divided_twice(run: Run) -> Iterator[Told]:
@@ -555,7 +490,7 @@ def _clipped_before(run: Run) -> Iterator[Told]:
                 for clip in clips:
                     yield (
                         _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"),
-                        (clip.node, event.node),
+                        (),
                     )
     for clip, later in zip(run.events, run.events[1:], strict=False):
         if clip.kind == "clip" and later.kind == "divide":
@@ -573,15 +508,6 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
         if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)
-        mine, theirs = (_until_backward(one.events[run.passed_at :]) for one in (run, plain))
-        if "clear" in theirs and "step" in theirs and "clear" not in mine:
-            sentence = "where gradients are not finite they are not cleared, and stay in the next window"
-            yield _hit(theirs["clear"].node, Cause.gradients_not_cleared, sentence)
-
-
-def _until_backward(events: list[Event]) -> dict[str, Event]:
-    """Return what happens before the next backward, by its kind."""
-    return {event.kind: event for event in itertools.takewhile(lambda one: one.kind != "backward", events)}
 
 
 def _of_one(ways: list[Run]) -> Iterator[Hit]:
@@ -612,13 +538,13 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
     followed = _followed_by(run.events)
     steppers = set().union(*followed.values())
     named = {name for name in steppers if words.JUDGE.search(words.end(name))}
-    called: dict[tuple[object, ...], set[str]] = {}
+    called: dict[ast.AST, set[str]] = {}
     here: set[str] = set()
     for event in run.events:
         if event.kind == "call" and words.JUDGE.search(event.name):
             here.add("itself" if "detach()" in words.text(event.node) else "through")
         elif event.kind == "backward":
-            called.setdefault(event.place, set()).update(here)
+            called.setdefault(event.node, set()).update(here)
             here = set()
     own = [
         node
@@ -628,7 +554,7 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
     judges = named or {name for node in own for name in followed.get(node, ())}
     filled: Event | None = None
     for event in run.events:
-        if event.kind == "backward" and own and event.place not in own and (called[event.place] or not any(called.values())):
+        if event.kind == "backward" and own and event.node not in own and (called[event.node] or not any(called.values())):
             filled = event
         elif event.kind == "clear" and event.name not in steppers - judges:
             filled = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import ChainMap, Counter, defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -50,7 +50,6 @@ THROUGH = {
     "dataparallel", "distributeddataparallel", "ddp", "fullyshardeddataparallel", "fsdp", "prepare", "prepare_model", "setup",
 }  # fmt: skip
 PLACE, FIRST = "accumulation_boundary", "accumulation_start"  # names of `step % N == 0` and `== 1` where the step is unknown
-DETACHED = "detached"  # the name of a loss that nothing flows back from
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 
 
@@ -82,19 +81,15 @@ class Run:
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = self.periods = self.engine_steps = self.engine_stepped = 0
-        self.deferred = self.handling = self.unsure = self.entering = self.recording = self.inside = False
+        self.deferred = self.handling = self.unsure = self.entering = self.recording = False
         self.is_wide = False  # whether a boundary is further away than N
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
         self.called_in: list[ast.AST] = []
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
-        self.no_sync: list[tuple[str, ast.Call]] = []  # of which model, and by which call
+        self.no_sync = 0
         self.owners: dict[ast.expr, Value] = {}  # of attributes that were asked for
-        self.forwards: dict[str, ast.Call | None] = {}  # since the last backward, by what is called; None: within `no_sync`
-        self.asked_finite: Counter[ast.Call] = Counter()
-        self.passed_at = 0  # the number of events then
-        self.boundary: ast.expr | None = None  # the last test with the number of micro-batches
 
     @cached_property
     def of_kind(self) -> dict[str, list[Event]]:
@@ -122,9 +117,9 @@ class Run:
                 return
             instance = None
             if (of := self.source.class_of(root)) is not None:
-                instance = Thing("self", self.source.derived(of.name))
+                instance = Thing("self", of.name)
                 for name in ("__init__", "setup"):
-                    if (made := self.source.method(instance.of, name)) is not None and made is not root:
+                    if (made := self.source.method(of.name, name)) is not None and made is not root:
                         self.call(Function(made, self.module, instance), [], {}, is_root=True)
                 self.events.clear()
             for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
@@ -132,8 +127,6 @@ class Run:
                 given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
                 self.given = {one.arg for one in root.args.args} if self.loops else set()
                 returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
-                if isinstance(returned, Function) and isinstance(returned.node, ast.FunctionDef):
-                    return self.hand(returned.node, returned)
                 if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
                     self.backward(root.body[-1], returned, "automatic", divisor=self.number)
                     if (number + 1) % self.number == 0:
@@ -215,10 +208,8 @@ class Run:
         items = Items(None)
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
-            if items.cut:
-                items = Items(None) if _steps(node) else replace(items, by_number=True)
-            if items.values is None and self.is_window(node.iter):
-                items = self.items(self.number)
+            if items.values is None and any(map(words.STRICT.search, words.identifiers(node.iter))):
+                items = self.items(self.number)  # micro-batches, by what they are called
             most = (
                 most
                 if items.values is None
@@ -252,37 +243,31 @@ class Run:
 
     def context(self, node: ast.With | ast.AsyncWith, names: ChainMap[str, Value]) -> str:
         """Follow `with`: accelerate's `accumulate`, `no_sync`, apex's `scale_loss`."""
-        before, inside = len(self.no_sync), self.inside
+        unsynchronised = 0
         for item in node.items:
             value = self.value(item.context_expr, names)
+            call = item.context_expr
             name = words.end(value.name) if isinstance(value, Thing) else ""
-            call = value.at if name and value.at is not None else item.context_expr
             if name == "accumulate":
                 self.entered += 1
-                self.inside = self.counts = True
+                self.counts = True
                 if self.loops and self.entered_in == self.loops:
                     self.happen("entered", call, name)
                 self.entered_in = list(self.loops)
                 self.handling, self.deferred = True, self.entered % self.number != 0
                 if self.source.accelerator_is_untold:
                     self.happen("untold", call, name)
-                if self.source.left_out:
-                    self.happen("left_out", call, name)
-            elif name.startswith("no_") and name.endswith("sync") and isinstance(call, ast.Call):
-                given = [*call.args, *(one.value for one in call.keywords)]
+            elif name.startswith("no_") and name.endswith("sync"):
+                given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
                 answers = [answer for answer in (self.value(one, names) for one in given) if isinstance(answer, bool)]
-                if all(answers):
-                    of = words.receiver(call)
-                    self.no_sync.append(
-                        (words.dotted(given[0] if given and words.FRAMEWORK.search(words.last(of)) else of), call)
-                    )
+                unsynchronised += all(answers)
             if item.optional_vars is not None:
                 self.give(item.optional_vars, value, names, is_literal=False)
+        self.no_sync += unsynchronised
         try:
             return self.block(node.body, names)
         finally:
-            del self.no_sync[before:]
-            self.inside = inside
+            self.no_sync -= unsynchronised
 
     def give(
         self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False
@@ -361,13 +346,10 @@ class Run:
                 return Function(node, names)
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
                 inner = names.new_child()
-                items = Items(None)
                 for generator in node.generators:
-                    items = self.items(self.value(generator.iter, names))
-                    first = items.values[0] if items.values else None
-                    self.give(generator.target, first, inner, is_literal=False, of_loop=True)
-                value = self.value(node.elt, inner)
-                return replace(items, values=items.values and (value,) * len(items.values))
+                    self.value(generator.iter, names)
+                    self.give(generator.target, None, inner, is_literal=False, of_loop=True)
+                self.value(node.elt, inner)
             case ast.NamedExpr():
                 value = self.value(node.value, names)
                 self.give(node.target, value, names, is_literal=False)
@@ -394,8 +376,6 @@ class Run:
 
     def attribute(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> Value:
         """Return an attribute or an item."""
-        if self.called_in and (above := self.source.above(self.called_in[-1], node)) is not None:
-            return Function(above, self.module, names.get("self"))
         of = self.owners[node] = self.value(node.value, names)
         if isinstance(of, tuple) and isinstance(node, ast.Subscript):
             place = self.value(node.slice, names)
@@ -463,8 +443,6 @@ class Run:
         """Return the answer of a comparison."""
         left, right = self.value(node.left, names), self.value(node.comparators[0], names)
         operator = node.ops[0]
-        if isinstance(left, Part) or isinstance(right, Part):
-            self.boundary = node
         if len(node.ops) == 1:
             if isinstance(operator, (ast.Is, ast.IsNot)) and right is None:
                 if isinstance(left, Thing):
@@ -524,23 +502,14 @@ class Run:
         deferred = self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None
         if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
             of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
-            deferred &= not self.source.prepared.isdisjoint((of, words.end(name))) and not self.source.steps_schedules_itself
+            deferred = deferred and not self.source.prepared.isdisjoint((of, words.end(name)))
         of_own_period = bool(self.periods) and kind in ("average", "schedule")  # every so many micro-batches, as it was meant
-        if deferred and kind == "clear":
-            kind = "deferred"
-        if (not deferred and not of_own_period) or kind == "deferred":
-            self.events.append(Event(kind, node, name, loops=tuple(self.loops), boundary=self.boundary, **known))  # type: ignore[arg-type]
+        if not deferred and not of_own_period:
+            self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
     def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:
         """Note that a loss is differentiated; `divisor`: what the framework divides it by, None where that is unknown."""
         loss = self.loss(value).each(lambda one: one if one.weight is None else one.divided(divisor))
-        if isinstance(value, Thing) and value.name == DETACHED and value.at is not None:
-            self.happen("detached", value.at, by)
-        if self.no_sync:
-            of, quiet = self.no_sync[-1]
-            late = self.forwards.get(of) if of else None
-            self.happen("quiet", late or quiet, "late" if late else "")
-        self.forwards.clear()
         synchronised = self.forward_synchronised and not self.no_sync
         self.happen("backward", node, by, loss=loss, synchronised=synchronised, scaled=loss.scaled)
         for hook in self.hooks:
@@ -568,7 +537,6 @@ class Run:
             return None
         if words.JUDGE.search(name) or words.MODEL.search(name):
             self.happen("call", node, name)
-        self.forwards[words.dotted(node.func)] = None if self.no_sync else node
         if words.MODEL.search(words.last(node.func)) or words.dotted(node.func) == "self":
             self.forward_synchronised = self.synchronised and not self.no_sync
         if isinstance(callee, Thing) and (forward := self.source.loss_of(callee.of)) is not None and self.depth < DEEPEST:
@@ -581,9 +549,8 @@ class Run:
             key = f"{getattr(owner, 'name', '')}.{item}"[-120:]
             return self.named(ast.Name(item), key, self.heap.get(key), key in self.heap)
         if name in FINITE:
-            self.asked_finite[node] += bool(self.loops)
-            if self.not_finite is not None and self.asked_finite[node] - 1 == self.not_finite:
-                self.passed_over, self.passed_at = node, self.passed_at or len(self.events)
+            if self.not_finite is not None and self.loops and self.loops[-1][1] == self.not_finite:
+                self.passed_over = node
                 return not FINITE[name]
             return FINITE[name]
         if of is not None:
@@ -611,8 +578,6 @@ class Run:
             if isinstance(owner, Loss) or not is_framework:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
-                if not self.inside and self.loops and self.entered_in == self.loops:
-                    self.happen("outside", node, known)
                 told = self.handling or self.source.tells_accelerator
                 self.backward(
                     node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None
@@ -625,8 +590,6 @@ class Run:
             self.engine_steps += 1
             mine = [event for event in self.events[self.engine_stepped :] if event.kind == "backward"]
             self.engine_stepped = len(self.events)
-            if len(mine) > 1 and "gradient_accumulation_boundary" not in self.source.text:
-                self.happen("uncounted", mine[-1].node, known)
             if len(mine) == 1 and mine[0].loss and all(term.by_number < 1 for term in mine[0].loss.terms):
                 self.happen("twice", mine[0].node, known)
             if len(mine) != 1 or self.engine_steps % self.number == 0:  # else it counts by itself
@@ -661,11 +624,9 @@ class Run:
             self.happen("rescale", node, known)
         elif "post_accumulate_grad_hook" in name:
             self.hooks += [one for one in args[:1] if isinstance(one, Function) and one not in self.hooks][:1]
-        elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum", "detach")):
+        elif isinstance(owner, Loss) or (self.is_loss(owner) and name in ("div", "div_", "mul", "mul_", "mean", "sum")):
             return self.reshaped(self.loss(owner), name, node, args)
-        elif isinstance(owner, Thing) and (
-            (name in PASSED_ON and owner.of) or (owner.name == DETACHED and name != "requires_grad_")
-        ):
+        elif name in PASSED_ON and isinstance(owner, Thing) and owner.of:
             return owner
         elif name in ("mean", "sum") and isinstance(owner, Thing) and not node.args and not node.keywords:
             return Loss.of(name, masked="mask" in words.text(of))  # written out: of whatever this micro-batch holds
@@ -681,8 +642,6 @@ class Run:
             return loss.multiplied(args[0], node.args[0])
         if name in ("sum", "mean"):
             return loss.reduced(name) if not args or name == "mean" else loss
-        if name in ("detach", "item", "tolist"):
-            return Thing(DETACHED, at=node)
         return loss if name in PASSED_ON else Thing(f"loss.{name}()")
 
     def is_optimizer(self, of: ast.expr, known: str) -> bool:
@@ -700,26 +659,18 @@ class Run:
         match name:
             case "len":
                 items = self.items(first)
-                counted = items.by_number or (items.values is None and self.is_window(node))
-                return self.number if counted else Length(BATCHES if items.values is None else len(items.values))
+                return self.number if items.by_number else Length(BATCHES if items.values is None else len(items.values))
             case "range" | "trange":
                 return self.range(args)
             case "enumerate" if args:
                 items, start = self.items(first), given.get("start", args[1] if len(args) > 1 else 0)
                 values = items.values or (None,) * BATCHES
-                numbered = tuple((start + place if isinstance(start, int) else None, one) for place, one in enumerate(values))
-                return replace(items, values=numbered)
+                counted = tuple((start + place if isinstance(start, int) else None, one) for place, one in enumerate(values))
+                return Items(counted, items.by_number)
             case "zip" if args:
                 several = [self.items(one) for one in args]
-                most = min((len(one.values) for one in several if one.values is not None), default=BATCHES)
-                columns = [(None,) * most if one.values is None else one.values for one in several]
-                return replace(max(several, key=lambda one: one.by_number), values=tuple(zip(*columns, strict=False)))
-            case "split" | "chunk" | "tensor_split" if args and self.loops:  # else it is the data that is cut
-                return Items((None,) * int(self.number), cut=True)
-            case "cat" | "stack" if isinstance(first, Items) and first.values:
-                return first.values[0]
-            case "partial" if isinstance(first, Function):
-                return first
+                known = [len(one.values) for one in several if one.values is not None]
+                return Items(((None,) * len(args),) * min(known, default=BATCHES), any(one.by_number for one in several))
             case "islice" if len(args) == 2:
                 return self.range(args[1:])
             case "min" | "max" if len(args) > 1:
@@ -760,7 +711,7 @@ class Run:
         counts = any(isinstance(one, Part) for one in (*args, *given.values()))
         if words.MODEL.search(words.last(node.func)) and not words.MODEL.search(name):
             label = words.dotted(node.func)  # a model by the name that it has here
-        made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts, at=node)
+        made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
         elif made.of:  # a dataclass
@@ -769,7 +720,7 @@ class Run:
                 self.heap[f"{made.name}.{name}"] = value
         return made
 
-    def hand(self, node: ast.AST, function: Function) -> None:
+    def hand(self, node: ast.Call, function: Function) -> None:
         """Follow a function that is handed to a framework: for each micro-batch, if it does a backward."""
         before = len(self.events)
         self.running.add(function.node)
@@ -809,22 +760,13 @@ class Run:
                 return Items(value)
             case Part():
                 return Items((None,) * int(value), by_number=True)
-            case Thing() if words.OPTIMIZER.search(words.end(value.name)) and value.name.endswith("s"):
-                return Items(tuple(Thing(f"{value.name}[{place}]") for place in range(2)))
         return Items(None)
-
-    @staticmethod
-    def is_window(node: ast.expr) -> bool:
-        """Whether something is the micro-batches of a window, by what it is called."""
-        return any(map(words.STRICT.search, words.identifiers(node)))
 
     def range(self, args: list[Value]) -> Items:
         """Return `range(...)`; as many as there are batches where its end is unknown."""
         start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
         stop = args[1] if len(args) > 1 else args[0] if args else None
         by_number = any(isinstance(one, Part) for one in (stop, step))
-        if isinstance(step, Thing) and start == 0:
-            return Items((None,) * int(self.number), cut=True)
         if not isinstance(start, (int, float)) or not isinstance(step, (int, float)) or not step:
             return Items((None,) * BATCHES)
         if not isinstance(stop, (int, float)):
@@ -910,8 +852,3 @@ def _followed(
     run.events.clear()
     run.follow(root)
     return run
-
-
-def _steps(loop: ast.AST) -> bool:
-    """Whether a loop takes optimizer steps: what it goes over are then no pieces of one batch."""
-    return any(words.last(call.func) == "step" for call in words.inside(loop, ast.Call))

@@ -156,18 +156,6 @@ def identifiers(node: ast.AST) -> Iterator[str]:
                 yield str(name).lower()
 
 
-def is_of_optimizers(loop: ast.AST) -> bool:
-    """Whether each round of a loop is about another optimizer, and all of them have every micro-batch.
-
-    Args:
-        loop: A loop.
-
-    Returns:
-        True for `for optimizer in self.optimizers:`.
-    """
-    return isinstance(loop, ast.For | ast.AsyncFor) and any(map(OPTIMIZER.search, identifiers(loop.iter)))
-
-
 @cache
 def is_number(name: str) -> bool:
     """Whether a name usually stands for the number of micro-batches in a window, or for the micro-batches themselves.
