@@ -99,8 +99,9 @@ class Track(Followed):
 
     def now(self) -> list[Tensor]:
         """Those of the model, where the optimizer has others."""
-        own = self.shards.flattened(super().now())
-        return own if self.gradient is None else [p for p in self.model.parameters() if p.requires_grad]
+        if self.gradient is not None:
+            return [p for p in self.model.parameters() if p.requires_grad]
+        return self.shards.flattened(super().now())
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
         """Whether one of them is a parameter that is followed, or another one of the optimizer's."""

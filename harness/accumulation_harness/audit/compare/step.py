@@ -240,11 +240,11 @@ class StepFacts:
         """a from s with the gradient of the step before, or a multiple of it where the reference takes its own sum alone."""
         if self._total is None or self.before is None:
             return math.inf
-        least = LEFT_OVER * self.gate * float(np.linalg.norm(self.g))
-        left = [v for v in (self.before.gradient, self.before.unclipped) if v.shape == self.a.shape and np.linalg.norm(v) > least]
+        least = LEFT_OVER * self.gate * norm(self.g)
+        left = [v for v in (self.before.gradient, self.before.unclipped) if v.shape == self.a.shape and norm(v) > least]
         alone = distance(self.g, self._usual_total) <= self.gate
         added = [v * (proportion(self.a - self._total, v)[0] if alone else 1.0) for v in left]
-        return min((distance(self.a, v + self._total) for v in added if np.linalg.norm(v) > least), default=math.inf)
+        return min((distance(self.a, v + self._total) for v in added if norm(v) > least), default=math.inf)
 
     @cached_property
     def clipped_then_divided(self) -> float:

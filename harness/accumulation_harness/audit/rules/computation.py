@@ -77,8 +77,8 @@ def _without_a_name(facts: StepFacts) -> tuple[str, tuple[float, ...]]:
         counted = tuple(1 / w for w in right if abs(w) > UNEQUAL)
         said = told(counted) if len(counted) == len(right) else f"right weights: {listed(right)}"
         return f"micro-batches count differently than at N=1, and not by their numbers of loss terms: {said}", counted
-    if facts.counted:
-        return f"micro-batches count differently than on their own at N=1: {told(facts.counted)}", facts.counted
+    if counted := facts.counted:
+        return f"micro-batches count differently than on their own at N=1: {told(counted)}", counted
     return _not_weighed(facts), ()
 
 
@@ -378,15 +378,15 @@ def _other_factors(facts: StepFacts) -> Iterator[Finding]:
 
 def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
     """By what each micro-batch gives on its own at N=1."""
-    counting = tuple(w for w in facts.counted if abs(w) > UNEQUAL)
-    taken = facts.of_alone[0].weights
-    if facts.counted and min(taken) > 0 and equal(taken):  # means of micro-batches, averaged or added
+    counted, taken = facts.counted, facts.of_alone[0].weights
+    counting = tuple(w for w in counted if abs(w) > UNEQUAL)
+    if counted and min(taken) > 0 and equal(taken):  # means of micro-batches, averaged or added
         parts = WeightedSum(tuple(1 / w for w in counting), 0.0, 1.0)
         yield from own_means(facts.but(parts=parts, backwards=len(counting)))
     elif counting and min(counting) > 0 and equal(counting):
-        message = f"not every micro-batch of the window reaches the step: {told(facts.counted)}"
-        yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=facts.counted)
-    elif facts.unlike_alone == () and not facts.counted and is_handed(facts.mine) and _outside(facts):
+        message = f"not every micro-batch of the window reaches the step: {told(counted)}"
+        yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=counted)
+    elif facts.unlike_alone == () and not counted and is_handed(facts.mine) and _outside(facts):
         if facts.raw.distance <= COARSE_GATE:
             return  # an arithmetic that is not known may make it
         message = (

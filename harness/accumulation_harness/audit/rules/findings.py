@@ -72,32 +72,42 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    return first_of_each(_told_apart(_made_of_kept(_cut_off(_seen_closely(found, steps), steps), run, steps), run, steps))
+    named = _cut_off(_lost_again(_seen_closely(found, steps), steps), steps)
+    return first_of_each(_told_apart(_made_of_kept(named, run, steps), run, steps))
+
+
+def _giving(facts: StepFacts) -> tuple[int, ...]:
+    """The places, from the window's end, of the micro-batches that give something."""
+    parts = [b.contribution for b in facts.mine.backwards]
+    return tuple(k - len(parts) for k, part in enumerate(parts) if part is not None and part.any())
+
+
+def _lost_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """Where micro-batches were lost in a window, those that give nothing at the same places of another one are lost as well.
+
+    Returns:
+        The findings, in which these have their cause.
+    """
+    some = [facts for facts in steps if not facts.gradients_agree and facts.kept and 0 < facts.without_terms < facts.backwards]
+    giving = {facts.step: _giving(facts) for facts in some}
+    lost = {giving[f.optimizer_step] for f in found if f.cause is Cause.micro_batches_lost and f.optimizer_step in giving}
+    again = {step for step, places in giving.items() if places in lost}
+    return [replace(f, cause=Cause.micro_batches_lost) if f.nameless and f.optimizer_step in again else f for f in found]
 
 
 def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """Tensors that get nothing from micro-batches at the same places of every window, while others get all that they should.
 
-    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place. Where
-    micro-batches were lost in a window, those that give nothing at the same places of another are lost as well.
+    What they should be given there is not known. Rows that reach some tensors by chance do not do so by their place.
 
     Returns:
         The findings, in which this has its cause.
     """
     off = [facts for facts in steps if not facts.gradients_agree and facts.kept and facts.backwards > 1]
-    giving = [
-        tuple(
-            k - facts.backwards for k, b in enumerate(facts.mine.backwards) if b.contribution is not None and b.contribution.any()
-        )
-        for facts in off
-    ]
-    named = {f.optimizer_step for f in found if f.cause is Cause.micro_batches_lost}
-    lost = {places for places, facts in zip(giving, off, strict=True) if facts.step in named and len(places) < facts.backwards}
-    again = {facts.step for places, facts in zip(giving, off, strict=True) if places in lost}
-    found = [replace(f, cause=Cause.micro_batches_lost) if f.nameless and f.optimizer_step in again else f for f in found]
-    if len(off) < FEWEST_WINDOWS or len({*giving}) > 1 or not all(f.only and 0 < f.without_terms < f.backwards for f in off):
+    alike = len(off) >= FEWEST_WINDOWS and len({*map(_giving, off)}) == 1
+    if not alike or not all(f.only and 0 < f.without_terms < f.backwards for f in off):
         return found
-    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in giving[0]))
+    names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
     message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
     return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
 
