@@ -11,5 +11,12 @@ def causes_of(report):
     return {finding.cause for finding in report.findings}
 
 
+def named(train, *causes, **options):
+    """The report of an audit that judges all, finds these causes and no other, and is equivalent where there are none."""
+    report = audited(train, **options)
+    assert causes_of(report) == {*causes} and not report.problems and report.equivalent == (not causes), str(report)
+    return report
+
+
 def everything(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ import yaml
 from tests.audit.report.audited import LINE, RIGHT, WRONG, write
 
 ROOT = Path(__file__).parents[2]
-ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 PYTHON = """\
 #!/bin/bash
 if [ "$1 $2" = "-m pip" ]; then printf '%s\\n' "$@" > "$NOTED"; else exec "{python}" "$@"; fi

@@ -24,20 +24,20 @@ class Noisy(nn.Module):
 
     def forward(self, x):
         middle, spread = self.encode(x).chunk(2, -1)
-        return self.decode(middle + spread.exp() * torch.randn_like(middle))  # type: ignore[no-any-return]
+        return self.decode(middle + spread.exp() * torch.randn_like(middle))
 
 
 def plain(*layers):
     return nn.Sequential(nn.Linear(FEATURES, 6), *layers, nn.Linear(6, FEATURES))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {  # how it is made, its cause, whether the rest can be compared
+MODELS = {  # how it is made, its cause, whether the rest can be compared
     "own draws": (Noisy, "stochastic_layers", False),
     "dropout": (lambda: plain(nn.Dropout(0.3)), "stochastic_layers", True),
     "batch norm": (lambda: plain(nn.BatchNorm1d(6)), "batch_statistics", True),
     "dropout and own draws": (lambda: nn.Sequential(nn.Dropout(0.3), Noisy()), "stochastic_layers", False),
 }
-CHANGES: dict[str, Change] = {
+CHANGES = {
     "not divided": lambda loss, rows, n: loss,
     "divided twice": lambda loss, rows, n: loss / n / n,
     "by the rows": lambda loss, rows, n: loss / rows,

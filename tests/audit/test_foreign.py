@@ -3,11 +3,9 @@
 import sys
 from collections import defaultdict
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from accumulation_harness.audit.observe.adapters import KERAS, KERAS_BASE
 from scoreboard import data
@@ -22,12 +20,11 @@ class Optimizer:
     def __init__(self, parameters, lr):
         self.param_lists = [list(parameters)]
         self.hypers = [{"lr": lr, "mom": 0.9}]
-        self.state: dict[nn.Parameter, dict[str, Any]] = defaultdict(dict)
+        self.state = defaultdict(dict)
 
     @torch.no_grad()
     def step(self):
         for p in self.param_lists[0]:
-            assert p.grad is not None
             average = self.state[p].get("grad_avg", torch.zeros_like(p)) * self.hypers[0]["mom"] + p.grad
             self.state[p] = {"grad_avg": average}
             p -= self.hypers[0]["lr"] * average
@@ -40,7 +37,7 @@ class Optimizer:
 @pytest.fixture
 def fastai(monkeypatch):
     module = ModuleType("fastai.optimizer")
-    module.Optimizer = Optimizer  # type: ignore[attr-defined]
+    module.Optimizer = Optimizer
     monkeypatch.setitem(sys.modules, "fastai.optimizer", module)
     step = Optimizer.step
     yield
@@ -85,7 +82,7 @@ class BaseOptimizer:
             total += gradient / self.accumulation_steps
         self.seen += 1
         if self.seen % self.accumulation_steps == 0:
-            self._backend_update_step([total.clone() for total in self.sums], self._trainable_variables, 0.1)  # type: ignore[attr-defined]
+            self._backend_update_step([total.clone() for total in self.sums], self._trainable_variables, 0.1)
             for total in self.sums:
                 total.zero_()
 
@@ -97,7 +94,7 @@ class TorchParallelOptimizer(BaseOptimizer):
             variable.value -= learning_rate * gradient
 
 
-ALIVE: list[BaseOptimizer] = []  # as a framework's global state: what a run has made stays
+ALIVE = []  # as a framework's global state: what a run has made stays
 
 
 @pytest.fixture

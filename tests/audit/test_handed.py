@@ -1,5 +1,6 @@
 """Frameworks that are not torch hand over weights, gradients and contributions: here training loops in NumPy and JAX."""
 
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,37 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Intervention, rounded_to
 from accumulation_harness.audit.observe.handed import HANDED, Handed
 from accumulation_harness.config.targets import import_file
-
-
-def _train(batch_size, accumulation_steps, weights, divide, *, last=True):
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=(40, 6)).astype(np.float32), generator.normal(size=40).astype(np.float32)
-    w = np.zeros(6, dtype=np.float32) + np.float32(0.5)
-    weights({"w": w})
-    size = batch_size * accumulation_steps
-    for start in [*range(0, 40 if last else 32, size)] * 2:
-        gradient, rows = np.zeros(6, dtype=np.float32), min(size, 40 - start)
-        for first in range(start, start + rows, batch_size):
-            part = slice(first, min(first + batch_size, start + rows))
-            gradient += x[part].T @ (x[part] @ w - y[part]) / np.float32(divide(rows, part.stop - part.start))
-        w = w - np.float32(0.1) * gradient
-        weights({"w": w})
-
-
-def right(batch_size, accumulation_steps, weights):
-    _train(batch_size, accumulation_steps, weights, lambda window, part: window)
-
-
-def not_divided(batch_size, accumulation_steps, weights):
-    _train(batch_size, accumulation_steps, weights, lambda window, part: part, last=False)
-
-
-def tail_dropped(batch_size, accumulation_steps, weights):
-    _train(batch_size, accumulation_steps, weights, lambda window, part: window, last=accumulation_steps == 1)
+from scoreboard import data
+from tests.audit.asked import audited
+from tests.audit.loops import frame
 
 
 def other_names(batch_size, accumulation_steps, weights):
@@ -49,37 +25,8 @@ def other_names(batch_size, accumulation_steps, weights):
     weights({"v": np.ones(3)})
 
 
-def test_right_weights_are_equivalent():
-    report = audit(right, batch_size=16, accumulation_steps=(4, 16))
-    assert report.equivalent, str(report)
-    assert set(report.frame.tensor) == {"all", "w"} and "only weights were seen" in report.hidden[0]
-
-
-def other_order(batch_size, accumulation_steps, weights):
-    """As transforms of JAX return them: the first time as they were written down, then sorted."""
-    turns = iter((False, *[True] * 100))
-    still = np.ones(2, dtype=np.float32)
-
-    def reordered(arrays):
-        named = {"w": arrays["w"], "b": still}
-        weights(dict(sorted(named.items())) if next(turns) else named)
-
-    right(batch_size, accumulation_steps, reordered)
-
-
-def test_the_order_of_the_names_does_not_matter():
-    report = audit(other_order, batch_size=16, accumulation_steps=(4, 16))
-    assert report.equivalent and set(report.frame.tensor) == {"all", "b", "w"}, str(report)
-
-
-@pytest.mark.parametrize(("train", "cause"), [(not_divided, "loss_not_divided"), (tail_dropped, "window_misplaced")])
-def test_wrong_weights_have_their_cause(train, cause):
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert [finding.cause for finding in report.findings] == [cause], str(report)
-
-
 def test_other_weights_than_before_are_refused():
-    report = audit(other_names, batch_size=16, accumulation_steps=(4,))
+    report = audited(other_names)
     assert "expected the same named arrays" in report.problems[0]
 
 
@@ -107,16 +54,19 @@ def libraries(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def adam(fault, given):
-    """Least squares with Adam in NumPy; weights in a tree, of which it hands over what is `given`."""
-
-    def tree(vector):
-        return {"layer": {"w": vector[:12]}, "rest": [vector[12:], None]}
+def least_squares(fault, given, adam=True):
+    """Least squares with Adam or SGD in NumPy; weights in a tree, of which it hands over what is `given`, named in any order."""
 
     def vector(tree):
         return np.concatenate([tree["layer"]["w"], tree["rest"][0]])
 
     def train(batch_size, accumulation_steps, hand):
+        backwards = itertools.cycle((False, True, True))  # the first time as it was written down, then as transforms return it
+
+        def tree(vector):
+            parts = {"layer": {"w": vector[:12]}, "rest": [vector[12:], None]}
+            return dict(reversed(parts.items())) if next(backwards) else parts
+
         def give(**trees):
             chosen = {name: tree(value) for name, value in trees.items() if name in given}
             return hand(**chosen) if chosen else None
@@ -124,7 +74,7 @@ def adam(fault, given):
         weights, mean, square = np.full(13, 0.5, dtype=np.float32), np.zeros(13), np.zeros(13)
         size = batch_size * accumulation_steps
         weights, shift, norm = vector(give(weights=weights)), 0.0, BatchNorm()
-        for step, start in enumerate(range(0, 48, size), 1):
+        for step, start in enumerate(range(0, 48 if fault != "tail" or accumulation_steps == 1 else 32, size), 1):
             parts = []
             for k, first in enumerate(range(start, start + size, batch_size)):
                 first = start if fault == "same rows" else first
@@ -143,16 +93,16 @@ def adam(fault, given):
             gradient = np.sum(kept, axis=0) / (accumulation_steps if fault == "divided again" else 1)
             give(gradient=gradient)
             mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
-            weights = weights - 0.01 * mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8)
+            moved = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8) if adam else gradient
             decays = accumulation_steps if fault == "decayed too often" else 1
-            weights = vector(give(weights=(weights * 0.99**decays).astype(np.float32)))
+            weights = vector(give(weights=((weights - 0.01 * moved) * 0.99**decays).astype(np.float32)))
 
     return train
 
 
 @pytest.mark.parametrize("given", [ALL, GRADIENTS, ("weights",)])
 def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
-    report = audit(adam("", given), batch_size=16, accumulation_steps=(4, 2))
+    report = audited(least_squares("", given), accumulation_steps=(4, 2))
     assert report.equivalent, str(report)
     assert len(report.hidden) == 1 and ("only weights" in report.hidden[0]) == (given == ("weights",))
     assert set(report.frame.tensor) == {"all", "layer.w", "rest.0"}
@@ -180,8 +130,19 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
 )
 @pytest.mark.usefixtures("libraries")
 def test_a_gradient_has_its_scale_under_adam_and_contributions_their_weights(fault, given, cause, said):
-    (finding,) = audit(adam(fault, given), batch_size=16, accumulation_steps=(4,)).findings
+    (finding,) = audited(least_squares(fault, given)).findings
     assert finding.cause == cause and said in finding.message, finding
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("undivided", "loss_not_divided"), ("tail", "window_misplaced")])
+def test_weights_that_sgd_moves_show_the_scale_and_the_windows(fault, cause):
+    own = least_squares(fault, ("weights",), adam=False)
+
+    def train(batch_size, accumulation_steps, weights):
+        own(batch_size, accumulation_steps, weights)
+
+    (finding,) = audited(train).findings
+    assert finding.cause == cause, finding
 
 
 # -- arithmetic that the formats of what is handed over do not show ---------------------------------------------------------
@@ -218,18 +179,18 @@ def cast(give, steps=4, *, fault="", moves=True):
 
 @pytest.mark.parametrize(("given", "moves"), [(ALL, True), (ALL, False), (GRADIENTS, True)])
 def test_arithmetic_in_bfloat16_is_seen_in_the_numbers_of_the_gradient(given, moves):
-    report = audit(cast(given, moves=moves), batch_size=16, accumulation_steps=(4,))
+    report = audited(cast(given, moves=moves))
     assert report.equivalent, str(report)
     assert any("rounding was not measured" in each for each in report.hidden) != moves
 
 
 def test_lost_micro_batches_are_told_in_bfloat16():
-    (finding,) = audit(cast(ALL, fault="lost"), batch_size=16, accumulation_steps=(4,)).findings
+    (finding,) = audited(cast(ALL, fault="lost")).findings
     assert "micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost" in finding.message
 
 
 def test_a_small_difference_of_weights_alone_is_not_judged():
-    report = audit(cast(("weights",)), batch_size=16, accumulation_steps=(4,))
+    report = audited(cast(("weights",)))
     assert not report.findings and "hand over the contributions" in report.problems[0], str(report)
 
 
@@ -266,34 +227,33 @@ def test_numbers_rounded_to_16_bits_are_told_from_counts():
 # -- an engine of torch with buffers of its own, which hooks see -------------------------------------------------------------
 
 
-def main_grad(returned, fault):
-    """A bfloat16 model, whose gradients are added in float32 `main_grad`; `returned`: by `torch.autograd.grad`."""
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+    return model, torch.randn(48, 8), torch.randint(4, (48,))
+
+
+def main_grad(fault):
+    """A bfloat16 model; what `torch.autograd.grad` returns is added in float32 `main_grad`."""
 
     def train(batch_size, accumulation_steps):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16()
-        x, y = torch.randn(48, 8).bfloat16(), torch.randint(4, (48,))
-        masters = [p.detach().float().clone() for p in model.parameters()]
+        model, x, y = network()
+        parameters = [*model.bfloat16().parameters()]
+        masters = [p.detach().float().clone() for p in parameters]
         optimizer = torch.optim.AdamW(masters, lr=1e-2)
-        for start in range(0, 48, 16):
-            for p in model.parameters():
+        for window in torch.arange(48).split(16):
+            for p in parameters:
                 p.main_grad = torch.zeros_like(p, dtype=torch.float32)
-            for micro_batch, first in enumerate(range(start, start + 16, batch_size)):
-                rows = slice(first, first + batch_size)
-                loss = F.cross_entropy(model(x[rows]).float(), y[rows]) / (1 if fault == "undivided" else accumulation_steps)
-                model.zero_grad()
-                if returned:
-                    gradients = torch.autograd.grad(loss, [*model.parameters()])
-                else:
-                    loss.backward()
-                    gradients = [p.grad for p in model.parameters()]
+            for micro_batch, rows in enumerate(window.split(batch_size)):
+                loss = F.cross_entropy(model(x[rows].bfloat16()).float(), y[rows])
+                gradients = torch.autograd.grad(loss / (1 if fault == "undivided" else accumulation_steps), parameters)
                 if fault != "lost" or accumulation_steps == 1 or micro_batch not in (1, 2):
-                    for p, gradient in zip(model.parameters(), gradients, strict=True):
+                    for p, gradient in zip(parameters, gradients, strict=True):
                         p.main_grad.mul_(fault != "overwritten").add_(gradient)
-            for master, p in zip(masters, model.parameters(), strict=True):
+            for master, p in zip(masters, parameters, strict=True):
                 master.grad = p.main_grad
             optimizer.step()
-            for master, p in zip(masters, model.parameters(), strict=True):
+            for master, p in zip(masters, parameters, strict=True):
                 p.data.copy_(master)
 
     return train
@@ -303,9 +263,7 @@ def lent(fault):
     """Like ZeRO-3: parameters are empty outside of forward and backward, and the optimizer has none between its steps."""
 
     def train(batch_size, accumulation_steps):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
-        x, y = torch.randn(48, 8), torch.randint(4, (48,))
+        model, x, y = network()
         parameters = [*model.parameters()]
         whole = torch.cat([p.detach().flatten() for p in parameters])
         pieces = [v.view_as(p) for v, p in zip(whole.split([p.numel() for p in parameters]), parameters, strict=True)]
@@ -322,7 +280,7 @@ def lent(fault):
                 output.register_hook(gather)
 
         def take(p):
-            if fault != "lost" or accumulation_steps == 1 or first % 16 in (0, 12):
+            if fault != "lost" or accumulation_steps == 1 or rows[0] % 16 in (0, 12):
                 sums[p] = sums.get(p, 0) + p.grad
             p.grad = None
 
@@ -333,11 +291,10 @@ def lent(fault):
             module.register_forward_hook(free)
         optimizer.param_groups[0]["params"] = []
         free()
-        for start in range(0, 48, 16):
-            for first in range(start, start + 16, batch_size):
-                rows = slice(first, first + batch_size)
-                loss = F.cross_entropy(model(x[rows]), y[rows]) / (1 if fault == "undivided" else accumulation_steps)
-                loss.backward()
+        for window in torch.arange(48).split(16):
+            for rows in window.split(batch_size):
+                loss = F.cross_entropy(model(x[rows]), y[rows])
+                (loss / (1 if fault == "undivided" else accumulation_steps)).backward()
                 free()
             whole.grad = torch.cat([sums.pop(p).flatten() for p in parameters])
             optimizer.param_groups[0]["params"] = [whole]
@@ -347,19 +304,14 @@ def lent(fault):
     return train
 
 
-ENGINES = {
-    "returned": lambda fault: main_grad(True, fault),
-    "taken": lambda fault: main_grad(False, fault),
-    "lent": lent,
-}
 FAULTS = {
     "": (None, ""),
     "undivided": ("loss_not_divided", ""),
     "lost": ("micro_batches_lost", "1, 0, 0, 1 times: numbers 2, 3 lost"),
     "overwritten": ("micro_batches_lost", ""),
 }
-FAST = (("returned", ""), ("lent", "undivided"))
-PAIRS = [(engine, fault) for engine in ENGINES for fault in FAULTS if (engine, fault) != ("lent", "overwritten")]
+FAST = ((main_grad, ""), (lent, "undivided"))
+PAIRS = [(main_grad, "overwritten"), *itertools.product((main_grad, lent), [*FAULTS][:3])]
 
 
 @pytest.mark.parametrize(
@@ -367,37 +319,27 @@ PAIRS = [(engine, fault) for engine in ENGINES for fault in FAULTS if (engine, f
 )
 def test_engines_with_buffers_of_their_own(engine, fault):
     cause, said = FAULTS[fault]
-    report = audit(ENGINES[engine](fault), batch_size=16, accumulation_steps=(4,))
+    report = audited(engine(fault))
     assert [f.cause for f in report.findings] == [cause] * (cause is not None), str(report)
     assert all(said in f.message for f in report.findings) and report.equivalent == (cause is None), str(report)
 
 
-class Casting(nn.Module):
+@frame.loop(optimizer=frame.adamw(1e-2))
+def casting(at):
     """Float32 weights that are cast for every product: no autocast, and no parameter in bfloat16."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 4)
+    def product(x, layer):
+        return F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
 
-    def forward(self, x):
-        hidden = torch.tanh(F.linear(x.bfloat16(), self.a.weight.bfloat16(), self.a.bias.bfloat16()))
-        return F.linear(hidden, self.b.weight.bfloat16(), self.b.bias.bfloat16()).float()
+    def loss(model, ids, window):
+        outputs = product(torch.tanh(product(frame.X[ids], model[0])), model[2])
+        return frame.ce(outputs.float(), frame.Y[ids], reduction="sum") / len(window)
 
-
-def casting(batch_size, accumulation_steps):
-    torch.manual_seed(0)
-    model, x, y = Casting(), torch.randn(48, 8), torch.randint(4, (48,))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for start in range(0, 48, 16):
-        optimizer.zero_grad()
-        for first in range(start, start + 16, batch_size):
-            rows = slice(first, first + batch_size)
-            (F.cross_entropy(model(x[rows]), y[rows]) / accumulation_steps).backward()
-        optimizer.step()
+    return {"loss": loss}
 
 
 def test_casts_of_the_loop_s_own_are_measured_as_autocast_is():
-    report = audit(casting, batch_size=16, accumulation_steps=(4,))
+    report = audited(casting)
     assert report.equivalent, str(report)
 
 
@@ -405,26 +347,25 @@ def beside(given):
     """A loop of torch, undivided, that hands over what its hooks see as well."""
 
     def train(batch_size, accumulation_steps, hand):
-        torch.manual_seed(0)
-        model = nn.Linear(12, 1)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        hand(weights=dict(model.named_parameters()))
-        for window in range(0, 48, 16):
-            for first in range(window, window + 16, batch_size):
-                rows = slice(first, first + batch_size)
-                F.mse_loss(model(torch.from_numpy(X[rows]))[:, 0], torch.from_numpy(Y[rows])).backward()
+        model = data.model()
+
+        def weights():
+            hand(weights=dict(model.named_parameters()))
+
+        def gradient():
             if "gradient" in given:
                 hand(gradient={name: p.grad for name, p in model.named_parameters()})
-            optimizer.step()
-            optimizer.zero_grad()
-            hand(weights=dict(model.named_parameters()))
+
+        weights()
+        stages = {"windows": frame.full_windows, "before_step": gradient, "after_step": weights}
+        frame.train(batch_size, accumulation_steps, model, frame.own_mean, frame.adamw(1e-2)(model), **stages)
 
     return train
 
 
 @pytest.mark.parametrize(("given", "track"), [(("weights",), "AdamW"), (GRADIENTS, HANDED)])
 def test_of_an_optimizer_that_is_seen_and_handed_over_one_track_is_judged(given, track):
-    report = audit(beside(given), batch_size=16, accumulation_steps=(4,))
+    report = audited(beside(given))
     assert {item.run.track for item in report.results[0].facts} == {track}
     assert [finding.cause for finding in report.findings] == ["loss_not_divided"], str(report)
 
@@ -441,7 +382,7 @@ def no_gradient(batch_size, accumulation_steps, hand):
 
 @pytest.mark.parametrize(("train", "said"), [(nothing, "got none of them"), (no_gradient, "expected the gradient")])
 def test_what_says_nothing_is_refused(train, said):
-    assert said in audit(train, batch_size=16, accumulation_steps=(4,)).problems[0]
+    assert said in audited(train).problems[0]
 
 
 def lost_of_optax(optimizer, accumulation_steps):
@@ -473,7 +414,7 @@ def test_the_example_in_jax(make, cause):
     def train(batch_size, accumulation_steps, hand):
         example.train(batch_size, accumulation_steps, hand, make(optax))
 
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    report = audited(train)
     assert [finding.cause for finding in report.findings] == [cause] * (cause is not None), str(report)
     assert report.equivalent == (cause is None)
 
@@ -496,7 +437,7 @@ def test_each_example_is_right_and_its_faults_are_named(name, fault):
     def train(batch_size, accumulation_steps, hand):
         getattr(example, name)(batch_size, accumulation_steps, hand, fault)
 
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    report = audited(train)
     assert {finding.cause for finding in report.findings} == CAUSES[fault], str(report)
     assert report.equivalent == (not fault)
     assert fault != "lost" or "1, 0, 0, 1 times: numbers 2, 3 lost" in report.findings[0].message

@@ -23,7 +23,6 @@ from tests.audit.loops import (
     unusual_loops,
     wrong_loops,
 )
-from tests.audit.loops.frame import Loop
 
 BOTH = (
     unusual_loops,
@@ -62,7 +61,7 @@ def nothing_is_hidden_by_what_is_allowed(report):
 
 
 SAID = own_weights.SAID | others_code.SAID | odd_loops.SAID  # words of the first finding
-HIDDEN: dict[Loop, str] = {  # words of what could not be seen
+HIDDEN = {  # words of what could not be seen
     **dict.fromkeys(order_seeds.RIGHT, "cannot be used to measure rounding"),
     habits.eigenvectors: "not what it makes of them",
     lost_gradients.head_cleared_before_the_step: "2.bias, 2.weight are cleared before every step",

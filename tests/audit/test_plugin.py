@@ -67,7 +67,7 @@ def test_the_number_of_threads_is_the_callers_afterwards():
         torch.set_num_threads(1)
         wrong_loops.not_divided(batch_size, accumulation_steps)
 
-    def loop(arm, window):  # type: ignore[no-untyped-def]
+    def loop(arm, window):
         seen.append(torch.get_num_threads())
         raise KeyError("stop")
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accumulation_harness.audit import audit, request
 from accumulation_harness.audit.evidence import Run
@@ -45,7 +45,7 @@ def hooks():
 
 def final_weights(train):
     """Bits of all parameters that an optimizer of this call ever held, after it."""
-    kept: list[Tensor] = []
+    kept = []
     original = torch.optim.Optimizer.add_param_group
 
     def keep(optimizer, group):
@@ -195,7 +195,7 @@ def _endless(batch_size, accumulation_steps):
 
 
 def test_a_run_without_an_end_is_ended():
-    told: list[str] = []
+    told = []
     report = audited(_endless, max_steps=7, progress=told.append)
     assert report.equivalent and len(report.frame[report.frame.tensor == "all"]) == 7
     assert any("7 optimizer steps: runs are ended there" in line for line in report.hidden)

@@ -99,7 +99,6 @@ class Words(nn.Module):
 def outside():
     """An element of the embedding that is not kept."""
     kept = sample.sample_of(list(Words(None).parameters())).places[0]
-    assert kept is not None
     return int(next(i for i in range(WORDS * 16) if i not in set(kept.tolist())))
 
 
@@ -128,7 +127,7 @@ def test_a_run_holds_samples_and_each_of_them_once():
     run = watch(right_loops.adamw_clipped, Job(batch_size=16, accumulation_steps=1, intervention=Intervention(leads=True)))
     held = {id(v): v for v in vectors_in(run.tracks)}.values()
     first, steps = run.tracks[0].steps[0], len(run.tracks[0].steps)
-    assert first.sums is not None and {v.size for v in held} <= {sum(first.kept), first.sums.size}
+    assert {v.size for v in held} <= {sum(first.kept), first.sums.size}
     assert len(run.tracks[0].weights) == steps + 1
     # per step: gradient before and after clipping, weights after it, two moments, sums; and the weights before the first
     assert len(held) <= 6 * steps + 1

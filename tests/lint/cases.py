@@ -158,7 +158,7 @@ for i, x in enumerate(loader):
     if update:
         optimizer.zero_grad()
 """
-WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
+WRONG = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
         flat(loss="criterion(model(x), y)").replace("optimizer.", "o."),
@@ -294,7 +294,7 @@ class Scaled:
 """
 STEPS = "optimizer.step()\nscheduler.step()\noptimizer.zero_grad()"
 LAST = "accumulation_steps = min(accumulation_steps, len(loader) - i)"
-RIGHT: dict[str, str] = {
+RIGHT = {
     "textbook": flat(),
     "divided where needed": flat(
         loss="criterion(model(x), y)", before="if n > 1:\n    pass", backward="if n > 1:\n    loss /= n\nloss.backward()"

@@ -7,7 +7,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from accumulation_harness.watch import watch
-from accumulation_harness.watch.session import Watch
 
 
 def watched(train, *arguments):
@@ -19,7 +18,7 @@ def watched(train, *arguments):
 
 @contextmanager
 def _watching():
-    seen: list[Watch] = []
+    seen = []
     original = Optimizer.__init__
 
     def made(optimizer, *arguments, **options):
@@ -27,11 +26,11 @@ def _watching():
         if optimizer.param_groups:
             seen.append(watch(_model_of(optimizer), optimizer, tell=None).attach())
 
-    Optimizer.__init__ = made  # type: ignore[method-assign]
+    Optimizer.__init__ = made
     try:
         yield seen
     finally:
-        Optimizer.__init__ = original  # type: ignore[method-assign]
+        Optimizer.__init__ = original
         for one in reversed(seen):
             one.detach()
 

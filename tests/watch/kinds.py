@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
@@ -75,8 +75,7 @@ def of(name, model, number=ROWS):
     else:
         targets = torch.randn(number, CLASSES)
     more = (torch.ones(number, CLASSES),) if name == "gaussian_nll_loss" else ()
-    found: Tensor = getattr(functional, name)(z, targets, *more)
-    return found
+    return getattr(functional, name)(z, targets, *more)
 
 
 means = each(lambda model, num, k: of(ce, model) / num)  # as they should be
@@ -102,7 +101,7 @@ def mean_squared(z, to):
 def in_one_sum(first, second):
     def loss(model, num, k):
         value, z = model(rows())
-        found: Tensor = 0.5 * functional.mse_loss(value, torch.randn(ROWS, 1)) / first(num)
+        found = 0.5 * functional.mse_loss(value, torch.randn(ROWS, 1)) / first(num)
         return found + functional.cross_entropy(z, classes()) / second(num)
 
     return each(loss)
@@ -113,7 +112,7 @@ def many_times(divisor):
 
     def loss(model, num, k):
         value, z = model(rows())
-        found: Tensor = functional.cross_entropy(z, classes()) + N * functional.mse_loss(value, torch.randn(ROWS, 1))
+        found = functional.cross_entropy(z, classes()) + N * functional.mse_loss(value, torch.randn(ROWS, 1))
         return found / divisor
 
     return loss
@@ -204,7 +203,7 @@ def cut_off(but):
 
 def every_step(made, moved, times):
     """What follows the steps, made in the first window, is moved so many times before each of the others."""
-    kept: list[Any] = []
+    kept = []
 
     def body(model, window, num, seen):
         kept[:] = kept if window else [made(model, seen.optimizers[0])]
@@ -260,7 +259,7 @@ def thawed(cleared):
         if window > 2 and not cleared:  # the run clears all of it
             kept[:] = [p.grad for p in model[0].parameters()]
 
-    kept: list[Any] = []
+    kept = []
     return body
 
 
@@ -309,7 +308,7 @@ def balanced(coefficient):
 
     def loss(model, num, k):
         z = model(rows())
-        found: Tensor = functional.cross_entropy(z, classes()) / num
+        found = functional.cross_entropy(z, classes()) / num
         return found + coefficient * z.softmax(-1).mean(0).square().sum()
 
     return each(loss)
@@ -324,7 +323,7 @@ def undivided_later(model, window, num, seen):
 
 
 def in_one_backward(mean):
-    return lambda model, window, num, seen: mean(torch.stack([of(ce, model) for _ in range(num)])).backward()  # type: ignore[no-untyped-call]
+    return lambda model, window, num, seen: mean(torch.stack([of(ce, model) for _ in range(num)])).backward()
 
 
 def last_alone(model, window, num, seen):
@@ -379,8 +378,7 @@ def of_sequences(model, batch):
     x, y = batch
     kept = y >= 0
     losses = functional.cross_entropy(model(x).flatten(0, 1), y.clamp(min=0).flatten(), reduction="none").view_as(y) * kept
-    found: Tensor = (losses.sum(1) / kept.sum(1)).mean()
-    return found
+    return (losses.sum(1) / kept.sum(1)).mean()
 
 
 def one_sequence_each(model, window, num, seen):

@@ -1,8 +1,6 @@
 """Runs in whose process there are tensors that the watch does not know: a compiler's, subclasses, and such without numbers."""
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ def compiled(model, backend):
 
 
 def compiled_and_handed_over(model, backend):
-    return Loop(model=torch.compile(model, backend=backend))  # type: ignore[arg-type]
+    return Loop(model=torch.compile(model, backend=backend))
 
 
 def compiled_in_place(model, backend):
@@ -31,7 +29,7 @@ def compiled_in_place(model, backend):
 
 
 def compiled_block(model, backend):
-    model[0].compile(backend=backend)  # type: ignore[index]
+    model[0].compile(backend=backend)
     return Loop(model=model)
 
 
@@ -95,7 +93,7 @@ class Wrapper(Tensor):
 
     @staticmethod
     def __new__(cls, inner):
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner):
         self.inner = inner
@@ -120,12 +118,12 @@ def given_back(like):
 
 
 def of_a_transform(like):
-    kept: list[Tensor] = []
+    kept = []
     torch.func.grad(lambda x: (kept.append(x), x.square().sum())[1])(like)
     return kept[0]
 
 
-ALIENS: dict[str, Callable[[Tensor], Any]] = {
+ALIENS = {
     "hostile subclass": lambda like: like.clone().as_subclass(Hostile),
     "hostile parameter": lambda like: nn.Parameter(like.clone()).as_subclass(Hostile),
     "wrapper": Wrapper,
@@ -138,7 +136,7 @@ ALIENS: dict[str, Callable[[Tensor], Any]] = {
     "given back": given_back,
     "of a transform": of_a_transform,
     "quantized": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
-    "functional": torch._to_functional_tensor,  # type: ignore[attr-defined]
+    "functional": torch._to_functional_tensor,
     "lazy": lambda like: nn.parameter.UninitializedParameter(),
     "mkldnn": lambda like: like.to_mkldnn(),
 }
@@ -211,15 +209,14 @@ class Scaled(nn.Sequential):
 
     def forward(self, x):
         used = self.scale if type(self.scale) in (Logged, Named) else torch.ones(())
-        out: Tensor = super().forward(x) * used.as_subclass(Tensor)
-        return out
+        return super().forward(x) * used.as_subclass(Tensor)
 
 
 def leaf(kind):
     return torch.ones(1).as_subclass(kind).requires_grad_()
 
 
-PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
+PARAMETERS = {
     "adds nothing": (lambda: Named(torch.ones(1)), "equivalent"),
     "logged": (lambda: leaf(Logged), "inconclusive"),
     "wrapper": (lambda: Wrapper(torch.ones(1)), "inconclusive"),
@@ -255,12 +252,10 @@ class Spectral(nn.Sequential):
         self.filter = nn.Parameter(torch.ones(6, dtype=torch.complex64))
 
     def forward(self, x):
-        out: Tensor = super().forward(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[1]))
-        return out
+        return super().forward(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[1]))
 
 
 def clear_imaginary(loop):
-    assert isinstance(loop.model, Spectral)
     if loop.k and loop.model.filter.grad is not None:
         loop.model.filter.grad.imag.zero_()
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness import watch as package
 from accumulation_harness.observe import tensors
-from accumulation_harness.watch import Report, averages, replay, report, session, sketch, track, watch
+from accumulation_harness.watch import averages, replay, report, session, sketch, track, watch
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, Key, failing, key, noting
@@ -161,7 +161,7 @@ def is_observer(code):
 @cache
 def reached(*, wrong):
     """All functions that a watched run goes through."""
-    found: set[Key] = set()
+    found = set()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -249,8 +249,7 @@ class Broken(nn.Module):
         self.forwards += 1
         if self.forwards == 2:
             raise KeyError("of the model")
-        out: Tensor = self.inner(x)
-        return out
+        return self.inner(x)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeyp
 
 def test_threads_are_watched_by_themselves():
     loops = [Loop(), Loop(loss=mean), Loop(), Loop(loss=mean)]
-    said: dict[int, Report] = {}
+    said = {}
 
     def run(place):
         said[place] = loops[place].watched()
@@ -365,7 +364,7 @@ def test_a_report_is_kept_while_the_run_goes_on(tmp_path):
 def test_a_log_of_weights_and_biases_keeps_the_steps_of_the_loop(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    logged: list[float | None] = []
+    logged = []
     with wandb.init(mode="offline", dir=str(tmp_path)) as run:
         loop = Loop()
 

@@ -1,6 +1,5 @@
 """Loops drawn at random, watched: no right one is called different, and a replay adds no second name to a planted fault."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -12,12 +11,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch import watch
-from tests.strategies import Watched, fixed, watched_loops
+from tests.strategies import fixed, watched_loops
 
 WINDOWS, FEATURES, CLASSES = 4, 12, 7
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A planted fault, and in which loops it does anything.
-FAULTS: dict[Cause, Callable[[Watched], bool]] = {
+FAULTS = {
     cause: lambda loop: True
     for cause in (
         Cause.loss_not_divided, Cause.loss_divided_twice, Cause.gradients_cleared_in_window, Cause.gradients_not_cleared,
@@ -38,7 +37,7 @@ def watched(loop, fault=None):
     torch.manual_seed(loop.seed)
     middle = (nn.Linear(FEATURES, loop.width), nn.Tanh(), nn.Linear(loop.width, loop.width), nn.GELU())
     model = nn.Sequential(*middle, nn.Linear(loop.width, CLASSES))
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, loop.optimizer)(model.parameters(), lr=1e-3)
+    optimizer = getattr(torch.optim, loop.optimizer)(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=loop.precision == "float16")
     average = AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new)
 

@@ -2,13 +2,12 @@ import copy
 import io
 import json
 import pickle
-from collections.abc import Callable
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,7 +60,7 @@ class Own:
     """A buffer of the loop's own adds the gradients up."""
 
     def __init__(self):
-        self.total: list[Tensor] = []
+        self.total = []
 
     def add(self, loop):
         grads = [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
@@ -87,30 +86,25 @@ def clear(loop):
 
 def divide(loop):
     for p in loop.model.parameters():
-        assert p.grad is not None
         p.grad /= 16
 
 
 def scale_down(loop):
     for p in loop.model.parameters():
-        assert p.grad is not None
         p.grad.mul_(0.5)
 
 
 def decay(loop):
     for p in loop.model.parameters():
-        assert p.grad is not None
         p.grad.add_(p.detach(), alpha=0.01)
 
 
 def to_bfloat16(loop):
     for p in loop.model.parameters():
-        assert p.grad is not None
         p.grad = p.grad.bfloat16().float()
 
 
 def unscaled(loop):
-    assert loop.scaler is not None
     loop.scaler.unscale_(loop.optimizer)
     clip(loop)
 
@@ -132,9 +126,7 @@ def frozen():
 
 class Checkpointed(nn.Sequential):
     def forward(self, x):
-        hidden: Tensor = checkpoint(self[0], x, use_reentrant=False)
-        out: Tensor = self[2](self[1](hidden))
-        return out
+        return self[2](self[1](checkpoint(self[0], x, use_reentrant=False)))
 
 
 RIGHT = {
@@ -154,7 +146,7 @@ RIGHT = {
     "checkpointing": lambda: Loop(model=Checkpointed(*network())),
     "cleared in place": lambda: Loop(after_step=lambda loop: loop.optimizer.zero_grad(set_to_none=False)),
 }
-WRONG: dict[Cause, Callable[[], Loop]] = {
+WRONG = {
     Cause.loss_not_divided: lambda: Loop(loss=undivided, sizes=(4, 4, 4, 4)),
     Cause.loss_divided_twice: lambda: Loop(loss=lambda m, x, y, rows: right(m, x, y, rows) / N),
     Cause.mean_of_means: lambda: Loop(loss=mean),
@@ -347,7 +339,7 @@ def test_refusals_name_the_argument():
     with pytest.raises(ValueError, match="every: expected at least 1, got 0"):
         watch(model, torch.optim.SGD(model.parameters()), every=0)
     with pytest.raises(ValueError, match=r"optimizer: expected a torch.optim.Optimizer, or several, got int"):
-        watch(model, 3)  # type: ignore[arg-type]
+        watch(model, 3)
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------
@@ -436,7 +428,6 @@ def test_a_sum_that_is_divided_after_its_clip():
     def clip_and_divide(loop):
         clip(loop)
         for p in loop.model.parameters():
-            assert p.grad is not None
             p.grad /= N
 
     added = Loop(loss=undivided, sizes=(4, 4, 4, 4), before_step=clip_and_divide).watched()
@@ -538,7 +529,7 @@ class Scalars:
     """The interface of TensorBoard's writer."""
 
     def __init__(self):
-        self.added: list[tuple[str, float, int]] = []
+        self.added = []
 
     def add_scalar(self, tag, scalar_value, global_step):
         self.added.append((tag, scalar_value, global_step))
@@ -575,8 +566,7 @@ class Tied(nn.Module):
         self.two.weight = self.one.weight
 
     def forward(self, x):
-        out: Tensor = checkpoint(self.two, self.one(x).tanh(), use_reentrant=False)
-        return out
+        return checkpoint(self.two, self.one(x).tanh(), use_reentrant=False)
 
 
 class Adapted(nn.Module):
@@ -590,11 +580,10 @@ class Adapted(nn.Module):
         self.norm, self.drop, self.head = nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 5)
 
     def forward(self, x):
-        out: Tensor = self.head(self.drop(self.norm(self.frozen(x) + self.up(self.down(x)))))
-        return out
+        return self.head(self.drop(self.norm(self.frozen(x) + self.up(self.down(x)))))
 
 
-ODD: dict[str, Callable[[], Loop]] = {
+ODD = {
     "tied and checkpointed": lambda: Loop(model=Tied(), optimizer=torch.optim.AdamW),
     "adapters, BatchNorm and dropout": lambda: Loop(model=Adapted(), optimizer=lambda p, lr: torch.optim.Adam(p, lr, fused=True)),
 }

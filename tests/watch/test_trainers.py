@@ -2,17 +2,13 @@
 
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-from accumulation_harness.watch import Report
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,7 +23,6 @@ def _equal(a, b):
 def _example():
     path = Path(__file__).parents[2] / "examples" / "watched_trainer.py"
     spec = importlib.util.spec_from_file_location("watched_trainer", path)
-    assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     return example
@@ -113,7 +108,7 @@ def _lightning(watched, *, factor=1.0, manual=False):
 @pytest.mark.parametrize("manual", [False, True])
 def test_lightning_with_a_replay_and_with_several_optimizers(manual):
     pytest.importorskip("lightning")
-    options: dict[str, Any] = {} if manual else {"loss": lambda module, batch: module.loss(batch)}
+    options = {} if manual else {"loss": lambda module, batch: module.loss(batch)}
     callback, module = _lightning(options, manual=manual)
     report = callback.report()
     assert report.verdict == "equivalent" and report.checked["replays"] == (not manual), str(report)
@@ -168,7 +163,7 @@ def test_the_trainer_of_trl(kind, tmp_path):
 
 
 # Of the golden table: name -> the package that it needs, and what gives its reports.
-REPORTS: dict[str, tuple[str, Callable[[], list[Report]]]] = {
+REPORTS = {
     **{f"transformers, {kind}": ("accelerate", lambda kind=kind: [_example().watched(kind)[0]]) for kind in ("right", "mean")},
     **{
         f"lightning{', manual' * manual}, loss times {factor:g}": (

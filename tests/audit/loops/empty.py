@@ -7,7 +7,7 @@ from torch import nn
 
 from scoreboard import data
 from tests.audit.loops import frame, lost_gradients
-from tests.audit.loops.frame import Loop, X, Y, ce, loop, own_mean, sgd, train
+from tests.audit.loops.frame import X, Y, ce, loop, own_mean, sgd, train
 
 
 def ignores_its_arguments(batch_size, accumulation_steps):
@@ -59,7 +59,7 @@ def scaler_leaves_out_every_step(at):
     return frame.scaled(scaler, at.optimizer, frame.divided(own_mean, 1e-30))
 
 
-CALLS: list[int] = []
+CALLS = []
 
 
 def raises_when_run_again(batch_size, accumulation_steps):
@@ -69,7 +69,7 @@ def raises_when_run_again(batch_size, accumulation_steps):
     train(batch_size, accumulation_steps, data.model(), own_mean)
 
 
-EMPTY: dict[Loop, str] = {  # and words of what the report says
+EMPTY = {  # and words of what the report says
     ignores_its_arguments: "does not use its arguments",
     never_accumulates: "does not use its arguments",
     always_two_parts: "does not use its arguments",

@@ -24,7 +24,7 @@ Windows = Callable[[int], Iterable[Tensor]]  # rows per window -> the row number
 
 X, Y = data.images()  # [40, 12] rows and [40] classes
 TOKENS = data.sentences()  # [40, 12], padded with 0 to unequal lengths
-full_windows: Windows = partial(data.windows, keep=False)  # without the short window at the end of each epoch
+full_windows = partial(data.windows, keep=False)  # without the short window at the end of each epoch
 
 
 def sgd(model, lr=0.1, momentum=0.0):
@@ -135,7 +135,6 @@ def clip(model, max_norm):
 
 def divide_gradients(model, by):
     for p in model.parameters():
-        assert p.grad is not None
         p.grad /= by
 
 

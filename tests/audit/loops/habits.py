@@ -1,17 +1,16 @@
 """Habits of released trainers, each in a few lines, right and wrong: what they do beside the loop must not mislead the audit."""
 
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, loop, sgd
 
-_MOMENTUM: dict[str, Any] = {"optimizer": partial(sgd, momentum=0.9)}
+_MOMENTUM = {"optimizer": partial(sgd, momentum=0.9)}
 
 
 def _over(count):
@@ -26,7 +25,7 @@ def _norms_first(at, *, kept_aside):
         for ids in parts:
             at.optimizer.zero_grad()  # what was added so far is in `buffer`
             outputs = at.model(X[ids])
-            slopes: list[Tensor] = []
+            slopes = []
             outputs.register_hook(slopes.append)
             losses = ce(outputs, Y[ids], reduction="none")
             losses.sum().backward(retain_graph=True)
@@ -53,7 +52,7 @@ def norms_first_last_kept(at):
 def _with_hooks_spent():
     """A model whose first layer holds its input until one backward has passed, and fails at a second one."""
     model = data.model()
-    held: list[Tensor] = []
+    held = []
 
     def pop(gradient):
         held.pop()
@@ -138,7 +137,7 @@ class _Counting(torch.optim.SGD):
         super().__init__(model.parameters(), lr=0.1)
 
     def step(self, closure=None):
-        self.state["count"] = self.state.get("count", 0) + 1  # type: ignore[index]
+        self.state["count"] = self.state.get("count", 0) + 1
         return super().step(closure)
 
 
@@ -149,7 +148,7 @@ class _Eigen(torch.optim.Optimizer):
         super().__init__(model.parameters(), {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             gradient = p.grad.reshape(p.shape[0], -1)
             basis = torch.linalg.eigh(gradient @ gradient.T).eigenvectors

@@ -1,7 +1,6 @@
 """Pairs of loops that look alike, of which one is right: rare faults, and what must not be taken for them."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +43,7 @@ class Standardised(nn.Module):
         self.dim = dim
 
     def forward(self, x):
-        result: Tensor = (x - x.mean(self.dim, keepdim=True)) / (x.std(self.dim, unbiased=False, keepdim=True) + 0.1)
-        return result
+        return (x - x.mean(self.dim, keepdim=True)) / (x.std(self.dim, unbiased=False, keepdim=True) + 0.1)
 
 
 def _with(*layers):
@@ -207,7 +205,7 @@ def spectral_norm_at_rest(at):
     return {"loss": _at_rest}
 
 
-KEPT: list[Any] = []
+KEPT = []
 
 
 @loop()

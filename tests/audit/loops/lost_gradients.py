@@ -3,7 +3,6 @@
 import copy
 import io
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ def _bootstrap(online, moved, *, whole):
 
     `moved`: the stage in which the copy moves.
     """
-    copied = online if whole else online[0]  # type: ignore[index]
+    copied = online if whole else online[0]
     target = copy.deepcopy(copied).requires_grad_(False)
 
     def loss(model, ids, window):
@@ -41,7 +40,7 @@ def _bootstrap(online, moved, *, whole):
     return {"loss": loss, moved: move}
 
 
-_BYOL: dict[str, Any] = {"model": _network, "optimizer": partial(sgd, lr=0.5)}
+_BYOL = {"model": _network, "optimizer": partial(sgd, lr=0.5)}
 
 
 @loop(**_BYOL)
@@ -109,8 +108,7 @@ def _saved(model, optimizer):
     gradients = [p.grad for p in model.parameters()]
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "gradients": gradients}, file)
     file.seek(0)
-    kept: dict[str, Any] = torch.load(file)
-    return kept
+    return torch.load(file)
 
 
 _ADAM = frame.adam(0.01)
@@ -198,7 +196,7 @@ def clears_in_its_step_not_divided(at):
     return {"loss": divided(mean_over_window, 1 / at.n), "clear": nothing}
 
 
-AT_EVERY_N: dict[frame.Loop, set[str]] = {  # seen beside `cleared_after_the_step` only
+AT_EVERY_N = {  # seen beside `cleared_after_the_step` only
     loop: vars(loop)["causes"] for loop in (cleared_before_the_step, cleared_after_each, head_cleared_before_the_step)
 }
 RIGHT, WRONG = frame.tables(globals(), AT_EVERY_N)

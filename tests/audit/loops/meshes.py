@@ -40,7 +40,6 @@ def _rows(window, rank, world):
 
 def _average(model, group=None):
     for p in model.parameters():
-        assert p.grad is not None
         dist.all_reduce(p.grad, group=group)
         p.grad /= dist.get_world_size(group)
 
@@ -64,7 +63,7 @@ def _by_hand(batch_size, accumulation_steps, **stages):
             model,
             lambda model, ids, own: ce(model(X[ids]), Y[ids], reduction="sum") / len(own),
             optimizer,
-            windows=lambda size, window=window: [_rows(window, rank, world)],  # type: ignore[misc]
+            windows=lambda size, window=window: [_rows(window, rank, world)],
             before_step=synchronise,
             **stages,
         )
@@ -227,7 +226,6 @@ def _pipeline(
             given = {"target": labels[ids]} if ranks * stages - 1 in mine else {}
             calls.step(*([inputs[ids]] if rank == 0 else []), **given)
         for p in nn.ModuleList(parts).parameters():
-            assert p.grad is not None
             if replicas > 1:
                 dist.all_reduce(p.grad, group=mesh["replica"].get_group())
             p.grad /= terms(window)
@@ -269,7 +267,7 @@ def _token_sum(logits, tokens):
     return data.token_loss(logits, tokens)
 
 
-_of_tokens: dict[str, Any] = {"inputs": TOKENS, "labels": TOKENS, "loss": _token_sum}
+_of_tokens = {"inputs": TOKENS, "labels": TOKENS, "loss": _token_sum}
 
 
 def pipeline_of_tokens(batch_size, accumulation_steps):
@@ -294,7 +292,7 @@ def rows_on_one_process(batch_size, accumulation_steps):
     frame.train(batch_size, accumulation_steps, deep(), windows=full_windows)
 
 
-RIGHT: dict[str, dict[str, Any]] = {
+RIGHT = {
     "ddp": {},
     "by_hand": {},
     "fsdp_tokens": {},
@@ -307,7 +305,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "replicas_of_a_pipeline": {"batch_size": 8},
     "interleaved": {"batch_size": 8, "reference": rows_on_one_process, "replicas": 2},
 }
-WRONG: dict[str, tuple[dict[str, Any], set[str]]] = {
+WRONG = {
     "pipeline_scaled": ({"batch_size": 16}, {"sum_rescaled_in_window"}),
     "pipeline_not_divided": (
         {"batch_size": 16, "reference": tokens_on_one_process, "replicas": 1},

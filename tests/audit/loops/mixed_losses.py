@@ -224,7 +224,7 @@ def critic_with_a_penalty(batch_size, accumulation_steps):
     _criticised(batch_size, accumulation_steps, lambda ids, window: len(window), frozen=False)
 
 
-OLD_AVERAGES: list[frame.Average] = []  # of earlier runs; they stay, as in a registry or in reference cycles
+OLD_AVERAGES = []  # of earlier runs; they stay, as in a registry or in reference cycles
 
 
 @loop()

@@ -3,12 +3,12 @@
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, mean_over_window, own_mean, sgd
+from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop, mean_over_window, own_mean, sgd
 
 
 @loop()
@@ -26,7 +26,7 @@ def clipped_to_another_limit(at):
 
 def _averaged(at, ahead):
     for window, parts in at.windows(full_windows):
-        means: list[Tensor] = []
+        means = []
         for place, ids in enumerate(parts):
             at.optimizer.zero_grad()
             own_mean(at.model, ids, window).backward()
@@ -257,7 +257,7 @@ def penalised_by_two_optimizers(at):
 
 
 RIGHT, WRONG = frame.tables(globals())
-SAID: dict[Loop, str] = {
+SAID = {
     clipped_to_another_limit: "clipped to 0.05 where N=1 clips to 0.2",
     running_mean_ahead: "micro-batches count 0.4, 0.2, 0.2, 0.2 times",
     mixed_with_own_frequencies: "statistics of the micro-batch, or other targets",

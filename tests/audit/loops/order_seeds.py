@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scoreboard import data
-from tests.audit.loops.frame import Loop, X, Y, ce, sgd
+from tests.audit.loops.frame import X, Y, ce, sgd
 
 Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, rows, classes, rows of the window)
 
@@ -55,8 +55,8 @@ def _loops(fault, **options):
     return tuple(made)
 
 
-RIGHT: tuple[Loop, ...] = _loops("right")
-WRONG: dict[Loop, set[str]] = {
+RIGHT = _loops("right")
+WRONG = {
     **{train: {"loss_not_divided"} for train in _loops("not_divided", loss=_own_mean)},
     **{train: {"gradients_cleared_in_window"} for train in _loops("cleared", cleared=True)},
 }

@@ -1,7 +1,7 @@
 """Loops in the manner of other people's code, right and wrong, that an attack found misjudged: two faults at once, mostly."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +24,7 @@ class _Recomputed(nn.Module):
     def forward(self, tokens):
         embedded = self.whole.embedding(tokens)
         inside = nn.Sequential(self.whole.hidden, nn.ReLU(), self.whole.norm)
-        return self.whole.head(checkpoint(inside, embedded, use_reentrant=False))  # type: ignore[no-any-return]
+        return self.whole.head(checkpoint(inside, embedded, use_reentrant=False))
 
 
 @loop(model=_Recomputed)
@@ -118,7 +118,7 @@ class _KeepsItsState(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.head = nn.RNNCell(data.FEATURES, 8), nn.Linear(8, data.CLASSES)
-        self.state: Tensor | None = None
+        self.state = None
 
     def reset(self):
         self.state = None
@@ -126,7 +126,7 @@ class _KeepsItsState(nn.Module):
     def forward(self, x):
         hidden = self.layer(x, self.state)
         self.state = hidden.detach()
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
 
 @loop("stateful_forward", model=_KeepsItsState)
@@ -214,7 +214,7 @@ def average_made_anew_inside(at):
 
 
 RIGHT, WRONG = frame.tables(globals())
-SAID: dict[frame.Loop, str] = {
+SAID = {
     divergence_annealed: "differently in term",
     average_made_anew_inside: "is updated per micro-batch: `kept[0]`",
 }

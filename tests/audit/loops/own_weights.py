@@ -8,7 +8,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, loop, nothing, own_mean
+from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop, nothing, own_mean
 
 
 def _by_part(at, weight):
@@ -305,7 +305,7 @@ def temperature_times_n(batch_size, accumulation_steps):
 
 
 RIGHT, WRONG = frame.tables(globals())
-SAID: dict[Loop, str] = {  # words of the first finding
+SAID = {  # words of the first finding
     divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
     second_counts_nothing: "micro-batches count 1, 0, 1, 1 times: number 2 lost",
     running_total: "micro-batches count ",

@@ -104,7 +104,7 @@ def ddp_tokens(batch_size, accumulation_steps):
 
 def ddp_tokens_per_rank(batch_size, accumulation_steps):
     """Each rank divides by its own tokens, at every N: visible only against an independent reference."""
-    loss: frame.Loss = lambda model, ids, window: frame.token_mean_over_window(model, ids, _mine(window))  # noqa: E731
+    loss = lambda model, ids, window: frame.token_mean_over_window(model, ids, _mine(window))  # noqa: E731
     _train(batch_size, accumulation_steps, DistributedDataParallel(data.language_model()), loss)
 
 
@@ -238,7 +238,7 @@ def sharded_by_hand_not_divided(batch_size, accumulation_steps):
     _sharded_by_hand(batch_size, accumulation_steps, own_mean)
 
 
-CASES: dict[Callable[..., Any], set[str]] = {
+CASES = {
     ddp: set(),
     ddp_every_backward: set(),
     ddp_never_synchronised: {"replicas_not_synchronised"},

@@ -4,7 +4,7 @@ import copy
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -149,7 +149,7 @@ def bfloat16_autocast(batch_size, accumulation_steps):
 
     def model(tokens):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits: Tensor = language(tokens)
+            logits = language(tokens)
         return logits.float()
 
     language = data.language_model()

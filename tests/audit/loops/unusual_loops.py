@@ -1,10 +1,9 @@
 """Loops of less common kinds, right and wrong: closures, transforms, several optimizers, caches, resumed runs."""
 
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,7 +27,7 @@ def line_search(at):
 def sharpness_aware(at):
     """The window is passed twice, the weights moved along the gradient in between."""
     for window, parts in at.windows():
-        moves: list[Tensor] = []
+        moves = []
         for second in (False, True):
             at.optimizer.zero_grad()
             for ids in parts:
@@ -70,7 +69,6 @@ def master_weights(batch_size, accumulation_steps):
         for ids in window.split(batch_size):
             (ce(model(x[ids]).float(), y[ids], reduction="sum") / len(window)).backward()
             for p, master in zip(model.parameters(), masters, strict=True):
-                assert p.grad is not None and master.grad is not None
                 master.grad += p.grad.float()
                 p.grad = None
         optimizer.step()
@@ -98,7 +96,7 @@ def _flat_copy(at, loss, windows, *, order=1, scale=1.0):
     return {"loss": divided(loss, 1 / scale), "optimizer": torch.optim.SGD([flat], lr=0.1), **stages}
 
 
-_FLAT: dict[str, Any] = {"model": frame.words, "optimizer": nothing}
+_FLAT = {"model": frame.words, "optimizer": nothing}
 
 
 @loop(**_FLAT)

@@ -1,7 +1,7 @@
 """Loops with one fault each that real projects have shipped. The audit must name its cause."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
@@ -234,7 +234,7 @@ class MicroAdam(torch.optim.Optimizer):
         self.every, self.calls = every, 0
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         self.calls += 1
         for group in self.param_groups:
             for p in group["params"]:
@@ -327,7 +327,7 @@ def non_finite(at):
 def first_only(at):
     """The accumulator keeps the first micro-batch."""
     for window, parts in at.windows():
-        kept: list[Tensor] = []
+        kept = []
         for ids in parts:
             at.optimizer.zero_grad()
             mean_over_window(at.model, ids, window).backward()

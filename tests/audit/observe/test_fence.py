@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 import accumulation_harness.audit.observe.torch_run  # noqa: F401 (else the first run imports it, and what it defines counts as called)
@@ -15,7 +15,7 @@ from accumulation_harness.audit.observe import frames, places, states
 from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
-from tests.observe.planting import IS_PART, Key, failing, noting
+from tests.observe.planting import IS_PART, failing, noting
 
 FOLDER = Path(observe.__file__).parent
 OF_RUNS = {
@@ -37,7 +37,7 @@ OF_GRAPHS = {"graph.py", "loss_graph.py"}  # a graph that cannot be walked shows
 OF_PROBES = {"by_position", "looked_at", "is_plain", "_adds_nothing"}  # likewise: called for them first
 PROBED = Intervention(leads=True, probe=1, terms=1)
 
-KEPT: list[list[Tensor]] = []
+KEPT = []
 
 
 def train(batch_size, accumulation_steps):
@@ -89,20 +89,20 @@ def observed(what, planted):
 
 @cache
 def reached(what):
-    found: set[Key] = set()
+    found = set()
     error, _ = observed(what, noting(is_observer, found))
     assert error is None
     return frozenset(found)
 
 
 def fails(target, event):
-    fired: list[Key] = []
+    fired = []
     for kept in (states._is_ours, states._places, frames._owner, places._places, tensors._adds_nothing):  # is not called again
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))
     assert fired or event == "return", target
     if fired and not (error is None and (target[0] in OF_GRAPHS or target[1] in OF_PROBES)):
-        assert error is not None and error.startswith(OBSERVER) and f"Planted: in {target[1]}" in error, (target, error)
+        assert error.startswith(OBSERVER) and f"Planted: in {target[1]}" in error, (target, error)
     assert all(torch.equal(a, b) for a, b in zip(weights, alone(), strict=True)), target
 
 
