@@ -178,7 +178,7 @@ def watch_groups():
     def group(name, train, quick=False, needs=""):
         return Group("watch", name, partial(_watched, name, train), quick, needs)
 
-    own = {**test_session.RIGHT, **{str(cause): make for cause, make in test_session.WRONG.items()}}
+    own = {**test_session.RIGHT, **{str(cause): make for cause, make in test_session.WRONG.items()}, **test_session.OTHERS}
     return [
         *(group(name, lambda make=make: [test_session.watched_and_alone(make)], True) for name, make in own.items()),
         *(group(f"audit's {one.__name__}", partial(foreign.watched, one, 4, 4)) for one in (*RIGHT, *WRONG)),

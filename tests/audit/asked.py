@@ -1,6 +1,12 @@
 """The audit that most tests ask for: batches of 16 rows, as one batch and as 4 micro-batches; and what a folder holds."""
 
+from functools import partial
+
+import pytest
+
 from accumulation_harness.audit import audit
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def audited(train, **options):
@@ -14,7 +20,9 @@ def causes_of(report):
 def named(train, *causes, **options):
     """The report of an audit that judges all, finds these causes and no other, and is equivalent where there are none."""
     report = audited(train, **options)
-    assert causes_of(report) == {*causes} and not report.problems and report.equivalent == (not causes), str(report)
+    found = {(finding.accumulation_steps, finding.cause): finding for finding in report.findings}
+    assert causes_of(report) == {*causes} and len(found) == len(report.findings), str(report)
+    assert not report.problems and report.equivalent == (not causes), str(report)
     return report
 
 

@@ -68,17 +68,18 @@ batch, n = int(sys.argv[sys.argv.index("--batch-size") + 1]), int(sys.argv[sys.a
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for k, rows in enumerate(torch.randn(96, 4).split({size}), 1):
-    (model(rows).square().mean() / n).backward()
+    (model(rows.repeat({times}, 1)).square().mean() / n).backward()
     if k % n == 0:
         optimizer.step()
         optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize(("size", "code"), [("batch", 0), ("8 + 0 * batch", 2)])
-def test_a_script_is_told_the_numbers_as_its_text_shows_unless_its_windows_are_others(size, code, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("size", "times", "code"), [("batch", 1, 0), ("batch", 2, 0), ("8 + 0 * batch", 1, 2)])
+def test_a_script_is_told_the_numbers_as_its_text_shows_unless_its_windows_are_others(size, times, code, tmp_path, monkeypatch):
+    """A window may hold every row twice, as a discriminator's does."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "script.py").write_text(SCRIPT.format(size=size))
+    (tmp_path / "script.py").write_text(SCRIPT.format(size=size, times=times))
     answer, said, _ = judge(parsed(["script.py"]))
     how = "--set '--batch-size {batch_size} --accum {accumulation_steps}'"
     assert (answer, "windows are not those" in said) == (code, code == 2), said

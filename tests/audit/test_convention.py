@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from tests.audit.asked import audited, causes_of
+from tests.audit.asked import audited, named, slow
+from tests.audit.loops.frame import At, sgd
 
 X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"
@@ -14,7 +15,7 @@ WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from
 def linear():
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, sgd(model)
 
 
 def step(model, optimizer, parts, divisor):
@@ -52,19 +53,17 @@ def evaluating(divide=True, uses_eval=True):
 @pytest.mark.parametrize(
     ("train", "steps", "causes", "said"),
     [
-        pytest.param(whole_batch(), (2, 4), set(), WHOLE, marks=pytest.mark.slow),
-        (whole_batch(divide=False), (4,), {"loss_not_divided"}, WHOLE),
-        pytest.param(whole_batch(divide=False), (2, 4), {"loss_not_divided"}, WHOLE, marks=pytest.mark.slow),
-        (whole_batch(), (16,), set(), WHOLE),
-        pytest.param(whole_batch(steps_per_epoch=1), (4,), set(), WHOLE, marks=pytest.mark.slow),
-        (evaluating(), (4,), set(), EVALUATION),
-        pytest.param(evaluating(divide=False), (4,), {"loss_not_divided"}, EVALUATION, marks=pytest.mark.slow),
-        (evaluating(uses_eval=False), (4,), {"stochastic_layers"}, ""),
+        (whole_batch(divide=False), (4,), ["loss_not_divided"], WHOLE),
+        slow(whole_batch(divide=False), (2, 4), ["loss_not_divided"], WHOLE),
+        (whole_batch(), (16,), [], WHOLE),
+        slow(whole_batch(steps_per_epoch=1), (4,), [], WHOLE),
+        (evaluating(), (4,), [], EVALUATION),
+        slow(evaluating(divide=False), (4,), ["loss_not_divided"], EVALUATION),
+        (evaluating(uses_eval=False), (4,), ["stochastic_layers"], ""),
     ],
 )
 def test_the_function_is_understood(train, steps, causes, said):
-    report = audited(train, accumulation_steps=steps)
-    assert causes_of(report) == causes and not report.problems, str(report)
+    report = named(train, *causes, accumulation_steps=steps)
     assert [note[: len(said)] for note in report.notes] == [said] * bool(said)
 
 
@@ -87,44 +86,37 @@ def padded(filler, time_first, divisor):
     def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Embedding(20, 4), torch.nn.Linear(4, 20))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for window in torch.arange(96).split(batch_size * accumulation_steps):
-            parts = [pad_sequence([SENTENCES[k] for k in part], True, filler) for part in window.split(batch_size)]
+        for _, cut in At(batch_size, accumulation_steps, model, sgd(model)).windows(torch.arange(96).split):
+            parts = [pad_sequence([SENTENCES[k] for k in part], True, filler) for part in cut]
             terms = [(rows[:, 1:] != filler).sum() for rows in parts]
             for rows, own in zip(parts, terms, strict=True):
                 given, wanted = (rows.T[:-1], rows.T[1:]) if time_first else (rows[:, :-1], rows[:, 1:])
                 outputs = model(given).flatten(0, 1)
                 summed = cross_entropy(outputs, wanted.flatten(), ignore_index=filler, reduction="sum")
                 (summed / (sum(terms) if divisor == "window" else own * len(parts))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
     return train
 
 
 @pytest.mark.parametrize(
     ("filler", "time_first"),
-    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow), (1, True)],
+    [slow(0, False), slow(1, False), (1, True)],
 )
-@pytest.mark.parametrize(("divisor", "causes"), [("window", set()), ("micro-batch", {"mean_of_means"})])
+@pytest.mark.parametrize(("divisor", "causes"), [("window", []), ("micro-batch", ["mean_of_means"])])
 def test_a_sequence_is_known_however_far_it_is_padded(filler, time_first, divisor, causes):
-    report = audited(padded(filler, time_first, divisor))
-    assert causes_of(report) == causes and not report.problems, str(report)
+    named(padded(filler, time_first, divisor), *causes)
 
 
-@pytest.mark.parametrize(("divide", "causes"), [(True, set()), (False, {"loss_not_divided"})])
+@pytest.mark.parametrize(("divide", "causes"), [(True, []), (False, ["loss_not_divided"])])
 def test_losses_that_are_added_up_without_a_module_accumulate(divide, causes):
     def train(batch_size, accumulation_steps):
         weight = torch.zeros(5, 3, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        for rows in torch.arange(96).split(batch_size * accumulation_steps):
-            losses = [cross_entropy(X[part] @ weight, Y[part]) for part in rows.split(batch_size)]
+        at = At(batch_size, accumulation_steps, None, torch.optim.SGD([weight], lr=0.1))
+        for _, parts in at.windows(torch.arange(96).split):
+            losses = [cross_entropy(X[part] @ weight, Y[part]) for part in parts]
             (sum(losses) / (accumulation_steps if divide else 1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-    report = audited(train)
-    assert causes_of(report) == causes and not report.problems, str(report)
+    named(train, *causes)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -140,5 +132,4 @@ def test_a_misplaced_window_hides_no_schedule_of_before():
                 optimizer.zero_grad()
             schedule.step()
 
-    report = audited(train)
-    assert causes_of(report) == {"window_misplaced", "schedule_per_micro_batch"}
+    named(train, "window_misplaced", "schedule_per_micro_batch")

@@ -5,7 +5,7 @@ import pytest
 from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.judge.cause import Cause
 from scoreboard import data
-from tests.audit.asked import audited, causes_of
+from tests.audit.asked import audited, causes_of, named
 from tests.audit.loops import (
     empty,
     frame,
@@ -73,9 +73,7 @@ SLOW = {*TOLD} - {*TOLD[::8], *order_seeds.RIGHT[:1], lost_gradients.head_cleare
 
 @pytest.mark.parametrize("train", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW), id=name(one)) for one in TOLD])
 def test_what_is_said_beside_a_verdict(train):
-    report = audited(train)
-    causes = (WRONG | odd_loops.WRONG).get(train, set())
-    assert causes_of(report) == causes and not report.problems, str(report)
+    report = named(train, *(WRONG | odd_loops.WRONG).get(train, ()))
     assert train not in SAID or SAID[train] in report.findings[0].message
     assert train not in HIDDEN or any(HIDDEN[train] in line for line in report.hidden), report.hidden
     assert train not in order_seeds.RIGHT or report.frame.gate.max() < 1e-3, "another order is not taken for rounding"
@@ -134,5 +132,4 @@ def _cleared(batch_size, accumulation_steps):
 
 
 def test_windows_that_are_cleared_have_no_second_name():
-    report = audited(_cleared)
-    assert [finding.cause for finding in report.findings] == [Cause.gradients_cleared_in_window], str(report)
+    named(_cleared, Cause.gradients_cleared_in_window)

@@ -2,23 +2,20 @@
 
 import pytest
 
-from tests.audit.asked import audited, causes_of
+from tests.audit.asked import audited, named
 from tests.audit.loops import replicas
 from tests.audit.loops.replicas import one_process, tokens_on_one_process
 
 AT_EVERY_N = {(1, "replica_scale"), (4, "replica_scale")}
 
 
-def of_two(train, **options):
-    return audited(train, batch_size=8, processes=2, **options)
+OF_TWO = {"batch_size": 8, "processes": 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("train", "causes"), replicas.CASES.items(), ids=[f.__name__ for f in replicas.CASES])
 def test_two_ranks(train, causes):
-    report = of_two(train)
-    assert causes_of(report) == causes, str(report)
-    assert report.equivalent == (not causes)
+    named(train, *causes, **OF_TWO)
 
 
 @pytest.mark.slow
@@ -34,17 +31,17 @@ def test_two_ranks(train, causes):
 )
 def test_what_is_the_same_at_every_n_shows_against_one_process(train, reference, causes):
     """Sums over replicas in place of means, and unequal tokens per rank."""
-    report = of_two(train, reference=reference)
+    report = audited(train, reference=reference, **OF_TWO)
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == causes, str(report)
     assert report.equivalent == (not causes)
 
 
 @pytest.mark.slow
 def test_a_rank_that_raises_is_told():
-    report = of_two(replicas.one_rank_raises)
+    report = audited(replicas.one_rank_raises, **OF_TWO)
     assert report.verdict == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]
 
 
 def test_a_function_that_ranks_cannot_import_is_refused():
     with pytest.raises(ValueError, match="top of a file"):
-        of_two(lambda batch_size, accumulation_steps: None)
+        audited(lambda batch_size, accumulation_steps: None, **OF_TWO)

@@ -134,13 +134,6 @@ CASES = {
         new="if True:",
         cause="step_every_micro_batch",
     ),
-    "two models, of which one sees rows twice": Case(
-        target="by_adversaries.py",
-        words=[],
-        old="(softplus(-judge(draw(noise[ids]))).mean() / len(parts)).backward()",
-        new="softplus(-judge(draw(noise[ids]))).mean().backward()",
-        cause="loss_not_divided",
-    ),
     "a module of a package": Case(
         target="package.train",
         words=["--set", "--micro-batch {batch_size} --accumulate {accumulation_steps}"],
@@ -174,13 +167,6 @@ CASES = {
         old="accelerator.backward(loss)",
         new="accelerator.backward(loss / args.gradient_accumulation_steps)",
         cause="loss_divided_twice",
-    ),
-    "transformers' Trainer": Case(
-        target="by_trainer.py",
-        **TRAINER | {"framework": ""},
-        old="    trainer.train()",
-        new="    trainer.model_accepts_loss_kwargs = False\n    trainer.train()",
-        cause="mean_of_means",
     ),
     "a model that ignores the token count": Case(
         target="by_classifier.py",
