@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accumulation_harness.judge.cause import Cause
-from tests.audit.asked import audited, named
+from tests.audit.asked import audited, named, slow
+from tests.audit.loops import frame
 
 FEATURES = 10  # 16 rows draw 48 numbers of noise and 4 rows draw 12: a CPU draws multiples of 16 alike however they are cut
 Change = Callable[[Tensor, int, int], Tensor]  # (mean loss of a micro-batch, its rows, N) -> what is differentiated
@@ -56,16 +57,13 @@ def loop(make, change, *, inside=False):
         torch.manual_seed(0)
         model, x = make(), torch.randn(48, FEATURES)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for window in torch.arange(48).split(batch_size * accumulation_steps):
-            for rows in window.split(batch_size):
-                change(functional.mse_loss(model(x[rows]), x[rows]), len(rows), accumulation_steps).backward()
-                if inside:
-                    average.update_parameters(model)
-            optimizer.step()
-            optimizer.zero_grad()
-            if not inside:
-                average.update_parameters(model)
+
+        def loss(model, rows, window):
+            return change(functional.mse_loss(model(x[rows]), x[rows]), len(rows), accumulation_steps)
+
+        stages = {"after_backward" if inside else "after_step": lambda: average.update_parameters(model)}
+        optimizer, windows = frame.sgd(model, momentum=0.9), torch.arange(48).split
+        frame.train(batch_size, accumulation_steps, model, loss, optimizer, windows=windows, **stages)
 
     return train
 
@@ -83,7 +81,7 @@ def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model
 
 
 QUICK = [pair for pair in zip(MODELS, CHANGES, strict=True) if pair[0] == "batch norm"]
-REST = [pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.product(MODELS, CHANGES) if pair not in QUICK]
+REST = [slow(*pair) for pair in itertools.product(MODELS, CHANGES) if pair not in QUICK]
 
 
 @pytest.mark.parametrize(("model", "change"), [*QUICK, *REST])

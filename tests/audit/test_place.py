@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accumulation_harness.audit import audit
 from tests.audit.loops import unusual_loops
+from tests.audit.loops.frame import At, sgd
 
 B, STEPS, WIDTH, LENGTH, VOCABULARY = 12, 3, 8, 5, 11
 PATHS = ("embed", "blocks.0.mixer", "blocks.1.norm", "blocks.1.mlp.0", "blocks.2")
@@ -107,12 +108,9 @@ def training(make, data, loss):
     def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for window in data.split(B):
-            optimizer.zero_grad()
-            for rows in window.split(batch_size):
+        for _, parts in At(batch_size, accumulation_steps, model, sgd(model)).windows(data.split):
+            for rows in parts:
                 (loss(model, rows) / accumulation_steps).backward()
-            optimizer.step()
 
     return train
 

@@ -8,6 +8,7 @@ import torch
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.report.figure import BAR, COLUMNS, MOST, Bar, Chart, decisive, lines
 from tests.audit import test_place
+from tests.audit.loops.frame import At, sgd
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -18,12 +19,9 @@ def counting(counts):
     def train(batch_size, accumulation_steps):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for window in X.split(batch_size * accumulation_steps):
-            optimizer.zero_grad()
-            for rows, count in zip(window.split(batch_size), counts if accumulation_steps > 1 else (1,), strict=True):
+        for _, parts in At(batch_size, accumulation_steps, model, sgd(model)).windows(X.split):
+            for rows, count in zip(parts, counts if accumulation_steps > 1 else (1,), strict=True):
                 (count * model(rows).square().mean() / accumulation_steps).backward()
-            optimizer.step()
 
     return train
 
