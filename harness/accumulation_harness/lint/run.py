@@ -746,7 +746,8 @@ class Run:
         kind = {"sum": "sum", "none": "rows"}.get(told[0] if told else "mean", "mean")
         if any(isinstance(one, Part) for one in args):
             return Loss.of("unknown", weight=None)
-        if rows or any(one.arg is None for one in node.keywords) or ("reduction" in given and not told):
+        takes_more = len(args) > 2 and name not in words.LOSSES  # a criterion takes outputs and targets
+        if rows or takes_more or any(one.arg is None for one in node.keywords) or ("reduction" in given and not told):
             kind = "unknown"
         ignores = "ignore_index" in given and (given["ignore_index"] != -1 or self.source.counts_labels)  # -1 may ignore nothing
         return Loss.of(kind, padded=kind == "mean" and ignores)

@@ -116,7 +116,9 @@ def _is_of_language_model(body: ast.Module) -> bool:
 
 
 def _divides_itself(node: ast.ClassDef) -> bool:
-    """Whether a class sets a flag, or divides, or not, in a step of its own."""
+    """Whether a class sets a flag, hands a loss to its base, or divides, or not, in a step of its own."""
+    if any(one.arg == "compute_loss_func" for one in words.inside(node, ast.keyword)):
+        return True
     named = (one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
     flagged = any(isinstance(one.ctx, ast.Store) and words.last(one) in FLAGS for one in named)
     return flagged or any(isinstance(one, ast.FunctionDef) and one.name == "training_step" for one in node.body)

@@ -116,7 +116,7 @@ class Loss:
         """Return `loss * factor`; a weight of a term says nothing about N, a scale may be a division in other words."""
         if isinstance(factor, Part):
             return self.each(lambda one: replace(one.divided(1 / factor if factor else None), at=text))
-        if isinstance(factor, (int, float)):
+        if isinstance(factor, (int, float)) and not isinstance(factor, Length):
             return self
         if isinstance(factor, Loss):
             masked = replace(self.terms[0], masked=True)
