@@ -132,8 +132,7 @@ def with_recorded(claims: DataFrame) -> DataFrame:
 def _together(found: list[ClaimResult]) -> ClaimResult:
     """One finding of several on the same claim: theirs where they agree, open where one needs more trials, else `conditional`.
 
-    An experiment that has not run says nothing beside one that has, nor does one that could not tell beside one that could.
-    The
+    An experiment that has not run says nothing beside one that has, nor does one that could not tell beside one that could. The
     number shown is the worst of those held against the same threshold.
 
     Returns:

@@ -147,8 +147,7 @@ def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: 
     """Distance to the full batch under Ghost BatchNorm in the micro-batches' chunks: gradient, and running statistics.
 
     `oracle_floor`: how far the oracle's own gradient goes when every weight moves by one unit in the last place. Two samples
-    with
-    nearly the same value are a badly conditioned BatchNorm: what rounding does there is no matter of the algebra.
+    with nearly the same value are a badly conditioned BatchNorm: what rounding does there is no matter of the algebra.
 
     Returns:
         Both distances, and the floor.

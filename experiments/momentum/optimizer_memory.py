@@ -53,8 +53,7 @@ def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
 def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerConfig) -> Iterator[Row]:
     """Rows with the `weight` of every micro-batch in the state, over that of the newest, and its `age`: samples after it.
 
-    Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that
-    nothing
+    Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that nothing
     but the number of terms counts; a small step consumes the micro-batch's own mean.
 
     Yields:

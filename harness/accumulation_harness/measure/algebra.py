@@ -498,8 +498,7 @@ def _take_whole(inside: Inside, cut: Callable[[Batch], tuple[Batch, Sequence[int
 def _apart(own: Snapshot, other: Snapshot, parameters: Collection[str]) -> dict[str, Difference]:
     """By path what differs beside the parameters, which are compared in every window.
 
-    A gradient that is zero in exact arithmetic leaves rounding of the others' size: a tensor is compared down to `SMALL` of
-    the
+    A gradient that is zero in exact arithmetic leaves rounding of the others' size: a tensor is compared down to `SMALL` of the
     largest with the same last name.
 
     Returns:
@@ -548,8 +547,7 @@ def _taken(
 ) -> tuple[dict[str, Run], list[str]]:
     """Train all arms over `windows` in `precision` and collect what they show, and which of them are not named.
 
-    The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the
-    model,
+    The run ends before the window in which the full batch leaves the range of float32. `dropout`: with the draws of the model,
     where it draws; `also`: windows that are probed beside the usual ones; `oracles`: these are trained as well, and what arms
     carry is compared; `moved`: all arms but the reference start from weights moved by rounding.
 

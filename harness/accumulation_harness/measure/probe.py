@@ -305,10 +305,8 @@ class Probe:
         `exact` is (l, g) as `compute` gives them at the weights theta themselves.
 
         theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer
-        to
-        each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at
-        the
-        end of a training for example, and where weights have decayed so far that rounding is all there is.
+        to each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at
+        the end of a training for example, and where weights have decayed so far that rounding is all there is.
 
         Returns:
             The two numbers, of the loss and of its gradient.

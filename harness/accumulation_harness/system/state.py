@@ -213,8 +213,7 @@ def readable(item: Any) -> bool:
     """Whether any object of the process is a plain tensor whose numbers are in memory.
 
     Of all others (a compiler's fake tensors, subclasses, sharded, sparse, nested and meta tensors, those of a transform that
-    has
-    ended) nothing is known: operations may raise on them, and a read of memory that was given back ends the process.
+    has ended) nothing is known: operations may raise on them, and a read of memory that was given back ends the process.
 
     Args:
         item: Any object.

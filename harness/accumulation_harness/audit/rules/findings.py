@@ -208,8 +208,7 @@ def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
     """The number that the code holds, and that is as many times the reference's as the gradients are too small, in every window.
 
     Of numbers that are many, or known to few digits, chance finds one. Those that the function is called with are always N
-    times
-    the reference's or a part of them, and say nothing.
+    times the reference's or a part of them, and say nothing.
 
     Returns:
         A sentence with its name; empty where no number fits.
