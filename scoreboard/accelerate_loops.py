@@ -100,7 +100,7 @@ def documented(batch_size: int, accumulation_steps: int) -> None:
 
 
 def documented_without_factor(batch_size: int, accumulation_steps: int) -> None:
-    """The same with the factor N left out: divided by the tokens of the window, and by N in `backward`."""
+    """The recipe for tokens without the factor N: divided by the window's tokens, and by N in `backward`."""
     accelerator, model, optimizer, loader = _prepared(batch_size, accumulation_steps)
     for _ in range(data.EPOCHS):
         batches = list(loader)

@@ -80,5 +80,5 @@ def tokens_by_samples(batch_size: int, accumulation_steps: int) -> None:
 
 
 def tokens_by_tokens(batch_size: int, accumulation_steps: int) -> None:
-    """The same with `accumulate_train_batch_on_tokens=True`, a remainder."""
+    """Mean loss over unequal lengths with `accumulate_train_batch_on_tokens=True`, a remainder."""
     _train(batch_size, accumulation_steps, tokens=True, accumulate_train_batch_on_tokens=True)

@@ -46,5 +46,5 @@ def static_graph_no_sync(batch_size: int, accumulation_steps: int) -> None:
 
 
 def static_graph_no_sync_later(batch_size: int, accumulation_steps: int) -> None:
-    """The same, after one backward that synchronises, whose gradients are thrown away."""
+    """`static_graph=True` and `no_sync()`, after one backward that synchronises, whose gradients are thrown away."""
     _train(batch_size, accumulation_steps, unsynchronised=True, warmed=True, static_graph=True)

@@ -76,11 +76,12 @@ def _images(rows: int, batch_size: int, accumulation_steps: int, **settings: Any
 
 
 def divisible(batch_size: int, accumulation_steps: int) -> None:
+    """SGD, mean loss, divisible."""
     _images(32, batch_size, accumulation_steps)
 
 
 def clipped(batch_size: int, accumulation_steps: int) -> None:
-    """`gradient_clipping` 0.3, divisible."""
+    """SGD, `gradient_clipping` 0.3, divisible."""
     _images(32, batch_size, accumulation_steps, gradient_clipping=0.3)
 
 
@@ -95,7 +96,7 @@ def zero_2(batch_size: int, accumulation_steps: int) -> None:
 
 
 def remainder(batch_size: int, accumulation_steps: int) -> None:
-    """40 rows: windows of 16 do not divide them."""
+    """SGD, mean loss, a remainder."""
     _images(40, batch_size, accumulation_steps)
 
 

@@ -60,5 +60,5 @@ def torch_clipped(batch_size: int, accumulation_steps: int) -> None:
 
 
 def remainder(batch_size: int, accumulation_steps: int) -> None:
-    """fastai's SGD, 40 rows: windows of 16 do not divide them."""
+    """fastai's SGD with momentum, a remainder."""
     _train(batch_size, accumulation_steps, 40, SGD)

@@ -61,19 +61,19 @@ def _tagger(corpus: Any, *, crf: bool, **dropouts: float) -> SequenceTagger:
 
 
 def tagger(batch_size: int, accumulation_steps: int) -> None:
-    """`SequenceTagger`, unequal lengths, SGD, no dropout, remainder."""
+    """`SequenceTagger`, SGD, no dropout, unequal lengths, a remainder."""
     corpus = _corpus()
     _train(_tagger(corpus, crf=False), corpus, batch_size, accumulation_steps)
 
 
 def tagger_crf(batch_size: int, accumulation_steps: int) -> None:
-    """The same with a conditional random field."""
+    """`SequenceTagger` with a conditional random field, SGD, no dropout, unequal lengths, a remainder."""
     corpus = _corpus()
     _train(_tagger(corpus, crf=True), corpus, batch_size, accumulation_steps)
 
 
 def tagger_adamw(batch_size: int, accumulation_steps: int) -> None:
-    """AdamW, clipping 5, a linear schedule with warmup."""
+    """`SequenceTagger`, AdamW, clipping at 5, a linear schedule with warmup, unequal lengths, a remainder."""
     from flair.trainers.plugins import LinearSchedulerPlugin
 
     corpus = _corpus()
@@ -82,13 +82,13 @@ def tagger_adamw(batch_size: int, accumulation_steps: int) -> None:
 
 
 def tagger_dropout(batch_size: int, accumulation_steps: int) -> None:
-    """The default dropouts: words 0.05, locked 0.5."""
+    """`SequenceTagger` with a conditional random field and the default dropouts (words 0.05, locked 0.5), a remainder."""
     corpus = _corpus()
     _train(_tagger(corpus, crf=True, word_dropout=0.05, locked_dropout=0.5), corpus, batch_size, accumulation_steps)
 
 
 def classifier(batch_size: int, accumulation_steps: int) -> None:
-    """`TextClassifier` over mean word vectors, remainder."""
+    """`TextClassifier` over mean word vectors, SGD, a remainder."""
     corpus = _corpus()
     flair.set_seed(0)
     embeddings = DocumentPoolEmbeddings([OneHotEmbeddings.from_corpus(corpus, min_freq=1, embedding_length=8)])

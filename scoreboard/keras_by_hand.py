@@ -52,20 +52,20 @@ def _train(batch_size: int, accumulation_steps: int, weights: Any, *, rows: int,
 
 
 def divided(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """Mean losses divided by N, divisible."""
+    """A loop by hand on TensorFlow, mean losses divided by N, divisible."""
     _train(batch_size, accumulation_steps, weights, rows=32, divided=True, last=False)
 
 
 def undivided(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """Mean losses added, divisible."""
+    """A loop by hand on TensorFlow, mean losses added, divisible."""
     _train(batch_size, accumulation_steps, weights, rows=32, divided=False, last=False)
 
 
 def divided_remainder(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """Mean losses divided by N; 40 rows, and what is left of an epoch is carried into the next."""
+    """A loop by hand on TensorFlow, mean losses divided by N; the remainder of an epoch is carried into the next."""
     _train(batch_size, accumulation_steps, weights, rows=40, divided=True, last=False)
 
 
 def divided_remainder_applied(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """Mean losses divided by N; 40 rows, and what is left of an epoch is applied at its end."""
+    """A loop by hand on TensorFlow, mean losses divided by N; the remainder of an epoch is applied at its end."""
     _train(batch_size, accumulation_steps, weights, rows=40, divided=True, last=True)

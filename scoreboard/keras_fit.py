@@ -28,20 +28,23 @@ def _steps(accumulation_steps: int) -> int | None:
 
 
 def sgd_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """`fit` on the torch backend, SGD, divisible."""
     _fit(keras.optimizers.SGD(0.1, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size)
 
 
 def sgd_remainder(batch_size: int, accumulation_steps: int) -> None:
-    """40 rows: a window straddles the end of the epoch."""
+    """`fit` on the torch backend, SGD, a remainder: a window straddles the end of the epoch."""
     _fit(keras.optimizers.SGD(0.1, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size, rows=40)
 
 
 def adamw_decay(batch_size: int, accumulation_steps: int) -> None:
+    """`fit` on the torch backend, AdamW, weight decay 0.1, divisible."""
     settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "gradient_accumulation_steps": _steps(accumulation_steps)}
     _fit(keras.optimizers.AdamW(**settings), batch_size)
 
 
 def adam_ema(batch_size: int, accumulation_steps: int) -> None:
+    """`fit` on the torch backend, Adam with `use_ema=True`, divisible."""
     settings = {"use_ema": True, "ema_momentum": 0.9, "gradient_accumulation_steps": _steps(accumulation_steps)}
     _fit(keras.optimizers.Adam(1e-3, **settings), batch_size)
 
@@ -57,12 +60,12 @@ class ByWindow(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 
 def sgd_scheduled_by_window(batch_size: int, accumulation_steps: int) -> None:
-    """The same decay, of the count divided by N and rounded down; divisible."""
+    """`fit` on the torch backend, SGD, the same schedule of the step divided by N and rounded down, divisible."""
     schedule = ByWindow(keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=4, end_learning_rate=0.0), accumulation_steps)
     _fit(keras.optimizers.SGD(schedule, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size)
 
 
 def sgd_scheduled(batch_size: int, accumulation_steps: int) -> None:
-    """A `LearningRateSchedule` that decays to 0 over the 4 optimizer steps, divisible."""
+    """`fit` on the torch backend, SGD, a `LearningRateSchedule` that decays to 0 over the 4 optimizer steps, divisible."""
     schedule = keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=4, end_learning_rate=0.0)
     _fit(keras.optimizers.SGD(schedule, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size)

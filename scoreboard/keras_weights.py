@@ -45,10 +45,12 @@ def _fit(batch_size: int, accumulation_steps: int, weights: Any, rows: int, scal
 
 
 def sgd_divisible(batch_size: int, accumulation_steps: int, weights: Any) -> None:
+    """`fit` on the TensorFlow backend, SGD, divisible."""
     _fit(batch_size, accumulation_steps, weights, 32)
 
 
 def sgd_remainder(batch_size: int, accumulation_steps: int, weights: Any) -> None:
+    """`fit` on the TensorFlow backend, SGD, a remainder: a window straddles the end of the epoch."""
     _fit(batch_size, accumulation_steps, weights, 40)
 
 

@@ -86,22 +86,27 @@ def _equal() -> torch.Tensor:
 
 
 def equal_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss over equal lengths, divisible."""
     _train(Module(), _equal()[:32], batch_size, accumulation_steps)
 
 
 def equal_clipped_scheduled(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss over equal lengths, `gradient_clip_val=0.5`, an exponential schedule per step, divisible."""
     _train(Scheduled(), _equal()[:32], batch_size, accumulation_steps, gradient_clip_val=0.5)
 
 
 def equal_short_window(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss over equal lengths, a remainder."""
     _train(Module(), _equal(), batch_size, accumulation_steps)
 
 
 def unequal_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss over unequal lengths, divisible."""
     _train(Module(), data.sentences()[:32], batch_size, accumulation_steps)
 
 
 def unequal_short_window(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss over unequal lengths, a remainder."""
     _train(Module(), data.sentences(), batch_size, accumulation_steps)
 
 
@@ -112,10 +117,10 @@ def _gan(batch_size: int, accumulation_steps: int, divisor: int) -> None:
 
 
 def gan(batch_size: int, accumulation_steps: int) -> None:
-    """A GAN by manual optimization, both losses divided by N as the documentation has it; divisible."""
+    """A GAN by manual optimization, both losses divided by N as the documentation has it, divisible."""
     _gan(batch_size, accumulation_steps, accumulation_steps)
 
 
 def gan_added(batch_size: int, accumulation_steps: int) -> None:
-    """A GAN by manual optimization, the division left out; divisible."""
+    """A GAN by manual optimization, the losses not divided, divisible."""
     _gan(batch_size, accumulation_steps, 1)

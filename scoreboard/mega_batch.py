@@ -24,7 +24,7 @@ def _model() -> SentenceTransformer:
 
 
 def mini_batches(batch_size: int, accumulation_steps: int) -> None:
-    """32 pairs of equal lengths in batches of `mini_batch_size` times N; N=1 is the loss that takes no parts."""
+    """`MegaBatchMarginLoss` of 32 pairs, `mini_batch_size` 1/N of the batch; at N=1 the loss without mini-batches."""
     model = _model()
     parts = {"use_mini_batched_version": accumulation_steps > 1, "mini_batch_size": batch_size}
     loss = losses.MegaBatchMarginLoss(model, positive_margin=1.0, negative_margin=0.0, **parts)

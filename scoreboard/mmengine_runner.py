@@ -59,7 +59,7 @@ def clipped_divisible(batch_size: int, accumulation_steps: int) -> None:
 
 
 def remainder(batch_size: int, accumulation_steps: int) -> None:
-    """40 rows: windows of 16 do not divide them."""
+    """SGD, a remainder."""
     _train(batch_size, accumulation_steps, 40)
 
 

@@ -90,7 +90,7 @@ def picture(advisory: Advisory, records: Records) -> str:
     for y, side, colour in ((6, "broken", "#c0392b"), (30, "fixed", "#2e7d32")):
         of = arms(records, advisory["evidence"][side])[0]
         value = of["largest_distance"] or 0.0
-        number = f"{value:.2g}" if value > VISIBLE or side == "fixed" else "the gradients agree; the fault is beside them"
+        number = f"{value:.2g}" if value > VISIBLE or side == "fixed" else "the gradients agree; the fault is elsewhere"
         told = f"{version(records, advisory['evidence'][side])}: {number}"
         rows.append(
             f'<text x="0" y="{y + 13}">{side}</text>'
@@ -148,7 +148,20 @@ def staircase(advisories: Sequence[Advisory]) -> str:
     )
 
 
-HEAD = ("advisory", "package", "affected", "fixed in", "finding", "first gradient off by (of its length), N = 4", "settings")
+INTRODUCTION = """# The museum of real bugs
+
+{faults} faults of released trainers that make N micro-batches a different computation from one large batch. Each was run on a CPU
+twice: with the fault, where the audit had to say `different` and give the finding below, and without it, where it had to say
+`equivalent`. {pairs} pairs are the last release that has the fault and the first that has not; {patterns} are patterns of scripts
+that are in no package index; the others are one release, with and without the setting that avoids the fault.
+
+The error is ‖a - g‖/‖g‖ of the first optimizer step's gradient: a is that of the micro-batches, g that of the large batch. What
+was *run* was executed; what was *read* was only looked up in the source. A click on the head of a column sorts the table.
+
+Are your releases among them? [`affected`](../affected.md) tells. `make museum NAME=ADVISORY` runs a pair again, in environments
+of its own (ADVISORY: a name of the first column). To add a fault: [a template of thirty lines](../extend.md#an-advisory).
+"""
+HEAD = ("advisory", "package", "affected", "fixed in", "finding", "error of the first gradient, N = 4", "settings")
 SORT = """<script>
 document.querySelectorAll("th").forEach(head => head.onclick = () => {
   const body = head.closest("table").tBodies[0], key = row => row.cells[head.cellIndex].textContent;
@@ -171,24 +184,15 @@ def text(advisories: Sequence[Advisory], records: Records) -> str:
     ]  # fmt: skip
     return "\n".join(
         [
-            "# The museum of real bugs",
-            "",
-            f"{len(advisories)} faults of released trainers that make N micro-batches a different computation from one batch. "
-            "Each was run on a CPU with and without the fault, and had to be `different` with this finding here and `equivalent` "
-            f"there: {pairs} in the last release that has it and the first that has not, {patterns} by patterns of scripts that "
-            "no index of packages holds, the others in one release with the setting that avoids it. `make museum NAME=` and the "
-            "name of an advisory repeats it, in environments of its own. "
-            "Whether your releases are among them: [Did a known bug reach my results?](../affected.md). You know another one: "
-            "[a template of thirty lines](../extend.md#an-advisory). A click on a column's name sorts.",
-            "",
+            INTRODUCTION.format(faults=len(advisories), pairs=pairs, patterns=patterns),
             f"| {' | '.join(HEAD)} |",
             f"|{'---|' * len(HEAD)}",
             *(f"| {' | '.join(row)} |" for row in rows),
             "",
             "![From which release to which each fault of transformers lasts](../gallery/museum.svg)",
             "",
-            "The figures show the largest distance of any step's gradient from that of one whole batch, ‖a - g‖/‖g‖, for N = 4, "
-            "in decades; the dashed line is what rounding explains.",
+            "The bars below show the largest error of any step's gradient for N = 4, on a logarithmic scale, with the fault and "
+            "without it; the dashed line is what rounding explains.",
             "",
             *(line for advisory in advisories for line in part(advisory, records)),
             *prices(),
@@ -221,14 +225,17 @@ def part(advisory: Advisory, records: Records) -> Iterator[str]:
     fixed = advisory["fixed_in"]
     yield from (f"## {advisory['id']}", "")
     told = {key: escaped(advisory[key]) for key in ("title", "settings", "bounds", "shows", "remedy")}
-    yield (
-        f"{told['title']} ({advisory['package']}, {released(advisory)}{f', right since {fixed}' if fixed else ''}). "
-        f"Needs: {told['settings']}. Found: {', '.join(linked(advisory['finding']))}; {size(advisory)}. {told['bounds']} "
-        f"How it shows: {told['shows']} What to do: {told['remedy']}."
-        + (f" What was published: {advisory['published']}" if "published" in advisory else "")
-        + (f" See {', '.join(links)}." if links else "")
-        + (f" Last run: {', '.join(runs)}." if (runs := last(advisory, records)) else "")
-    )
+    lines = {
+        "Happens with": told["settings"],
+        "How it shows": told["shows"].removesuffix("."),
+        "What to do": told["remedy"],
+        "What the audit finds": f"{', '.join(linked(advisory['finding']))}; {size(advisory)}",
+        "Evidence": told["bounds"] + (f" Last run: {', '.join(runs)}." if (runs := last(advisory, records)) else ""),
+        "Published": advisory.get("published", ""),
+        "See": ", ".join(links),
+    }
+    yield f"{told['title']}: {advisory['package']}, {released(advisory)}{f', right since {fixed}' if fixed else ''}."
+    yield from ("", *(f"- *{name}*: {line}{'' if line.endswith('.') else '.'}" for name, line in lines.items() if line))
     yield from ("", picture(advisory, records), "")
     if "gained" in advisory:
         yield from (published(advisory["gained"]), "")
@@ -247,7 +254,7 @@ def prices() -> Iterator[str]:
         return
     made = json.loads(PRICES.read_text())
     yield from (
-        "## The price of a bug",
+        "## What a bug costs",
         "",
         made["what"],
         "",

@@ -46,17 +46,17 @@ def _managed(rows: int, batch_size: int, accumulation_steps: int, **settings: An
 
 
 def managed(batch_size: int, accumulation_steps: int) -> None:
-    """`BatchMemoryManager`, rows clipped at 0.5, no noise, remainder."""
+    """`BatchMemoryManager`, rows clipped at 0.5, no noise, a remainder."""
     _managed(40, batch_size, accumulation_steps)
 
 
 def managed_noise(batch_size: int, accumulation_steps: int) -> None:
-    """`BatchMemoryManager`, noise multiplier 1, remainder."""
+    """`BatchMemoryManager`, noise multiplier 1, a remainder."""
     _managed(40, batch_size, accumulation_steps, noise=1.0)
 
 
 def managed_ghost(batch_size: int, accumulation_steps: int) -> None:
-    """`BatchMemoryManager` with ghost clipping, no noise, remainder."""
+    """`BatchMemoryManager` with ghost clipping, no noise, a remainder."""
     _managed(40, batch_size, accumulation_steps, mode="ghost")
 
 
@@ -76,7 +76,7 @@ def added(batch_size: int, accumulation_steps: int) -> None:
 
 
 def added_remainder(batch_size: int, accumulation_steps: int) -> None:
-    """N backwards before one step, remainder."""
+    """N backwards before one step, a remainder."""
     _added(40, batch_size, accumulation_steps)
 
 

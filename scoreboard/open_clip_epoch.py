@@ -96,7 +96,7 @@ def clip_loss_clipped(batch_size: int, accumulation_steps: int) -> None:
 
 
 def clip_loss_remainder(batch_size: int, accumulation_steps: int) -> None:
-    """`ClipLoss`, 40 rows: windows of 16 do not divide them."""
+    """`ClipLoss`, a remainder."""
     _train(batch_size, accumulation_steps, ClipLoss(), rows=40)
 
 

@@ -42,24 +42,26 @@ def _train(inner: Any, batch_size: int, accumulation_steps: int, weights: Any, r
 
 
 def sgd_divisible(batch_size: int, accumulation_steps: int, weights: Any) -> None:
+    """`MultiSteps` around SGD, divisible."""
     _train(optax.sgd(0.1), batch_size, accumulation_steps, weights)
 
 
 def sgd_remainder(batch_size: int, accumulation_steps: int, weights: Any) -> None:
+    """`MultiSteps` around SGD, a remainder."""
     _train(optax.sgd(0.1), batch_size, accumulation_steps, weights, rows=40)
 
 
 def clipped_scheduled(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """Global norm clipped at 0.3, a linear schedule, divisible."""
+    """`MultiSteps` around SGD with the global norm clipped at 0.3 and a linear schedule, divisible."""
     inner = optax.chain(optax.clip_by_global_norm(0.3), optax.sgd(optax.linear_schedule(0.1, 0.0, 5)))
     _train(inner, batch_size, accumulation_steps, weights)
 
 
 def adamw_decay(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """AdamW, weight decay 0.1, divisible."""
+    """`MultiSteps` around AdamW, weight decay 0.1, divisible."""
     _train(optax.adamw(1e-2, weight_decay=0.1), batch_size, accumulation_steps, weights)
 
 
 def sgd_added(batch_size: int, accumulation_steps: int, weights: Any) -> None:
-    """`use_grad_mean=False` with mean losses, divisible."""
+    """`MultiSteps(use_grad_mean=False)` around SGD with mean losses, divisible."""
     _train(optax.sgd(0.1), batch_size, accumulation_steps, weights, use_grad_mean=False)

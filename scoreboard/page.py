@@ -5,13 +5,15 @@ The same settings of other releases of a framework say since which audited relea
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from packaging.version import Version
 
 from accumulation_harness.analysis.content import number
@@ -21,6 +23,23 @@ PAGE = HERE.parent / "docs/findings/scoreboard.md"
 ROWS = HERE.parent / "experiments/recorded/released_trainers.csv"
 CLAIMED = ("accelerate", "keras-by-hand", "lightning")  # the records on which G1 to G3 rest
 COLUMNS = ("name", "framework", "version", "function", "accumulation_steps", "verdict", "causes", "distance", "largest_distance")
+RAISED = "raised an error"
+INTRODUCTION = """# Scoreboard of audited releases
+
+{settings} settings of {releases} releases: {different} are a different computation from one large batch, {equivalent} are
+equivalent, {raised} raised an error. Each was trained on a CPU, mostly in batches of 16 that were cut into N micro-batches, with
+the versions in its record (`scoreboard/records`). *Hand-written* loops are ours and follow a paper; all other code was run as
+released.
+
+- *a remainder*: the batch does not divide the rows (mostly 40), so that each epoch ends with a short window; *divisible*: it
+  divides them (mostly 32).
+- *distance* is ‖a - g‖/‖g‖ and *scale* ‖a‖/‖g‖: a is the first gradient of the micro-batches, g that of the large batch.
+- *since*: the first audited release of the framework with this line's finding; *fixed in*: the first later one that is
+  equivalent. What lies between two audited releases was not run.
+
+[How a verdict comes about](../audit.md) · [what to do about a cause](../remedies.md) · `make scoreboard` makes this page from the
+records.
+"""
 HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "scale, N", "since", "fixed in", "reproduce")
 
 
@@ -32,8 +51,7 @@ class Line:
     framework: str
     version: str
     function: str
-    setting: str
-    finding: str  # its causes, `equivalent`, or `not run`
+    finding: str  # its causes, `equivalent`, or `raised an error`
     distances: str  # by N
     scales: str  # by N
     since: str = ""  # first audited release from which on the finding is this one
@@ -65,8 +83,7 @@ def _lines(record: dict[str, Any]) -> Iterator[Line]:
         yield Line(
             **of,
             function=function,
-            setting=arms[0]["setting"] if arms else "",
-            finding=", ".join(causes) or (arms[0]["verdict"] if arms else "not run"),
+            finding=", ".join(causes) or (arms[0]["verdict"] if arms else RAISED),
             distances=_by_steps(arms, "distance"),
             scales=_by_steps(arms, "scale"),
         )
@@ -86,14 +103,28 @@ def _dated(line: Line, releases: Sequence[Line]) -> Line:
     return replace(line, since=since, fixed_in=fixed if line.finding != "equivalent" else "")
 
 
-def page(found: Sequence[Line]) -> str:
-    """In Markdown."""
-    different = [line for line in found if line.finding not in ("equivalent", "not run")]
+def settings() -> dict[tuple[str, str], str]:
+    """(Name of a record, function) -> what the function says it sets."""
+    known = tomllib.loads((HERE / "trainers.toml").read_text())
+    trees = {one["file"]: ast.parse((HERE / f"{one['file']}.py").read_text()) for one in known.values()}
+    said = {
+        (file, node.name): (ast.get_docstring(node) or "").partition("\n")[0].rstrip(".")
+        for file, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return {(name, function): said[one["file"], function] for name, one in known.items() for function in one["functions"]}
+
+
+def page(found: Sequence[Line], said: Mapping[tuple[str, str], str]) -> str:
+    """In Markdown; `said`: the `settings()`."""
+    different = [line for line in found if line.finding not in ("equivalent", RAISED)]
+    raised = [line for line in found if line.finding == RAISED]
     releases = {(line.framework, line.version) for line in found}
     rows = [
         (
             f"{line.framework} {line.version}",
-            f"{' '.join(line.setting.rstrip('.').replace('|', chr(92) + '|').split())} (`{line.function}`)",
+            f"{said[line.name, line.function].replace('|', chr(92) + '|')} (`{line.function}`)",
             ", ".join(f"`{cause}`" if line in different else cause for cause in line.finding.split(", ")),
             *(line.distances, line.scales, line.since, line.fixed_in, f"`make trainer NAME={line.name}`"),
         )
@@ -101,14 +132,13 @@ def page(found: Sequence[Line]) -> str:
     ]
     return "\n".join(
         [
-            "# Scoreboard of audited releases",
-            "",
-            f"{len(found)} settings of {len(releases)} releases; {len(different)} are a different computation from one full "
-            "batch. Every line was run as released, with the versions in its record (`scoreboard/records`); `make scoreboard` "
-            "makes this page from these records. *Since* and *fixed in* name audited releases of the same framework: what lies "
-            "between two of them was not run. How the verdicts come about: [audit.md](../audit.md); what to do about a cause: "
-            "[remedies.md](../remedies.md).",
-            "",
+            INTRODUCTION.format(
+                settings=len(found),
+                releases=len(releases),
+                different=len(different),
+                raised=len(raised),
+                equivalent=len(found) - len(different) - len(raised),
+            ),
             f"| {' | '.join(HEAD)} |",
             f"|{'---|' * len(HEAD)}",
             *(f"| {' | '.join(row)} |" for row in rows),
@@ -127,7 +157,7 @@ def rows(held: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     held = records(HERE / "records")
-    PAGE.write_text(page(lines(held)))
+    PAGE.write_text(page(lines(held), settings()))
     with ROWS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -27,12 +27,12 @@ def _train(batch_size: int, accumulation_steps: int, divisor: int, averages: Any
 
 
 def summed(batch_size: int, accumulation_steps: int) -> None:
-    """modded-nanogpt on one card: micro-batches in place of ranks are added where ranks are averaged; Adam; divisible."""
+    """The pattern of modded-nanogpt on one card: micro-batches in place of ranks are added, not averaged; Adam; divisible."""
     _train(batch_size, accumulation_steps, 1)
 
 
 def summed_divided(batch_size: int, accumulation_steps: int) -> None:
-    """The same, divided by the micro-batches; divisible."""
+    """The pattern of modded-nanogpt on one card, divided by the number of micro-batches; Adam; divisible."""
     _train(batch_size, accumulation_steps, accumulation_steps)
 
 

@@ -133,10 +133,10 @@ def main() -> None:
     what = (
         "A causal transformer of two layers over bytes learns prose (Python's own documentation), and is then fine-tuned on code "
         f"(lines of `argparse.py` of unequal lengths): {STEPS} steps of AdamW on {N} micro-batches of {ROWS // N} rows, clipped "
-        f"at 1, a rate of {RATE} that falls to 0. Loss in nats per byte on {len(held_out)} held-out lines; the price is "
-        f"broken less right with the same seed, over {SEEDS} seeds (`scoreboard/prices.py`). It is one small model on one task "
-        "at one rate, which was not tuned: what a fault costs elsewhere is not told, and one that does better here may do worse "
-        "there."
+        f"at 1, a rate of {RATE} that falls to 0. Loss in nats per byte on {len(held_out)} held-out lines; the price is the loss "
+        f"of the broken run minus that of the right run with the same seed, over {SEEDS} seeds (`scoreboard/prices.py`). It is "
+        "one small model on one task at one rate, which was not tuned: it does not say what a fault costs elsewhere, and a fault "
+        "that does better here may do worse there."
     )
     made = {"what": what, "rows": [row(name, results[""], results[name]) for name in FAULTS]}
     (Path(__file__).parent / "prices.json").write_text(json.dumps(made, indent=1) + "\n")

@@ -4,7 +4,7 @@ With names of functions behind it, those alone: the record keeps the others, who
 
     {"name", "framework", "versions": {package: version}, "settings": {"batch_size", "accumulation_steps", "processes"},
      "run": {"date", "commit"},
-     "arms": [{"function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
+     "arms": [{"function", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
                "largest_distance", "steps", "reference_steps"}],
      "findings": [{"function", "accumulation_steps", "optimizer_step", "cause", "detail"}],
      "problems": [{"function", "detail"}]}
@@ -15,7 +15,6 @@ With names of functions behind it, those alone: the record keeps the others, who
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import math
 import os
@@ -112,17 +111,16 @@ def part_of(train: Callable[..., Any], report: Report) -> dict[str, list[dict[st
         for f in report.findings
     ]
     return {
-        "arms": [function | _arm(train, result) for result in report.results],
+        "arms": [function | _arm(result) for result in report.results],
         "findings": [function | finding for finding in findings],
         "problems": [function | {"detail": problem} for problem in report.problems],
     }
 
 
-def _arm(train: Callable[..., Any], result: ArmResult) -> dict[str, Any]:
+def _arm(result: ArmResult) -> dict[str, Any]:
     steps, runs = [step for item in result.facts for step in item.steps], [item.run for item in result.facts]
     first = steps[0] if steps else None
     return {
-        "setting": (inspect.getdoc(train) or train.__name__.replace("_", " ")).partition("\n")[0],
         "accumulation_steps": result.accumulation_steps,
         "arithmetic": result.arithmetic,
         "verdict": "different" if result.findings else "equivalent",

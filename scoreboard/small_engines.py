@@ -37,14 +37,17 @@ def _ignite(model: nn.Module, loss: Any, batches: Any, accumulation_steps: int) 
 
 
 def ignite_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """`create_supervised_trainer`, divisible."""
     _ignite(data.model(), nn.functional.cross_entropy, DataLoader(_rows(32), batch_size), accumulation_steps)
 
 
 def ignite_remainder(batch_size: int, accumulation_steps: int) -> None:
+    """`create_supervised_trainer`, a remainder."""
     _ignite(data.model(), nn.functional.cross_entropy, DataLoader(_rows(40), batch_size), accumulation_steps)
 
 
 def ignite_unequal(batch_size: int, accumulation_steps: int) -> None:
+    """`create_supervised_trainer`, mean loss over unequal lengths, divisible."""
     _ignite(data.language_model(), _mean, _sentences(batch_size), accumulation_steps)
 
 
@@ -56,11 +59,12 @@ def _poutyne(model: nn.Module, loss: Any, batches: Any, accumulation_steps: int)
 
 
 def poutyne_remainder(batch_size: int, accumulation_steps: int) -> None:
-    """39 rows: a short window with a short micro-batch."""
+    """`batches_per_step=N`, a remainder of 7 rows, whose last micro-batch is short."""
     _poutyne(data.model(), nn.CrossEntropyLoss(), DataLoader(_rows(39), batch_size), accumulation_steps)
 
 
 def poutyne_unequal(batch_size: int, accumulation_steps: int) -> None:
+    """`batches_per_step=N`, mean loss over unequal lengths, divisible."""
     _poutyne(data.language_model(), _mean, _sentences(batch_size), accumulation_steps)
 
 
@@ -81,15 +85,17 @@ def _accelerated(rows: int, batch_size: int, accumulation_steps: int, **settings
 
 
 def accelerated_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """`Trainer`, divisible."""
     _accelerated(32, batch_size, accumulation_steps)
 
 
 def accelerated_short_window(batch_size: int, accumulation_steps: int) -> None:
+    """`Trainer`, a remainder."""
     _accelerated(40, batch_size, accumulation_steps)
 
 
 def accelerated_clipped(batch_size: int, accumulation_steps: int) -> None:
-    """`gradient_clip_value=0.02`, divisible."""
+    """`Trainer`, `gradient_clip_value=0.02`, divisible."""
     _accelerated(32, batch_size, accumulation_steps, gradient_clip_value=0.02)
 
 
@@ -112,11 +118,12 @@ def _torchtnt(rows: int, batch_size: int, accumulation_steps: int, **settings: A
 
 
 def torchtnt_clipped_scheduled(batch_size: int, accumulation_steps: int) -> None:
-    """Clipping at 0.3, a schedule per step, divisible."""
+    """`AutoUnit`, clipping at 0.3, a schedule per step, divisible."""
     _torchtnt(32, batch_size, accumulation_steps, clip_grad_norm=0.3, step_lr_interval="step")
 
 
 def torchtnt_short_window(batch_size: int, accumulation_steps: int) -> None:
+    """`AutoUnit`, a remainder."""
     _torchtnt(40, batch_size, accumulation_steps)
 
 
@@ -149,8 +156,10 @@ def _skorch(rows: int, batch_size: int, accumulation_steps: int) -> None:
 
 
 def skorch_divisible(batch_size: int, accumulation_steps: int) -> None:
+    """The recipe of skorch's tests, divisible."""
     _skorch(32, batch_size, accumulation_steps)
 
 
 def skorch_remainder(batch_size: int, accumulation_steps: int) -> None:
+    """The recipe of skorch's tests, a remainder."""
     _skorch(40, batch_size, accumulation_steps)

@@ -64,7 +64,7 @@ def smoothed_equal_lengths(batch_size: int, accumulation_steps: int) -> None:
 
 
 def smoothed_equal_lengths_declared(batch_size: int, accumulation_steps: int) -> None:
-    """The same with `trainer.model_accepts_loss_kwargs = False`."""
+    """`label_smoothing_factor=0.1`, `trainer.model_accepts_loss_kwargs = False`, equal lengths, divisible."""
     _train(batch_size, accumulation_steps, equal=True, counted=False, label_smoothing_factor=0.1)
 
 

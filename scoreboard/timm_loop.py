@@ -33,18 +33,22 @@ def _model(name: str, **settings: Any) -> Any:
 
 
 def vision_transformer(batch_size: int, accumulation_steps: int) -> None:
+    """A loop around `vit_tiny_patch16_224`, a remainder."""
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
     _train(_model("vit_tiny_patch16_224", **sizes), batch_size, accumulation_steps)
 
 
 def residual_batch_norm(batch_size: int, accumulation_steps: int) -> None:
+    """A loop around `test_resnet` with BatchNorm, a remainder."""
     _train(_model("test_resnet"), batch_size, accumulation_steps)
 
 
 def residual_group_norm(batch_size: int, accumulation_steps: int) -> None:
+    """A loop around `test_resnet` with GroupNorm, a remainder."""
     _train(_model("test_resnet", norm_layer="groupnorm1"), batch_size, accumulation_steps)
 
 
 def drop_path(batch_size: int, accumulation_steps: int) -> None:
+    """A loop around `vit_tiny_patch16_224` with `drop_path_rate=0.2`, a remainder."""
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
     _train(_model("vit_tiny_patch16_224", drop_path_rate=0.2, **sizes), batch_size, accumulation_steps)

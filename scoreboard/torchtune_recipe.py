@@ -67,5 +67,5 @@ def unequal(batch_size: int, accumulation_steps: int) -> None:
 
 
 def unequal_unmasked(batch_size: int, accumulation_steps: int) -> None:
-    """Unequal lengths, every token a label, the first one too, which no position predicts; divisible."""
+    """Unequal lengths, every token a label, also the first, which no position predicts; divisible."""
     _train(data.sentences()[:32], batch_size, accumulation_steps, masked=0)

@@ -65,7 +65,7 @@ def focal_equal_lengths(batch_size: int, accumulation_steps: int) -> list[float]
 
 
 def focal_equal_lengths_declared(batch_size: int, accumulation_steps: int) -> list[float]:
-    """A user's mean of a focal loss with `loss_is_scaled_for_ga = False`; equal lengths."""
+    """A user's `compute_loss`: mean of a focal loss with `loss_is_scaled_for_ga = False`; equal lengths."""
     return _train(_gpt2(), text.causal(32, equal=True), batch_size, accumulation_steps, trainer=FocalDeclared)
 
 
@@ -75,7 +75,7 @@ def focal(batch_size: int, accumulation_steps: int) -> list[float]:
 
 
 def focal_declared(batch_size: int, accumulation_steps: int) -> list[float]:
-    """A user's mean of a focal loss with `loss_is_scaled_for_ga = False`; unequal lengths."""
+    """A user's `compute_loss`: mean of a focal loss with `loss_is_scaled_for_ga = False`; unequal lengths."""
     return _train(_gpt2(), text.causal(32), batch_size, accumulation_steps, trainer=FocalDeclared)
 
 
@@ -90,7 +90,7 @@ def weighted_classes(batch_size: int, accumulation_steps: int) -> list[float]:
 
 
 def weighted_classes_declared(batch_size: int, accumulation_steps: int) -> list[float]:
-    """A user's `cross_entropy(..., weight=...)` with `loss_is_scaled_for_ga = False`; equal lengths, unequal weights."""
+    """A user's `compute_loss`: `cross_entropy(..., weight=...)` with `loss_is_scaled_for_ga = False`; unequal weights."""
     return _train(_llama(), text.causal(32, equal=True), batch_size, accumulation_steps, trainer=WeightedDeclared)
 
 

@@ -65,25 +65,29 @@ def _train(
 
 
 def causal_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (GPT-2), unequal lengths, a remainder."""
     return _train(_gpt2(), text.causal(), batch_size, accumulation_steps)
 
 
 def causal_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (GPT-2), unequal lengths, divisible."""
     return _train(_gpt2(), text.causal(32), batch_size, accumulation_steps)
 
 
 def causal_equal_lengths(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (GPT-2), equal lengths, a remainder."""
     return _train(_gpt2(), text.causal(equal=True), batch_size, accumulation_steps)
 
 
 def causal_adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (GPT-2), AdamW, clipping at 1, unequal lengths, a remainder."""
     return _train(
         _gpt2(), text.causal(), batch_size, accumulation_steps, optim="adamw_torch", learning_rate=1e-3, max_grad_norm=1.0
     )
 
 
 def llama_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
-    """Causal LM (Llama), whose head divides by the items it is given in more releases than GPT-2's."""
+    """Causal LM (Llama), unequal lengths, a remainder."""
     return _train(_llama(), text.causal(), batch_size, accumulation_steps)
 
 
@@ -107,14 +111,17 @@ def experts_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
 
 
 def masked_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Masked LM (BERT), unequal lengths, a remainder."""
     return _train(_bert("BertForMaskedLM"), text.masked(), batch_size, accumulation_steps)
 
 
 def tokens_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Token classification (BERT), unequal lengths, a remainder."""
     return _train(_bert("BertForTokenClassification", num_labels=3), text.tagged(), batch_size, accumulation_steps)
 
 
 def sequences_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Sequence classification (BERT), a remainder."""
     return _train(_bert("BertForSequenceClassification", num_labels=2), text.classified(), batch_size, accumulation_steps)
 
 
@@ -130,6 +137,7 @@ def _declared(model: Any) -> Any:
 
 
 def masked_declared(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Masked LM (BERT) with `model.accepts_loss_kwargs = False`, unequal lengths, a remainder."""
     return _train(_declared(_bert("BertForMaskedLM")), text.masked(), batch_size, accumulation_steps)
 
 
@@ -140,5 +148,6 @@ def sequences_divisible_declared(batch_size: int, accumulation_steps: int) -> li
 
 
 def sequences_declared(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Sequence classification (BERT) with `model.accepts_loss_kwargs = False`, a remainder."""
     model = _declared(_bert("BertForSequenceClassification", num_labels=2))
     return _train(model, text.classified(), batch_size, accumulation_steps)

@@ -34,6 +34,7 @@ def _tokenizer() -> Any:
 
 
 def sft(batch_size: int, accumulation_steps: int, **settings: Any) -> list[float]:
+    """`SFTTrainer` (GPT-2), unequal lengths, a remainder."""
     rows = [{"input_ids": row.tolist()} for row in text.rows()]
     with tempfile.TemporaryDirectory() as folder:
         arguments = plain_run.settings(folder, batch_size, accumulation_steps, **settings)
@@ -47,4 +48,5 @@ def sft(batch_size: int, accumulation_steps: int, **settings: Any) -> list[float
 
 
 def sft_adamw(batch_size: int, accumulation_steps: int) -> list[float]:
+    """`SFTTrainer` (GPT-2), AdamW, clipping at 1, unequal lengths, a remainder."""
     return sft(batch_size, accumulation_steps, optim="adamw_torch", learning_rate=1e-3, max_grad_norm=1.0)

@@ -123,7 +123,7 @@ def classify(batch_size: int, accumulation_steps: int) -> None:
 
 
 def classify_divided(batch_size: int, accumulation_steps: int) -> None:
-    """The same with a loss that is divided by `nbs / batch`."""
+    """`ClassificationTrainer`, GroupNorm, a loss that is divided by `nbs / batch`, divisible."""
     model = _grouped(_classifier())
     loss = model.init_criterion()
     model.criterion = lambda predicted, batch: (loss(predicted, batch)[0] / accumulation_steps, loss(predicted, batch)[1])
@@ -136,7 +136,7 @@ def classify_batch_norm(batch_size: int, accumulation_steps: int) -> None:
 
 
 def classify_warmup(batch_size: int, accumulation_steps: int) -> None:
-    """GroupNorm, one epoch of warmup, divisible."""
+    """`ClassificationTrainer`, GroupNorm, one epoch of warmup, divisible."""
     _train(Classification, _grouped(_classifier()), batch_size, accumulation_steps, warmup_epochs=1.0)
 
 
@@ -146,7 +146,7 @@ def detect(batch_size: int, accumulation_steps: int) -> None:
 
 
 def detect_remainder(batch_size: int, accumulation_steps: int) -> None:
-    """The same, 40 rows: windows of 16 do not divide them."""
+    """`DetectionTrainer`, GroupNorm, one to five boxes per image, a remainder."""
     _train(Detection, _grouped(_detector()), batch_size, accumulation_steps, rows=40)
 
 

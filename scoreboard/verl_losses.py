@@ -88,45 +88,45 @@ def _train(batch_size: int, accumulation_steps: int, policy: dict[str, Any] | No
 
 
 def token_mean(batch_size: int, accumulation_steps: int) -> None:
-    """`vanilla`, `loss_agg_mode="token-mean"` (the default)."""
+    """Policy loss `vanilla`, `loss_agg_mode="token-mean"` (the default)."""
     _train(batch_size, accumulation_steps)
 
 
 def token_mean_entropy_and_kl(batch_size: int, accumulation_steps: int) -> None:
-    """`vanilla`, `token-mean`, `entropy_coeff=0.1`, `kl_loss_coef=0.1`."""
+    """Policy loss `vanilla`, `token-mean`, `entropy_coeff=0.1`, `kl_loss_coef=0.1`."""
     _train(batch_size, accumulation_steps, entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.1)
 
 
 def sequence_mean(batch_size: int, accumulation_steps: int) -> None:
-    """`vanilla`, `loss_agg_mode="seq-mean-token-mean"`."""
+    """Policy loss `vanilla`, `loss_agg_mode="seq-mean-token-mean"`."""
     _train(batch_size, accumulation_steps, loss_agg_mode="seq-mean-token-mean")
 
 
 def sequence_norm(batch_size: int, accumulation_steps: int) -> None:
-    """`vanilla`, `loss_agg_mode="seq-mean-token-sum-norm"`, which divides by the padded length of the micro-batch."""
+    """Policy loss `vanilla`, `loss_agg_mode="seq-mean-token-sum-norm"`, which divides by the micro-batch's padded length."""
     _train(batch_size, accumulation_steps, loss_agg_mode="seq-mean-token-sum-norm")
 
 
 def sequence_norm_constant(batch_size: int, accumulation_steps: int) -> None:
-    """`vanilla`, `loss_agg_mode="seq-mean-token-sum-norm"`, `loss_scale_factor=9`."""
+    """Policy loss `vanilla`, `loss_agg_mode="seq-mean-token-sum-norm"`, `loss_scale_factor=9`."""
     _train(batch_size, accumulation_steps, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=9)
 
 
 def sequence_policy(batch_size: int, accumulation_steps: int) -> None:
-    """`gspo`, `loss_agg_mode="seq-mean-token-mean"`."""
+    """Policy loss `gspo`, `loss_agg_mode="seq-mean-token-mean"`."""
     _train(batch_size, accumulation_steps, {"loss_mode": "gspo"}, loss_agg_mode="seq-mean-token-mean")
 
 
 def geometric_mean(batch_size: int, accumulation_steps: int) -> None:
-    """`geo_mean`, a mean over the micro-batch's answers."""
+    """Policy loss `geo_mean`, a mean over the micro-batch's answers."""
     _train(batch_size, accumulation_steps, {"loss_mode": "geo_mean"})
 
 
 def covariance_clipped(batch_size: int, accumulation_steps: int) -> None:
-    """`clip_cov`, which draws tokens of the micro-batch, as many as `clip_cov_ratio` of its tokens."""
+    """Policy loss `clip_cov`, which leaves out a share `clip_cov_ratio` of the micro-batch's tokens, drawn at random."""
     _train(batch_size, accumulation_steps, {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": 0.02})
 
 
 def covariance_penalised(batch_size: int, accumulation_steps: int) -> None:
-    """`kl_cov`, which penalises the tokens of the micro-batch whose covariance with its mean is largest."""
+    """Policy loss `kl_cov`, which penalises the tokens whose covariance with the micro-batch's mean is largest."""
     _train(batch_size, accumulation_steps, {"loss_mode": "kl_cov", "kl_cov_ratio": 0.2})

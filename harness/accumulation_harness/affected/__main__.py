@@ -109,7 +109,7 @@ def size(advisory: Advisory) -> str:
     """Say how far the gradient of the first optimizer step was from that of the whole batch, as measured.
 
     >>> size({"error": {"4": {"distance": 0.1733, "scale": 1.03}}})
-    'first gradient off by 0.173 of its length at N=4'
+    'first gradient off by 0.173 times the right one at N=4'
 
     Args:
         advisory: A row of the scoreboard: the error at each N.
@@ -118,8 +118,8 @@ def size(advisory: Advisory) -> str:
         ||a - g|| / ||g|| at each N.
     """
     off = {steps: row["distance"] for steps, row in advisory["error"].items() if row["distance"] > VISIBLE}
-    told = ", ".join(f"{distance:.3g} of its length at N={steps}" for steps, distance in off.items())
-    return f"first gradient off by {told}" if off else "first gradient right; it shows later, or beside the gradients"
+    told = ", ".join(f"{distance:.3g} times the right one at N={steps}" for steps, distance in off.items())
+    return f"first gradient off by {told}" if off else "first gradient right: it shows in later steps, or not in gradients"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(line for match in concerned if match.pin == pin for line in told(match)), "", sep="\n")
     print(
         f"{len({match.pin for match in certain})} affected of {len(looked_at)} known packages ({len(found)} read, "
-        f"{len(held)} advisories on {len(known)} packages). Your own loop is seen by an audit, and by no list."
+        f"{len(held)} advisories on {len(known)} packages). No list knows your own loop: accumulation-harness audit does."
     )
     return int(bool(certain))
 
