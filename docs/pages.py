@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.remedy import patch
 from accumulation_harness.system.address import documentation
 from accumulation_harness.system.packages import versions
 
@@ -88,11 +89,11 @@ def index() -> str:
 def page_of(cause: Cause) -> str:
     """What is wrong, what to change, loops that do it right, and who has it."""
     meaning = MEANINGS[cause]
-    told, _, right = sections()[cause].partition("Right:")
+    told, _, right = sections()[cause].partition("```diff")[0].partition("Right:")
     parts = [f"# {cause}", f"{meaning.sentence[0].upper()}{meaning.sentence[1:]}."]
     if meaning.of_the_model:
         parts.append("This is a property of the model or of its loss: no loop can change it.")
-    parts += ["## What to change", told.strip()]
+    parts += ["## What to change", told.strip(), *([f"```diff\n{lines}```"] if (lines := patch(cause)) else [])]
     loops = [source for name in re.findall(r"`([\w.]+)`", right) if (source := source_of(name))]
     if loops:
         parts += ["## Loops that do it right", "The tests audit each of them and require the verdict `equivalent`."]

@@ -62,7 +62,7 @@ def test_the_site(tmp_path):
     pages = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
     for cause in Cause:
         assert MEANINGS[cause].sentence.split(",")[0][1:20] in pages[f"causes/{cause}.html"]
-    assert "judge_loop" in pages["api.html"] and "sgd_divided_by_n" in pages["causes/gradients_not_cleared.html"]
+    assert "judge_loop" in pages["api.html"] and "own_buffer" in pages["causes/gradients_cleared_in_window.html"]
     assert not {name for name, page in pages.items() if LOADED.search(page)}
     assert LOADED.search('<script async src="https://cdn.example/x.js">')
 

@@ -115,7 +115,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("undivided", GRADIENTS, "loss_not_divided", ""),
         ("divided again", ALL, "loss_divided_twice", ""),
         ("lost", ALL, "micro_batches_lost", "micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost"),
-        ("lost", ("weights",), "unexplained", "the weights move otherwise than at N=1"),
+        ("lost", ("weights",), "unexplained", "the weights move differently than at N=1"),
         ("lost", GRADIENTS, "micro_batches_lost", "micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost"),
         ("zero", ALL, "micro_batches_lost", "micro-batches count 1, 0, 0, 1 times: numbers 2, 3 lost"),
         ("same rows", ALL, "samples_repeated", "1, 2, 3, 4 give one gradient"),

@@ -284,7 +284,7 @@ MEANINGS: dict[Cause, Meaning] = {
         fault="F29",
         sentence="steps, samples or loss terms are miscounted",
         remedy="Steps, samples or tokens are counted differently than at N=1, or the gradient is divided by a different "
-        "number of loss terms than in the reference (padding counted as tokens, for example). Count where the loss is "
+        "number of loss terms than there (padding counted as tokens, for example). Count where the loss is "
         "computed, over the terms that it is computed from.",
     ),
     Cause.loss_report_differs: Meaning(
@@ -298,8 +298,8 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="the computations differ, and no known cause reproduces the difference",
         remedy="The two computations differ, and no known cause reproduces the difference. If a module and a line are named, "
         "the first difference is there: look at the state that the module keeps between calls, and at where it uses "
-        "the number of samples. Otherwise let the function take `dtype` and `order_seed`, compare with an independent "
-        "`reference`, try SGD without clipping, and switch layers off one by one. The residual in the evidence is "
+        "the number of samples. Otherwise let the function take `dtype` and `order_seed` (see docs/audit.md), compare with "
+        "an independent `reference`, try SGD without clipping, and switch layers off one by one. The residual in the evidence is "
         "what no choice of weights for the micro-batches can explain: if it is only rounding, their weights are "
         "wrong; if it is more, their gradients are.",
     ),

@@ -20,7 +20,7 @@ def _by_part(at, weight):
             seen += 1
 
 
-@loop("unexplained")
+@loop("counter_wrong")
 def divided_by_place(at):
     """`loss / (k + 1)`."""
     _by_part(at, lambda place, seen: 1 / (place + 1))
@@ -306,7 +306,7 @@ def temperature_times_n(batch_size, accumulation_steps):
 
 RIGHT, WRONG = frame.tables(globals())
 SAID = {  # words of the first finding
-    divided_by_place: "not by their numbers of loss terms: micro-batches count 4, 2, 1.33, 1 times",
+    divided_by_place: "divided by k, how many there were so far",
     second_counts_nothing: "micro-batches count 1, 0, 1, 1 times: number 2 lost",
     running_total: "micro-batches count ",
     changed_before_the_step: "changed before the optimizer takes it",

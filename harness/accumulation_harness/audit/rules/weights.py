@@ -62,7 +62,7 @@ def weighted(facts: StepFacts) -> list[Finding]:
         return []
     if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= facts.parts.rounding:
         return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
-    if one := _one_backward(facts) or _growing(facts):
+    if one := _one_backward(facts) or _growing(facts) or _counted_so_far(facts):
         return [one]
     return own_means(facts)
 
@@ -218,6 +218,16 @@ def _growing(facts: StepFacts) -> Finding | None:
         return None
     message = f"every micro-batch counts {factor:.4g} times the one before: its loss is scaled by a factor that changes inside"
     return at(facts, Cause.scaler_updated_in_window, "predicted", message, factor=factor)
+
+
+def _counted_so_far(facts: StepFacts) -> Finding | None:
+    right = facts.parts.weights
+    if len(right) <= FEWEST_RATIOS or not equal(tuple(weight / k for k, weight in enumerate(right, start=1))):
+        return None
+    message = (
+        f"micro-batch k is divided by k, how many there were so far, and not by their number; right weights: {listed(right)}"
+    )
+    return at(facts, Cause.counter_wrong, "predicted", message)
 
 
 def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
