@@ -27,12 +27,12 @@ IN_A_ROW = 3  # steps: a single one may be due to its window
 CLIPPINGS = ("off", "sometimes", "always")
 # The checks behind a verdict; the keys are columns of `by_check`.
 CHECKS = {
-    "gradient": "L0 gradients",
-    "state": "L0 optimizer state",
-    "reported": "L0 reported loss",
-    "trajectory": "L0 parameters",
-    "counted": "L2 counters",
-    "rounding": "L1 rounding",
+    "gradient": "gradients",
+    "state": "optimizer state",
+    "reported": "reported loss",
+    "trajectory": "parameters",
+    "counted": "counters",
+    "rounding": "rounding",
 }
 Losses = NDArray[np.float64]
 _PAIR = ["experiment", "trial", "accumulation_steps"]

@@ -16,7 +16,7 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE
 NULLS = ("null", "ulp")
 AT = "accumulation_steps"
 NAMES = {**NORM_NAMES, "as_is": "the model as it is", "permuted": "large batch, shuffled"}
-GATE = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
+GATE = (ALGEBRA_GATE, f"rounding limit {power_of_ten(ALGEBRA_GATE)}")
 
 
 def figure_algebra(arms: DataFrame) -> Figure:

@@ -41,7 +41,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `accumulation_steps`, `clipped_share` (of the steps), `loss` and `loss_undivided` (nats per loss term),
+        and relative errors of the first update and of all.
     """
     return [_row(setting, num) for num in setting.config.accumulation_steps]
 

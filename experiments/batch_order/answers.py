@@ -68,7 +68,7 @@ def judged(results: Results) -> DataFrame:
         results: What a store holds.
 
     Returns:
-        The rows.
+        Rows of `measurements`, with `interior`: whether the rate is not the largest or smallest that was tried.
     """
     rows = longest(results.study("batch_order"), SETTING)
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others

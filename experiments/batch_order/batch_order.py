@@ -48,7 +48,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with the order, N, `samples`, `switch_loss`, `validation_loss` and `test_loss`.
     """
     config, chosen = setting.config, Samples.drawn(setting)
     every = [ArmName(order, num) for num in config.accumulation_steps if num > 1 for order in ORDERS]

@@ -191,8 +191,8 @@ def and_with_batch_norm(results: Results) -> Advice | None:
         "And with BatchNorm, at my b?",
         "It is a different computation, however small the loss of accuracy",
         "Held-out error above the large batch's, of the model and B that lose most (95% intervals): " + "; ".join(cells),
-        f"It costs accuracy up to b = {costly.max()} (t tests, Holm over all models and B): there try norm=as_is,group on your "
-        "model. Of a trained one the statistics can be frozen."
+        f"Up to b = {costly.max()} it costs accuracy (t tests, corrected for all models and B): compare norm=as_is,group "
+        "there on your model. In a trained model the statistics can be frozen."
         if len(costly)
         else "No loss was shown at these b; GroupNorm avoids the question.",
         "batchnorm" if "batchnorm" in results.experiments else "groupnorm",

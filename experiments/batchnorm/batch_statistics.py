@@ -58,7 +58,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, `micro_batch`, `after_steps`, `momentum`, relative errors of gradient and
+        running statistics, and `forwards` (samples through the model over the window's).
     """
     config = setting.config
     arm = _arm(setting, full_batch(config))

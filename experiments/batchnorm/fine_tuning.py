@@ -39,7 +39,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows as those of `remedies.row`.
     """
     config = setting.config
     full = full_batch(config)

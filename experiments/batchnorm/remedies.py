@@ -29,7 +29,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows as those of `row`.
     """
     config = setting.config
     ends = train(setting, trainings(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)]), on_step)
@@ -44,7 +44,7 @@ def row(setting: Setting, end: Training) -> Row:
         end: A training that has ended.
 
     Returns:
-        The row.
+        The arm's name, `micro_batch`, `samples`, and the columns of `outcome`, each also as `recalibrated_*`.
     """
     config = setting.config
     return {

@@ -82,7 +82,7 @@ def _figure_gradient_over_b(rows: DataFrame) -> Figure:
             columns_over(own, "micro_batch", CURVES)
         for (model, after), own in rows.assign(**accumulated, two_pass=two_pass).groupby(["model", "after_steps"], sort=False)
     }  # fmt: skip
-    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=(ALGEBRA_GATE, "gate"))
+    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=(ALGEBRA_GATE, "rounding limit"))
 
 
 def _figure_effective_momentum(plain: DataFrame, corrected: DataFrame) -> Figure:

@@ -26,7 +26,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `corpus`, `arm`, `accumulation_steps`, `window` and `micro_batch` (samples), and `peak_bytes`.
     """
     return [row for config in of_sizes(setting.config) for row in _rows(setting.under(config))]
 

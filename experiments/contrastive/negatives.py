@@ -42,7 +42,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `corpus`, `after_steps`, `arm`, `accumulation_steps`, `gradient_error` (relative), `cosine`,
+        `temperature_ratio`, `loss` and `full_loss` (nats per pair), `forwards`, and what a bank holds.
     """
     config = setting.config
     reference = setting.arm(masks_of_samples(full_batch(config)), clip_norm=None)

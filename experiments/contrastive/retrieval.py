@@ -88,7 +88,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with the arm, `corpus`, `micro_batch`, recall and reciprocal rank, `seconds` (of a window), `*_bytes` (of a
+        step), `forwards`, and `cosine` and `norm_ratio` of the last gradient.
     """
     methods = make_methods(setting)
     looks = {max(1, round(share * setting.config.steps)) for share in LOOKS}

@@ -199,7 +199,11 @@ def _may_i_accumulate(results: Results) -> Advice:
         f"{share(len(same), len(free))} runs without BatchNorm are the same computation; their gradients differ by at most "
         f"{number(same['algebra_error'].max())} in double precision"
         + (f"; {share(len(parted), len(bound))} runs with BatchNorm are a different one" if len(bound) else "")
-        + (f", by {least:.0%} to {most:.0%} of the gradient's norm" if len(parted) else ""),
+        + (
+            f", by {least:.0%} to {most:.0%} of the gradient's norm: it normalises each micro-batch by itself"
+            if len(parted)
+            else ""
+        ),
         "Accumulate, and divide the loss by the loss terms (rows, tokens) of the whole window. When you check your own loop, "
         "compare gradients and not losses." + (" With BatchNorm, use GroupNorm or freeze its statistics." if len(parted) else ""),
         "equivalence",

@@ -40,7 +40,8 @@ def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
         on_step: Called with the rows of each step.
 
     Yields:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, `entry` (of the state), `window` and `position` of the micro-batch, its
+        `age` and `weight`, and the relative `residual` of the fit.
     """
     for num in setting.config.accumulation_steps:
         right = accumulated(setting.config, num)

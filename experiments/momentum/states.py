@@ -275,7 +275,7 @@ def _figure_states(steps: DataFrame) -> Figure:
     """Difference of the state (of the weights where there is none) over optimizer steps, a panel per optimizer."""
     rows = steps[steps["arm"].isin(STATES)].assign(off=steps["state_error"].fillna(steps["parameter_error"]))
     shown = {name: lines(own, "arm", "step", "off", LABELS.get, marker="") for name, own in by_optimizer(rows).items()}
-    return curves(shown, "optimizer step", "relative difference", axes=("linear", "log"), level=(ALGEBRA_GATE, "gate"))
+    return curves(shown, "optimizer step", "relative difference", axes=("linear", "log"), level=(ALGEBRA_GATE, "rounding limit"))
 
 
 def figure_paths(steps: DataFrame) -> Figure:

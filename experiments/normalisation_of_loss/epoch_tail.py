@@ -57,7 +57,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, numbers of steps, windows and samples, and the relative `gradient_error`.
     """
     return [
         {"arm": name, "accumulation_steps": num, **_train_epochs(setting, loop, num)}

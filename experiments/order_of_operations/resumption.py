@@ -55,7 +55,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, `identical` (to the last bit) and `distance` (relative, of the weights).
     """
     rows = []
     for num in setting.config.accumulation_steps:

@@ -42,7 +42,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, `width`, the relative `error` of the gradient, `steps`, `steps_when_hit`,
+        `scale_factor`, and whether the weights `moved`.
     """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}

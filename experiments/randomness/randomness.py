@@ -75,7 +75,7 @@ def _drop_behind_relu(model: nn.Module, p: float) -> None:
 
 
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
-    """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state.
+    """Compute the window's gradient under R draws; the r-th of a stream starts every recipe from the same state.
 
     Args:
         setting: The trial's task, initial weights and windows.
@@ -84,7 +84,7 @@ def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
         stream: Which draws.
 
     Returns:
-        The gradients.
+        [R, P] gradients in float64, of the mean loss over the window's terms.
     """
     window = setting.exact.batch(ids)
     found = [consumed(setting, recipe, window, stream, r, clip_norm=None) for r in range(setting.config.permutations)]

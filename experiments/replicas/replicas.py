@@ -37,7 +37,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         on_step: Called with the rows of each step.
 
     Returns:
-        The rows.
+        Rows with `arm`, `accumulation_steps`, `unequal_terms`, the `expected` and the found `cause`, relative errors of
+        gradient and weights, distances between ranks, and `reductions` and bytes that went over the wire.
 
     Raises:
         ConfigError: A share is too small, or the trial is on a GPU.

@@ -176,7 +176,7 @@ def train(
 def consumed(
     setting: Setting, recipe: Recipe, window: Batch, *stream: int, state: State | None = None, **changes: Unpack[ArmChanges]
 ) -> Tensor:
-    """[P] what the optimizer of a fresh float64 arm consumes of the window, from a `state` of the model where it is given.
+    """Compute what the optimizer of a fresh float64 arm consumes of the window, from a `state` of the model where it is given.
 
     Args:
         setting: The trial's task, initial weights and windows.
@@ -187,7 +187,7 @@ def consumed(
         changes: Further settings of the arm.
 
     Returns:
-        The gradient.
+        [P] gradient, unscaled and clipped.
     """
     own: ArmChanges = {"precision": Precision.float64, "steps": 1, **changes}
     arm = setting.arm(recipe, **own)

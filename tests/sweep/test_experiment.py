@@ -107,7 +107,7 @@ def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep):
     assert (code, besides_progress(errors)) == (0, "")
     assert "3 trials done, 0 finished already, 0 failed." in output
     code, output, _ = sweep.run("ok", "ok", "ok")
-    assert code == 0 and output.startswith("Nothing to do: 3 trials finished already.\n") and "Results: " in output
+    assert code == 0 and output.startswith("Nothing to do: 3 trials finished already.\n") and "The results are in " in output
     assert len(sweep.journal()) == 3
     assert sorted(os.listdir(sweep.folder)) == ["journal", "results"], "Hydra made folders of its own"
 

@@ -201,10 +201,10 @@ def told(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[s
             f"noise scale: {one.estimate:.3g} samples ({one.low:.3g} to {one.high:.3g}); in each third of the training {thirds}"
         )
     lines += [
-        f"the first row won a race of {fastest.raced} short trainings to where the configured one is after {config.steps} steps",
-        *([f"over further seeds as fast as the first row, or nearly: {'; '.join(fastest.alike)}"] if fastest.alike else []),
+        f"the first row won a race of {fastest.raced} short trainings to the loss of your settings after {config.steps} steps",
+        *([f"perhaps as fast as the first row, by further seeds: {'; '.join(fastest.alike)}"] if fastest.alike else []),
         f"accumulate for speed: {'no' if fastest.num == 1 else f'yes, N = {fastest.num}'}",
-        "cannot tell: what a longer training wants (mostly a larger batch and a lower rate), and whether it ends as well: "
-        "accumulation-harness converge",
+        "cannot tell: what a longer training wants (mostly a larger batch and a lower rate), and whether it ends where yours "
+        "does: accumulation-harness converge",
     ]
     return lines

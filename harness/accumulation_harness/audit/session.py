@@ -169,7 +169,9 @@ class Session:
         n, other = arms[0], next((k for k in range(2, size) if size % k == 0 and size != k * k), 0)
         run = self._candidate(family, other) if other else None
         if run is None or run.error is not None or not run.num_steps:
-            what = f"N={n} has {n} rows in every micro-batch: division by the one or the other cannot be told apart"
+            what = (
+                f"N={n} micro-batches have {n} rows each: a division by one of the two numbers instead of the other cannot show"
+            )
             self.unseen.append(Unseen(Blind.equal_factors, what, "take another batch size"))
             return
         with suppress(ShapeError):
@@ -179,7 +181,9 @@ class Session:
         family.candidates[other] = run
         self._arm(family, other)
         if found := [f.cause for result in self.results for f in result.findings]:
-            what = f"there are {n} rows in each of {n} micro-batches, and with {other} of them it is a different computation"
+            what = (
+                f"with {n} rows in each of {n} micro-batches nothing differs, and with {other} micro-batches the computation does"
+            )
             self._problem(f"{what} ({', '.join(found)})", n)
         else:
             self.results = [result for result in self.results if result.accumulation_steps != other]

@@ -213,7 +213,7 @@ def _counting(n: int, told: Sequence[Apart]) -> Unseen:
     """Most loops count micro-batches, which is right: what is said is no fault, but what was not reached."""
     names = ", ".join(f"`{one.path}`" for one in told[:4])
     if all(one.number is not None for one in told):
-        what = f"N={n}: {names} counts micro-batches, as a counter may: code that waits for one later"
+        what = f"N={n}: {names} counts micro-batches, as a counter may: code that uses it later"
     else:
         what = f"N={n}: the loop keeps {names}, which goes with the micro-batches, as a log may: code that reads it later"
     return Unseen(Blind.counters, f"{what} than this run goes was not seen")

@@ -35,7 +35,7 @@ class NotReproducible(UserWarning):
 
 
 class Data(StrEnum):
-    """What is trained on; `workload=NAME` chooses data and model together."""
+    """The data; `workload=NAME` sets data and model, and NAME may also be digits_mlp or digits_resnet18."""
 
     digits = "digits"
     mnist1d = "mnist1d"  # from its own generator
@@ -106,7 +106,7 @@ KINDS = {
 
 
 class OptimizerName(StrEnum):
-    """The optimizer: one of PyTorch's, or your own."""
+    """The optimizer, one of PyTorch's or your own; `optimizer=NAME` sets it and a learning rate that suits it."""
 
     sgd = "sgd"
     momentum = "momentum"
@@ -171,7 +171,7 @@ class Arms(StrEnum):
 
 
 class TrackingMode(StrEnum):
-    """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
+    """Whether trials are mirrored to W&B: to a local log, to a server, or not at all; `tracking=MODE` sets it."""
 
     offline = "offline"
     online = "online"
@@ -191,7 +191,7 @@ class WorkloadConfig:
     model: Model = setting(Model.conv)
     width: int = setting(
         8,
-        "channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)",
+        "channels of the first layer (conv), 1/8 of the features (resnet18, mlp), 1/3 (conv1d, transformer), all (towers)",
         integers(1, 512, "memory grows with its square; the usual ResNet-18 has 8"),
     )
     depth: int = setting(
@@ -211,7 +211,7 @@ class WorkloadConfig:
     )
     contrast: Contrast = setting(Contrast.symmetric, "the loss of the workload docstrings")
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with `workload=custom`")
-    args: dict[str, Any] = setting({}, "keyword arguments of that task")
+    args: dict[str, Any] = setting({}, "keyword arguments of that task; the + adds a key")
     source: str | None = None  # what fingerprint() of the task says of its data, filled in before a trial is named
 
     @property
@@ -256,7 +256,7 @@ class OptimizerConfig:
         numbers(0.0, FLOAT16_MAX, "a factor of the weights, which have to stay within float16"),
     )
     target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with `optimizer=custom`")
-    args: dict[str, Any] = setting({}, "its other keyword arguments")
+    args: dict[str, Any] = setting({}, "its other keyword arguments; the + adds a key")
 
     @property
     def label(self) -> str:
@@ -411,10 +411,11 @@ class TrialConfig:
         (), "runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (gradients 1e-6 too large)"
     )
     methods: tuple[str, ...] = setting(
-        (), "for a loss with in-batch negatives, what replaces plain accumulation: grad_cache, a bank of some SIZE"
+        (),
+        "other ways to accumulate a loss with in-batch negatives, beside the plain one: grad_cache, dual_bank@32 (of 32 rows)",
     )
     trained_arm: str | None = setting(
-        None, "the only arm to train (small_batch-16, say), in an experiment that chooses a learning rate for each; null: all"
+        None, "the only training to run (small_batch-16, say) in an experiment that chooses a learning rate for each; null: all"
     )
     seed: int = setting(
         0, "seed of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")

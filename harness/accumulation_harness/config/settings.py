@@ -139,8 +139,8 @@ def markdown() -> str:
         [
             "# Settings",
             "",
-            "Each is written `name=value` on the command line, and sweeps over `name=a,b,c` after `-m`.",
-            "`accumulation-harness run --help` prints the same.",
+            "`accumulation-harness run name=value` sets one; `run -m name=a,b,c` makes a trial of each value. `converge`,",
+            "`advise` and `plan trial` take the same settings, and `accumulation-harness run --help` prints this list.",
             "",
             "| setting | default | values | meaning |",
             "|---|---|---|---|",

@@ -142,7 +142,7 @@ def _told(
     source = (
         ""
         if asked.margin is not None
-        else ": half of the control's spread over seeds (lower 95% limit of its standard deviation)"
+        else " (half of the standard deviation of the control over seeds; of that, the lower 95% limit)"
     )
     yield f"{asked.metric} on the held-out samples after {samples:,} samples; mean of {len(values[full])} seeds, paired by seed"
     yield f"counts as the same: a difference of up to {one.margin:.3g}{source}"
@@ -159,8 +159,8 @@ def _told(
         mean = math.fsum(own.values()) / len(own)
         table.append((_name(arm), f"{rate:.3g}", f"{mean:.4g}", *(_cells(found[arm]) if arm in found else ("",) * 4)))
     yield from in_columns(table)
-    yield "detectable: the smallest difference that so many seeds find in 80 of 100 cases"
-    yield "seeds to decide: how many seeds find a difference as small as the one that counts as none"
+    yield "detectable: the smallest difference that as many seeds as these find in 80 of 100 cases"
+    yield "seeds to decide: so many find, in 80 of 100 cases, a difference that no longer counts as the same"
     if found[ArmName(PERMUTED)].verdict in (paired.Comparison.below, paired.Comparison.above):
         yield "! The control differs from the large batch, although it is the same training: trust no other row of this table."
     if any(arm.name == SMALL for arm in values):

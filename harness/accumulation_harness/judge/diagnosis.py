@@ -259,4 +259,4 @@ def _where(window: WrongWindow) -> str:
 def _evidence(signature: Signature, counters: Differences) -> str:
     if signature.worst_window is not None:
         return _describe(signature.worst_window)
-    return "; ".join(told(counters)) or "the trajectories diverge although the probed gradients agree"
+    return "; ".join(told(counters)) or "the weights diverge although the gradients that were probed agree"

@@ -59,8 +59,8 @@ class Doubt(StrEnum):
 
     diverged = "a loss or a parameter became non-finite: try a smaller optimizer.lr, or fewer steps"
     diverged_at_once = "in float64 the full batch itself diverged in the first window: try a smaller optimizer.lr"
-    unresolved = "the float64 rounding of this model is above the gate"
-    overflowed = "the rounding could not be measured"
+    unresolved = "rounding in float64 alone moves the gradients of this model by more than the gate"
+    overflowed = "rounding could not be measured"
     vanished = "the gradient vanishes in float16: try a larger loss_scale"
     unmeasured = "not a number in float64"
     not_accumulated = "the loop passes every window as one batch: it does not accumulate, so that there was nothing to compare"
@@ -206,7 +206,7 @@ def judge(evidence: Evidence) -> Verdict:
     verdict = _judged(evidence)
     algebra = evidence.algebra
     seen = (
-        f"compared: {algebra.steps} windows in float64, {algebra.probes} of them taken apart, "
+        f"compared: {algebra.steps} windows in float64, {algebra.probes} of them micro-batch by micro-batch, "
         f"and {evidence.trajectory.steps} in {evidence.precision}"
     )
     judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
@@ -481,7 +481,7 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     if not abs(own.factor - 1) <= SCALE_FACTOR * error:
         failures.append(f"gradient scale is off by {abs(own.factor - 1):.1e} (allowed {SCALE_FACTOR * error:.1e})")
     if precision == Precision.float32 and own.rank_p <= RANK_LEVEL and error > STORED:
-        failures.append(f"error ranks above the permuted full batches (p = {own.rank_p:.3f})")
+        failures.append(f"its error is larger than those of shuffled full batches (p = {own.rank_p:.3f})")
     # A group of a few numbers may be exact by luck, and the full batch may lose it as well: only what is clearly outside counts.
     limit = ROUNDING_GATE * RESOLUTION[precision]
     return tuple(failures) or tuple(

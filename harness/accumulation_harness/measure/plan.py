@@ -120,7 +120,7 @@ def parse_bytes(text: str) -> int:
         text: The number, with an optional unit.
 
     Returns:
-        Bytes.
+        The number, in bytes.
 
     Raises:
         ConfigError: It is something else.

@@ -127,7 +127,7 @@ def explain(config: TrialConfig, budget: int) -> list[str]:
         f"  {_bytes(needed.arms)} its {plan.counted.trained} arms, {where}: {each}",
         f"  {_bytes(needed.window)} what the backward of {config.effective_batch} samples keeps",
         f"  {_bytes(needed.process)} Python and its libraries",
-        f"about {_duration(seconds)}, by what its passes and its operations on parameters take here",
+        f"about {_duration(seconds)}, estimated from passes and operations on parameters that were timed here",
     ]
 
 

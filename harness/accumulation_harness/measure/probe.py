@@ -511,7 +511,7 @@ def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
         exact: The reference's.
 
     Returns:
-        A relative error.
+        |a - g| / |g|.
     """
     error = exact.error(reported)
     return 0.0 if error <= arm.loss_resolution else error

@@ -287,10 +287,10 @@ def loss_report_differs(contributions: Sequence[Tensor]) -> Tensor:
     """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706).
 
     Args:
-        contributions: What each micro-batch adds to the window's loss.
+        contributions: [] for each of N micro-batches, what it adds to the window's loss.
 
     Returns:
-        The loss that is reported.
+        [] the loss that is reported, N times the last contribution.
     """
     return contributions[-1] * len(contributions)
 
@@ -344,11 +344,11 @@ def auxiliary_loss_scale(own: Tensor, normaliser: Tensor) -> Tensor:
     """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000).
 
     Args:
-        own: Loss terms of each sample.
-        normaliser: What their losses are divided by.
+        own: [n] loss terms of each sample.
+        normaliser: [] what their summed losses are divided by.
 
     Returns:
-        Weight of each sample's penalty: 1.
+        [n] weight of each sample's penalty: 1.
     """
     return torch.ones_like(own)
 

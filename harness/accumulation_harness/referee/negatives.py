@@ -23,7 +23,7 @@ def gradient_of(model: nn.Module, inputs: Tensor, objective: Objective) -> tuple
 
     Args:
         model: The model.
-        inputs: All inputs of the window.
+        inputs: [n, ...] all inputs of the window.
         objective: A function of queries, passages, log scale and bias.
 
     Returns:

@@ -99,11 +99,11 @@ def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell], names: Sequence[
         known = " ".join(MEANINGS[one].remedy for one in parsed(cause))
         return Caveat(where, found, known or "Keep the accumulator in float32, or accumulate fewer micro-batches.")
     if verdict == Outcome.inconclusive:
-        return Caveat(where, "it could not be judged.", "The reason stands in the column `reasons` of the trial and on the page.")
+        return Caveat(where, "it could not be judged.", "The report says why, and so does `reasons` in trial.json.")
     causes = parsed(cause) or (Cause.unexplained,)
     whose = " This is a property of the model, not a fault of the loop." if INHERENT.issuperset(causes) else ""
     found = (
-        f"accumulation is a different computation: its gradient differs from the large batch's by {size} of its norm "
+        f"accumulation is a different computation: the gradients differ by {size} of the large batch's gradient norm "
         f"({', '.join(causes)}).{whose}"
     )
     return Caveat(where, found, " ".join(MEANINGS[one].remedy for one in causes))

@@ -36,13 +36,13 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
         if (rows := _rows(cell.folder)) is not None:
             found.setdefault(cell.config.experiment, []).extend(rows)
     if not found:
-        yield "No trial has finished: there is nothing to report."
+        yield "No trial has finished, so there is nothing to report; accumulation-harness status lists the trials."
         return
     judged = {name: by_cell(rows) for name, rows in found.items() if rows}
     for name, table in judged.items():
         yield from _of_many(name, table) if len(judged) > 1 else _table(table)
     for name in (name for name in found if name not in judged):
-        yield f"{name}: its trials measure, and judge no arm: the report shows what they found."
+        yield f"{name}: its trials give no verdicts; the report shows what they measured."
     for caveat in caveats([cell for table in judged.values() for cell in table]):
         yield f"! {caveat}"
     for wrong in (control for table in judged.values() for control in control_failed(table)):
@@ -50,7 +50,9 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
     if len(cells) > MOST_TRIALS:
         yield f"The first {MOST_TRIALS} trials are shown; the report has all."
     root = cells[0].store.root
-    yield f"Results: {root}. Next: accumulation-harness report" + ("" if str(root) == "results" else f" --results {root}")
+    yield f"The results are in {root}/. Next: accumulation-harness report" + (
+        "" if str(root) == "results" else f" --results {root}"
+    )
 
 
 def _rows(folder: Path) -> list[VerdictRow] | None:

@@ -35,10 +35,7 @@ def told() -> Iterator[str]:
     """What torch's own report does not say.
 
     Yields:
-        Lines.
-
-    Yields:
-        Lines.
+        Lines for a terminal.
     """
     yield f"commit {commit()['commit']}; " + ", ".join(f"{name} {found}" for name in PACKAGES if (found := version(name)))
     reason, shown = accelerator.why_unavailable(), driver.answer()

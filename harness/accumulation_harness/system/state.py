@@ -74,7 +74,7 @@ def copied(tensor: Tensor) -> Tensor:
         tensor: Any tensor.
 
     Returns:
-        A detached copy.
+        A detached copy of the same shape and format.
     """
     return tensor.detach().clone()
 

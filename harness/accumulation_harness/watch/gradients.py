@@ -195,7 +195,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
         return None
     weights = np.array(found.weights)
     shares = weights / np.abs(weights).max()
-    kept, message = np.abs(shares) >= 1e-2, f"micro-batches count {_listed(shares)} of the most"
+    kept, message = np.abs(shares) >= 1e-2, f"micro-batches count {_listed(shares)} of what the largest does"
     if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
         return _finding(Cause.clip_per_micro_batch, window, message, found.error)
     ratios = shares[1:] / shares[:-1] if kept.all() else np.array([])
@@ -267,7 +267,7 @@ def _over_group(window: Window, group: Group, last: Window | None, parts: list[S
         return Sum(remark=Remark.no_gradient)
     apart = max(norm(g - gradient) for g in gradients)
     if apart > 10 * gate * size:
-        message = f"gradients at the step differ between ranks by {apart / size:.2g} of a rank's own"
+        message = f"gradients at the step differ between ranks by {apart / size:.2g} of a rank's norm"
         if len(gradients) == len(given) and all(
             proportion(g, part)[1] <= 10 * gate for g, part in zip(gradients, given, strict=True)
         ):

@@ -24,7 +24,7 @@ from accumulation_harness.watch.weights import Key, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 MOST_WEIGHED = 64  # windows whose weights are kept, of each loss: the first and the last ones
-PARTS = "backwards differ in kind by their place in the window: parts of one loss, and no micro-batches of it"
+PARTS = "backwards differ in kind by their place in the window: they are parts of one loss, not micro-batches"
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one

@@ -87,7 +87,7 @@ class Report:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
         if self.verdict is Status.equivalent:
             told = ", ".join(f"{CHECKED[name]} in {number}" for name, number in self.checked.items() if number)
-            return f"accumulation: equivalent; {seen}; right: {told}; not checked: {len(self.unseen)} things"
+            return f"accumulation: equivalent; {seen}; right: {told}; not checked: {len(self.unseen)} things (report.unseen)"
         return f"accumulation: inconclusive in {seen}"
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Report:
         yield self.headline
         for finding in self.findings:
             times = f", {finding.count} times in all" if finding.count > 1 else ""
-            first = f"first in window {finding.window + 1}{times}; seen by {SEEN_BY[finding.rung]}"
+            first = f"first in window {finding.window + 1}{times}; seen in {SEEN_BY[finding.rung]}"
             yield f"{finding.cause} ({first}): {finding.message}"
             for key, value in finding.evidence.items():
                 yield f"    {key}: {short(value)}"
@@ -145,7 +145,7 @@ class Report:
         for finding in self.findings:
             sentence = MEANINGS[finding.cause].sentence
             lines += ["", f"## Cause: `{finding.cause}`", "", f"{sentence[0].upper()}{sentence[1:]}. {finding.message}", ""]
-            first = f"Seen first in window {finding.window + 1}, by {SEEN_BY[finding.rung]}; {finding.count} times in all."
+            first = f"Seen first in window {finding.window + 1}, in {SEEN_BY[finding.rung]}; {finding.count} times in all."
             lines += [first, ""]
             if finding.evidence:
                 lines += ["| evidence | value |", "|---|---|"]

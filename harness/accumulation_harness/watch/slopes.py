@@ -137,11 +137,11 @@ def bent(before: Tensor, after: Tensor) -> Bend:
     """Find the factor f that is best in after = f before, by least squares.
 
     Args:
-        before: A gradient.
+        before: A gradient of any shape.
         after: The same after a hook.
 
     Returns:
-        f, and ||after - f before|| / ||after|| over what the format resolves.
+        f = <before, after> / ||before||^2, and ||after - f before|| / ||after|| over what the format resolves.
     """
     with torch.no_grad():
         a, b = before.reshape(-1).float(), after.reshape(-1).float()
@@ -154,7 +154,7 @@ def measured(z: Tensor, g: Tensor) -> Forms:
 
     Args:
         z: [..., classes] logits.
-        g: The gradient of the loss by them.
+        g: [..., classes] the gradient of the loss by them.
 
     Returns:
         The forms, on their device; `chosen` chooses on the host.

@@ -167,7 +167,7 @@ class Track(Followed):
         if not kinds:
             return ""
         of = ", ".join(sorted(kinds))
-        return f"{self.known.count(False)} parameters are no plain tensors ({of}): not looked at"
+        return f"{self.known.count(False)} parameters are no plain tensors ({of}): not compared"
 
     def add(self, place: int, gradient: Tensor, *, bare: bool = False) -> None:
         """A gradient on its way to `.grad`; `bare`: before hooks of the run's own have seen it."""

@@ -182,7 +182,7 @@ def wide(outputs: Tensor) -> Tensor:
     """Outputs in the format of their losses: float32 or wider.
 
     Args:
-        outputs: Outputs of a model, in any format.
+        outputs: [n, ...] outputs of a model, in any format.
 
     Returns:
         The same in float64 where they are float64, else float32.

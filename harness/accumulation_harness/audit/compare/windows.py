@@ -170,7 +170,7 @@ def consumed_distance(mine: Step, theirs: Step) -> float:
         theirs: The reference's step.
 
     Returns:
-        Relative distance.
+        ||a - g|| / ||g||, with the norm over the elements that are compared.
     """
     apart = distance(mine.gradient, theirs.gradient)
     if mine.sums is None or theirs.sums is None:
@@ -224,7 +224,7 @@ def state_distance(mine: Step, theirs: Step) -> float:
         theirs: The reference's step.
 
     Returns:
-        Relative distance.
+        ||a - g|| / ||g|| of the entry that differs most.
     """
     shared = [key for key in theirs.state if key in mine.state and mine.state[key].shape == theirs.state[key].shape]
     return max((finite(distance(mine.state[key], theirs.state[key])) for key in shared), default=0.0)

@@ -76,8 +76,8 @@ def write(tensor: Tensor, values: Tensor) -> None:
     Autograd is not told: a penalty on the weights may have been built before the first forward, and stands with the new ones.
 
     Args:
-        tensor: The tensor that is written.
-        values: All its elements, flat.
+        tensor: Any tensor, of n elements.
+        values: [n] what they are to be, [2 n] for complex ones.
     """
     pairs = torch.view_as_complex(values.double().reshape(*tensor.shape, 2)) if tensor.is_complex() else values
     value = pairs.reshape(tensor.shape).to(tensor.device, tensor.dtype)

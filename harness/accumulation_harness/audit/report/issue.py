@@ -66,7 +66,7 @@ def _summary(conclusion: Conclusion, subject: Subject, reproduced: Reproduction 
     baseline = f"one batch of {subject.batch_size}"
     if subject.reference is not None:
         baseline += f" by {code(subject.shown(subject.reference))}"
-    sizes = [f"{n} of {subject.batch_size // n}" for n in subject.accumulation_steps]
+    sizes = [f"{n} of {subject.batch_size // n} rows" for n in subject.accumulation_steps]
     ranks = f", on {subject.processes} ranks" if subject.processes > 1 else ""
     yield (
         f"{code(subject.name)} was run with {baseline} per optimizer step, and with the same samples cut into micro-batches "

@@ -84,7 +84,7 @@ def _without_a_name(facts: StepFacts) -> tuple[str, tuple[float, ...]]:
 
 def _not_weighed(facts: StepFacts) -> str:
     if stands_in(facts.mine):
-        return "the weights move otherwise than at N=1; gradients and contributions, which show how, were not handed over"
+        return "the weights move differently than at N=1; gradients and contributions, which show how, were not handed over"
     if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
         return (
             f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
