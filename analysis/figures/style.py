@@ -140,11 +140,11 @@ def by_steps(values: Sequence[int]) -> dict[int, str]:
 
 
 class _OfOneDecade(LogLocator):
-    """Ticks only where an axis spans about a decade, so that there may be no whole one to label."""
+    """Ticks only where an axis spans a decade or so, and would have one label or none."""
 
     def __call__(self) -> Any:
         low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
-        return super().__call__() if high < 20 * low else []
+        return super().__call__() if high < 50 * low else []
 
 
 def log_axis(axes: Axes, which: str, most: int = 6) -> None:
@@ -160,7 +160,7 @@ def log_axis(axes: Axes, which: str, most: int = 6) -> None:
     axis.set_major_locator(LogLocator(base=10, numticks=most))
     axis.set_major_formatter(FuncFormatter(power_of_ten))
     axis.set_minor_locator(_OfOneDecade(base=10, subs=(2, 5), numticks=100))
-    axis.set_minor_formatter(FuncFormatter(lambda value, _position: f"{value:.0e}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
     axes.tick_params(axis="x" if which == "x" else "y", which="minor", length=0, labelsize=8)
 
 
@@ -193,6 +193,6 @@ def steps_axis(axes: Axes, values: Sequence[float]) -> None:
     chosen = sorted(set(values))
     axes.set_xscale("log", base=2)
     axes.set_xticks(chosen, [f"{n:g}" for n in chosen])
-    axes.minorticks_off()
+    axes.xaxis.minorticks_off()
     if chosen:
         axes.set_xlim(chosen[0] / 1.4, chosen[-1] * 1.4)

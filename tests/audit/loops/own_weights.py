@@ -311,7 +311,7 @@ SAID = {  # words of the first finding
     running_total: "micro-batches count ",
     changed_before_the_step: "changed before the optimizer takes it",
     attack_left_in_gradients: "4 of 8 backwards add gradients of another loss",
-    sum_halved_each_time: "divided by 2 again and again: micro-batches count 0.0625, 0.125, 0.25, 0.5 times",
+    sum_halved_each_time: "divided by 2 again and again: micro-batches count 0.125, 0.25, 0.5, 1 of the last one",
     mean_without_terms: "1 of them none",
     temperature_times_n: "4 times too large",
 }

@@ -244,7 +244,8 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
         return
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
     if ratios and min(ratios) >= 0 and equal((min(ratios), max(ratios))):
-        message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
+        of_last = listed(tuple(weight / weights[-1] for weight in weights))
+        message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {of_last} of the last one"
         yield at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])
 
 
