@@ -98,7 +98,8 @@ def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
         fails: Whether it fails, by setting.
 
     Returns:
-        The ruling.
+        `confirmed` if it holds in all, else `undecided` if it does neither in one, `conditional` if it holds in some, and
+        `refuted` if in none.
     """
     if all(holds):
         return Ruling.confirmed

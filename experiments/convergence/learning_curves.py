@@ -156,7 +156,7 @@ def _with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> Optimiz
 
 
 def evaluation(arm: Arm, whole: Batch) -> float:
-    """Mean loss per loss term, with the model as it is evaluated.
+    """Compute the loss, sum over all samples / number of their loss terms, with the model as it is evaluated.
 
     Args:
         arm: A training arm, which is not changed.

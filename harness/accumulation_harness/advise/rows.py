@@ -96,13 +96,13 @@ def splits(seen: Measured, batch: int) -> list[tuple[Size, int]]:
 
 
 def noise(seen: Measured) -> float:
-    """Read the noise scale B_simple.
+    """Read the noise scale B_simple = tr(S) / ||G||^2, with S the covariance of a sample's gradient and G their mean.
 
     Args:
         seen: What was measured.
 
     Returns:
-        In samples; NaN where its interval has no end or it is none of these samples'.
+        The scale, in samples; NaN where its interval has no end or it is none of these samples'.
     """
     one = seen.noise
     return one.estimate if math.isfinite(one.high) and one.low > 0 and not seen.couples else math.nan

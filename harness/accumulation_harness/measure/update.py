@@ -319,14 +319,14 @@ def _averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: floa
 
 
 def decayed(start: Tensor, decay: Tensor) -> Tensor:
-    """Compute the direction in which a weight decay pulls; the weights themselves without a decay.
+    """Compute the direction in which a weight decay pulls: theta * decay, or theta itself without a decay.
 
     Args:
-        start: [P] weights.
-        decay: [P] decays of a step, or one zero.
+        start: [P] weights theta.
+        decay: [P] decays of a step, or [] zero.
 
     Returns:
-        [P].
+        [P] the direction, not normalised.
     """
     return start * decay if decay.dim() and bool(decay.any()) else start
 

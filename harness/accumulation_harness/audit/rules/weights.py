@@ -201,10 +201,11 @@ def growth(weights: tuple[float, ...]) -> float | None:
     Numbers of loss terms do not do that.
 
     Args:
-        weights: Weight of each micro-batch.
+        weights: The right weight w_k of each micro-batch, by which what it gave is to be multiplied.
 
     Returns:
-        The factor; None where it is not one and the same, the weights are equal, or too few to tell.
+        The factor w_k / w_(k+1), the same for all k; None where it is not one, where the weights are equal, or too few to
+        tell.
     """
     ratios = tuple(a / b for a, b in pairwise(weights))
     if len(ratios) < FEWEST_RATIOS or max(ratios) - min(ratios) > SAME_RATIO * max(ratios) or abs(ratios[0] - 1) <= UNEQUAL:
