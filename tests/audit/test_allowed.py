@@ -1,11 +1,10 @@
 """Causes that are allowed beforehand: they excuse what they are, and nothing is equivalent that was not compared."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.judge.cause import Cause
@@ -13,7 +12,7 @@ from tests.audit.asked import audited, named, slow
 from tests.audit.loops import frame
 
 FEATURES = 10  # 16 rows draw 48 numbers of noise and 4 rows draw 12: a CPU draws multiples of 16 alike however they are cut
-Change = Callable[[Tensor, int, int], Tensor]  # (mean loss of a micro-batch, its rows, N) -> what is differentiated
+# Change: (mean loss of a micro-batch, its rows, N) -> what is differentiated
 
 
 class Noisy(nn.Module):

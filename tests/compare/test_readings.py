@@ -1,7 +1,6 @@
 """Weights of drawn windows, computed from how their loss was divided: the reading is that, or it says what else it may be."""
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -13,7 +12,7 @@ from accumulation_harness.judge.cause import Cause
 from tests.strategies import fixed
 
 N = 4
-Sizes = Sequence[Sequence[int]]  # loss terms of the micro-batches of each window
+# Sizes: loss terms of the micro-batches of each window
 sizes = st.lists(st.lists(st.integers(2, 9), min_size=N, max_size=N), min_size=3, max_size=5)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 IS_PART = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|module)>$")  # of the function around it
-Key = tuple[str, str, int]  # file, qualified name, first line of a function
+# A key is the file, qualified name, first line of a function
 
 
 class Planted(RuntimeError):

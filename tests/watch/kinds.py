@@ -1,8 +1,5 @@
 """Runs that are easily taken for others: each beside one that differs from it by what it is to be told by."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,12 +7,11 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness.watch import watch
-from accumulation_harness.watch.session import Watch
 from tests.watch.loops import CLASSES, FEATURES, N, network
 
 ROWS, WINDOWS = 6, 6
-Loss = Callable[[nn.Module, int, int], Any]  # (model, micro-batches of the window, which of them) -> a loss, or several
-Body = Callable[[nn.Module, int, int, Watch], Any]  # (model, window, its micro-batches, what watches)
+# Loss: (model, micro-batches of the window, which of them) -> a loss, or several
+# Body: (model, window, its micro-batches, what watches)
 ce, mse = "cross_entropy", "mse_loss"
 
 
@@ -88,6 +84,25 @@ def two_tasks(model, num, k):
     """A backward for each, and nothing is accumulated."""
     one, other = model(rows())
     return functional.cross_entropy(one, torch.randint(0, 3, (ROWS,))), functional.cross_entropy(other, classes())
+
+
+def adversarial():
+    """A generator's backwards leave gradients in the discriminator, which are cleared before its own."""
+    torch.manual_seed(0)
+    generator = nn.Linear(4, FEATURES)
+    optimizer, bce = torch.optim.Adam(generator.parameters()), functional.binary_cross_entropy_with_logits
+
+    def body(model, window, num, seen):
+        for _ in range(num if window else 0):
+            (bce(model(generator(torch.randn(8, 4))), torch.ones(8, 1)) / num).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.zero_grad()
+        for _ in range(num):
+            x = torch.cat([generator(torch.randn(8, 4)).detach(), rows(8)])
+            (bce(model(x), torch.arange(16)[:, None].ge(8).float()) / num).backward()
+
+    return body
 
 
 def real_and_fake(model, num, k):
@@ -435,6 +450,9 @@ def _runs():
         lambda m, w, n, s: each(lambda m, n, k: of(ce, m) / (n if w < 3 else 1))(m, w, n, s),
     )
     yield case("two tasks, a backward each", each(two_tasks), Heads(3), (1,) * WINDOWS)
+    yield case(
+        "a discriminator beside its generator", adversarial(), nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    )
     yield case("real and fake rows, squared", each(real_and_fake), None, (1,) * WINDOWS)
     yield case("value and classes in one sum", in_one_sum(float, float), Heads())
     yield case("value and classes in one sum, value undivided", in_one_sum(lambda n: 1.0, float), Heads())

@@ -1,16 +1,14 @@
 """A small training loop in stages, to be watched: right as it stands, wrong where a stage is exchanged."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.system.state import readable
 from accumulation_harness.watch import watch
 
 ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4
-Losses = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, x, y, rows of the window) -> what is differentiated
+# Losses: (model, x, y, rows of the window) -> what is differentiated
 
 
 def data(dtype=torch.float32):

@@ -24,7 +24,7 @@ from accumulation_harness.observe import tensors
 from accumulation_harness.watch import averages, replay, report, session, sketch, track, watch
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 from accumulation_harness.watch.compare import shown
-from tests.observe.planting import IS_PART, Key, failing, key, noting
+from tests.observe.planting import IS_PART, failing, key, noting
 from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network
 from tests.watch.test_session import mean
 
@@ -170,7 +170,7 @@ def reached(*, wrong):
 
 
 def fails(folder, target, event, *, wrong):
-    before, fired = replaced(), list[Key]()
+    before, fired = replaced(), []
     for kept in (report.versions, tensors._adds_nothing, sketch._signs):  # is not called again
         kept.cache_clear()
     said, state = watched(folder, wrong=wrong, planted=failing(target, event, fired, is_observer))

@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -144,8 +143,6 @@ def test_a_parameter_that_shards_have_left_out_has_no_members():
 
 # -- ranks that are not watched together -------------------------------------------------------------------------------
 
-Rows = torch.Generator
-
 
 def micro_batches(model, rows, synchronise=lambda k: nullcontext()):
     for k in range(N):
@@ -208,7 +205,6 @@ def replica(rank):
     return nn.parallel.DistributedDataParallel(network())
 
 
-Case = tuple[Callable[[int], nn.Module], Callable[[int, nn.Module, Rows], None], tuple[int, int], tuple[bool, bool], str]
 APART = {  # model, a window, steps of each rank, whether each is watched, what those that are say
     "rank 0 alone": (replica, replicas, (4, 4), (True, False), "inconclusive"),
     "shards": (lambda rank: _wrapped(network(), "shards"), held_back, (4, 4), (True, True), "equivalent"),

@@ -3,24 +3,21 @@
 A loop of this folder exchanges a stage, or is written out in full where the order of its calls is the point.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from inspect import isfunction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from scoreboard import data
 
 ce = functional.cross_entropy
-Loop = Callable[..., Any]
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, rows of the micro-batch, rows of its window) -> what is differentiated
-Stage = Callable[[], object]
-Windows = Callable[[int], Iterable[Tensor]]  # rows per window -> the row numbers of each window
+# Loss: (model, rows of the micro-batch, rows of its window) -> what is differentiated
+# Windows: rows per window -> the row numbers of each window
 
 X, Y = data.images()  # [40, 12] rows and [40] classes
 TOKENS = data.sentences()  # [40, 12], padded with 0 to unequal lengths

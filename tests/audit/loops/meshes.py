@@ -7,13 +7,12 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -27,8 +26,6 @@ from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, token_mean_o
 CPU = torch.device("cpu")
 RATE = 1e-3  # which stays stable where a gradient is 100 times too large
 PARTS = 2  # pipeline micro-batches per call of the schedule
-Schedule = Callable[..., Any]
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 # -- data parallelism ---------------------------------------------------------------------------------------------------------
@@ -47,9 +44,9 @@ def _average(model, group=None):
 def _by_hand(batch_size, accumulation_steps, **stages):
     """Every rank adds up its share of the window's mean; the gradients of the ranks are added before the step."""
     model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = stages.pop("optimizer", frame.adamw(1e-2))(model)
     if "make" in stages:
-        stages |= stages.pop("make")(model)
+        stages |= stages.pop("make")(model, optimizer)
     before_step = stages.pop("before_step", frame.nothing)
 
     def synchronise():
@@ -105,7 +102,7 @@ def synchronised_first(batch_size, accumulation_steps):
         optimizer.zero_grad()
 
 
-def _overwritten(model):
+def _overwritten(model, optimizer):
     buffer = frame.Buffer(model)
 
     def put():
@@ -121,18 +118,14 @@ def main_gradient_overwritten(batch_size, accumulation_steps):
     _by_hand(batch_size, accumulation_steps, make=_overwritten)
 
 
+def _decaying(model, optimizer):
+    return {"after_backward": lambda: [state["momentum_buffer"].mul_(0.9) for state in optimizer.state.values()]}
+
+
 def momentum_per_micro_batch(batch_size, accumulation_steps):
     """DeepSpeed#8443: the momentum of Muon decays in every micro-batch, not once per optimizer step."""
-    model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for window in full_windows(batch_size * accumulation_steps * world):
-        for k, ids in enumerate(_rows(window, rank, world).split(batch_size)):
-            (ce(model(X[ids]), Y[ids]) / accumulation_steps).backward()
-            for state in optimizer.state.values() if k else ():
-                state["momentum_buffer"].mul_(0.9)
-        _average(model)
-        optimizer.step()
-        optimizer.zero_grad()
+    optimizer = partial(frame.sgd, momentum=0.9)
+    _by_hand(batch_size, accumulation_steps, make=_decaying, optimizer=optimizer)
 
 
 def sharded_gradients_lost(batch_size, accumulation_steps):
@@ -243,11 +236,6 @@ def pipeline_one_by_one(batch_size, accumulation_steps):
     _pipeline(batch_size, accumulation_steps, replicas=2, schedule=Schedule1F1B)
 
 
-def replicas_of_a_pipeline(batch_size, accumulation_steps):
-    """Two replicas of two stages."""
-    _pipeline(batch_size, accumulation_steps, replicas=2)
-
-
 def interleaved(batch_size, accumulation_steps):
     """Two replicas of four stages, of which each rank holds the first and the third, or the second and the fourth."""
     _pipeline(batch_size, accumulation_steps, replicas=2, stages=2, schedule=ScheduleInterleaved1F1B)
@@ -302,7 +290,6 @@ RIGHT = {
     "pipeline": {"batch_size": 16},
     "pipeline_one_by_one": {"batch_size": 8},
     "pipeline_of_tokens": {"batch_size": 16, "reference": tokens_on_one_process, "replicas": 1},
-    "replicas_of_a_pipeline": {"batch_size": 8},
     "interleaved": {"batch_size": 8, "reference": rows_on_one_process, "replicas": 2},
 }
 WRONG = {

@@ -1,14 +1,12 @@
 """Loops whose `order_seed` changes more than the order of rows: their permuted run is no measure of rounding."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scoreboard import data
 from tests.audit.loops.frame import X, Y, ce, sgd
 
-Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, rows, classes, rows of the window)
+# Loss: (model, rows, classes, rows of the window)
 
 
 def _own_mean(model, x, y, rows):

@@ -1,8 +1,6 @@
 """DistributedDataParallel and FSDP on two ranks: right and wrong boundaries of synchronisation."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -14,7 +12,7 @@ from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import X, Y, ce, divided, full_windows, own_mean, own_token_mean
 
-Boundary = Callable[[Any, bool], AbstractContextManager[object]]  # (model, whether it is the window's last micro-batch)
+# Boundary: (model, whether it is the window's last micro-batch)
 
 
 def _mine(window):
@@ -171,18 +169,6 @@ def _sharded_language_model():
     return _sharded(model, model.embedding, model.hidden)
 
 
-def fsdp(batch_size, accumulation_steps):
-    """Ranks synchronise in the last backward of a window."""
-    model, loss = _sharded_classifier(), _times_ranks(frame.mean_over_window)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    _train(batch_size, accumulation_steps, model, loss, sharded_sync_at_the_last, optimizer)
-
-
-def fsdp_not_divided(batch_size, accumulation_steps):
-    """The mean losses of the micro-batches are added."""
-    _train(batch_size, accumulation_steps, _sharded_classifier(), own_mean, windows=full_windows)
-
-
 def fsdp_tokens(batch_size, accumulation_steps):
     """The loss is divided by the window's tokens on all ranks, and multiplied by the ranks."""
     model, loss = _sharded_language_model(), _times_ranks(frame.token_mean_over_window)
@@ -193,11 +179,6 @@ def fsdp_mean_of_means(batch_size, accumulation_steps):
     """Every micro-batch is averaged over its own tokens."""
     model = _sharded_language_model()
     _train(batch_size, accumulation_steps, model, _mean_of_token_means, sharded_sync_at_the_last, windows=full_windows)
-
-
-def fsdp_mean_of_means_every_backward(batch_size, accumulation_steps):
-    """The same, and ranks synchronise in every backward."""
-    _train(batch_size, accumulation_steps, _sharded_language_model(), _mean_of_token_means, windows=full_windows)
 
 
 def one_rank_raises(batch_size, accumulation_steps):
@@ -245,15 +226,12 @@ CASES = {
     ddp_not_divided: {"loss_not_divided"},
     ddp_tokens: set(),
     ddp_mean_of_means: {"mean_of_means"},
-    fsdp: set(),
-    fsdp_not_divided: {"loss_not_divided"},
     fsdp1: set(),
     fsdp1_one_tensor: set(),
     fsdp1_one_tensor_mean_of_means: {"mean_of_means"},
     fsdp1_mean_of_means: {"mean_of_means"},
     fsdp_tokens: set(),
     fsdp_mean_of_means: {"mean_of_means"},
-    fsdp_mean_of_means_every_backward: {"mean_of_means"},
     sharded_by_hand: set(),
     sharded_by_hand_not_divided: {"loss_not_divided"},
 }

