@@ -86,15 +86,6 @@ def test_a_right_loop_passes(job, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_is_told_the_numbers(job, tmp_path):
-    write(tmp_path, RIGHT)
-    with (tmp_path / "loop.py").open("a") as script:
-        script.write("\nimport sys\ntrain(int(sys.argv[2]), int(sys.argv[4]))\n")
-    done, *_ = job(function="loop.py", set="--b {batch_size} --n {accumulation_steps}")
-    assert done.returncode == 0 and "::error" not in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", ["loop.py:none", '"; touch stolen; "', "$(touch stolen)", "--help", "`touch stolen`.py:train"]
 )

@@ -8,6 +8,7 @@ import pytest
 
 from accumulation_harness.audit.__main__ import main
 from accumulation_harness.audit.command import judge, parsed, parser
+from tests.audit.asked import slow
 from tests.audit.loops import right_loops, wrong_loops
 
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
@@ -101,10 +102,10 @@ def test_the_command_says_and_saves(tmp_path, capfd):
         ("at_import", "import sys; sys.exit(0)", "SystemExit: 0"),
         ("at_import", "import no_such_module_at_all", "ModuleNotFoundError"),
         ("at_import", "raise KeyboardInterrupt", "KeyboardInterrupt"),
-        pytest.param("after", "import sys; sys.exit(None)", "SystemExit", marks=pytest.mark.slow),
+        slow("after", "import sys; sys.exit(None)", "SystemExit"),
         ("after", "import os; os._exit(0)", "os._exit(0)"),
-        pytest.param("within", "raise KeyboardInterrupt", "KeyboardInterrupt", marks=pytest.mark.slow),
-        pytest.param("within", "raise GeneratorExit", "GeneratorExit", marks=pytest.mark.slow),
+        slow("within", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+        slow("within", "raise GeneratorExit", "GeneratorExit"),
     ],
 )
 def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path, place, deed, words):
@@ -116,9 +117,9 @@ def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path, place, 
     ("place", "deed", "code", "words"),
     [
         ("at_import", "import os; os._exit(0)", 2, "ended its process (exit code 0)"),
-        pytest.param("before", EXEC, 2, "ended its process (exit code 0)", marks=pytest.mark.slow),
-        pytest.param("before", "import os; os.kill(os.getpid(), 9)", 2, "killed by SIGKILL", marks=pytest.mark.slow),
-        pytest.param("before", "import os; os.fork()", 0, "equivalent", marks=pytest.mark.slow),
+        slow("before", EXEC, 2, "ended its process (exit code 0)"),
+        slow("before", "import os; os.kill(os.getpid(), 9)", 2, "killed by SIGKILL"),
+        slow("before", "import os; os.fork()", 0, "equivalent"),
     ],
 )
 def test_what_ends_its_process_does_not_end_the_command(tmp_path, capfd, place, deed, code, words):
