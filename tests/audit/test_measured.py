@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.audit.asked import audited, named, slow
+from tests.audit.loops.frame import sgd
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) * 7 % 3
 
@@ -69,7 +70,7 @@ def test_a_schedule_that_other_epochs_make_longer(rates, is_longer):
 
     def train(batch_size, accumulation_steps):
         model = nn.Linear(6, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = sgd(model)
         steps = 600 // batch_size / accumulation_steps
         for step in range(7):
             optimizer.param_groups[0]["lr"] = rates(step, steps)

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from accumulation_harness.audit import audit
 from accumulation_harness.audit.evidence import Finding, Run, Site
 from accumulation_harness.audit.rules.location import located
 from accumulation_harness.judge.cause import Cause
+from tests.audit.asked import audited
+from tests.audit.loops.frame import sgd
 
 WRONG = {
     Cause.loss_not_divided: "undivided",
@@ -26,7 +27,7 @@ WRONG = {
 
 def loop(fault, batch_size, n):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4) if fault == "normalised" else nn.Identity())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     for k, rows in enumerate(torch.arange(24).split(batch_size), 1):
         if fault == "cleared":
@@ -48,8 +49,7 @@ def loop(fault, batch_size, n):
 @pytest.mark.filterwarnings("ignore:Detected call of")  # of the wrong schedule
 @pytest.mark.parametrize("cause", WRONG)
 def test_it_is_the_call_inside_the_window(cause):
-    report = audit(lambda batch_size, accumulation_steps: loop(WRONG[cause], batch_size, accumulation_steps),
-                   batch_size=8, accumulation_steps=(4,))  # fmt: skip
+    report = audited(lambda batch_size, accumulation_steps: loop(WRONG[cause], batch_size, accumulation_steps), batch_size=8)
     (finding,) = (f for f in report.findings if f.cause is cause)
     assert finding.location is not None and finding.location.text.endswith(f"# {WRONG[cause]}"), str(report)
     place = f"{Path(__file__).name}:{finding.location.site.line}: "
@@ -73,7 +73,7 @@ def test_rows_that_were_cleared_away_are_no_fault_of_the_windows():
 
     def train(batch_size, accumulation_steps):
         model = nn.Linear(6, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = sgd(model)
         full = [rows for rows in torch.arange(20).split(batch_size) if len(rows) == batch_size]
         for _ in range(2):
             for k, rows in enumerate(full, 1):
@@ -82,7 +82,7 @@ def test_rows_that_were_cleared_away_are_no_fault_of_the_windows():
                 if k % accumulation_steps == 0:
                     optimizer.step()
 
-    report = audit(train, batch_size=8, accumulation_steps=(4,))
+    report = audited(train, batch_size=8)
     assert {*report.causes} == {Cause.gradients_cleared_in_window}, str(report)
 
 
@@ -90,13 +90,13 @@ def test_rows_that_were_cleared_away_are_no_fault_of_the_windows():
 def test_a_loader_that_drops_the_rest_of_an_epoch_is_why_no_window_is_short(rows, dropped):
     def train(batch_size, accumulation_steps):
         model = nn.Linear(6, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = sgd(model)
         for k, batch in enumerate(DataLoader(torch.eye(rows, 6), batch_size, drop_last=True), 1):
             (model(batch).square().mean() / accumulation_steps).backward()
             if k % accumulation_steps == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    report = audit(train, batch_size=8, accumulation_steps=(4,))
+    report = audited(train, batch_size=8)
     (unseen,) = (one for one in report.hidden if one.what == "short_windows")
     assert ("the loader drops" in unseen, "take data" in unseen) == (dropped, not dropped), str(report)

@@ -7,7 +7,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness.watch import watch
-from tests.watch.loops import CLASSES, FEATURES, N, network
+from tests.watch.loops import CLASSES, FEATURES, N, network, objective
 
 ROWS, WINDOWS = 6, 6
 # Loss: (model, micro-batches of the window, which of them) -> a loss, or several
@@ -514,7 +514,7 @@ def _runs():
         handed_over,
         loss=lambda m, batch: functional.cross_entropy(m(batch[0]), (batch[1] + 1) % CLASSES),
     )
-    yield case("the run's loss", handed_over, loss=lambda m, batch: functional.cross_entropy(m(batch[0]), batch[1]))
+    yield case("the run's loss", handed_over, loss=objective)
     yield case("a buffer of its own", keeping(1, 1, 1, 1))
     yield case("the second and third are lost", keeping(1, 0, 0, 1))
     yield case("the last is lost", keeping(1, 1, 1, 0))

@@ -25,6 +25,21 @@ def right(model, x, y, rows):
     return functional.cross_entropy(model(x), y, reduction="sum") / rows
 
 
+def drawn(model):
+    """A mean loss of four drawn rows."""
+    return functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, CLASSES, (4,)))
+
+
+def objective(model, batch):
+    """The mean over a batch, as it is handed over to a watch."""
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def summed(model, batch):
+    """The sum over a batch, and the number of its terms."""
+    return len(batch[1]) * objective(model, batch), len(batch[1])
+
+
 def nothing(*_):
     pass
 

@@ -25,7 +25,7 @@ from accumulation_harness.watch import averages, replay, report, session, sketch
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, failing, key, noting
-from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network
+from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network, objective, summed
 from tests.watch.test_session import mean
 
 FOLDER = Path(package.__file__).parent
@@ -129,12 +129,9 @@ def watched(folder, *, wrong, planted=None):
     """Watched with all options, and something planted from before `attach` until after `detach`."""
     run = Run(wrong=wrong)
 
-    def loss(model, batch):
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
-
     with planted or nullcontext():
         seen = watch(
-            run.model, [run.body, run.head], loss=loss, every=3, log=lambda _: None, tell=io.StringIO(),
+            run.model, [run.body, run.head], loss=summed, every=3, log=lambda _: None, tell=io.StringIO(),
             path=folder / "run.json", accumulation_steps=N,
         )  # fmt: skip
         with seen:
@@ -287,7 +284,7 @@ def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeyp
     refused = [line for line in Loop().watched(loss=loss).reasons if line.startswith("replay: ")]
     assert refused and refused[0].startswith("replay: the loss handed over failed: ") and ".py:" not in refused[0]
     monkeypatch.setattr(replay, "_reversed", attrgetter("nothing"))
-    ours = Loop().watched(loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]))
+    ours = Loop().watched(loss=objective)
     assert "the watch ended at window 2: AttributeError" in ours.reasons[0], str(ours)
 
 

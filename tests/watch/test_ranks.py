@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from accumulation_harness.watch import shards, together, watch
 from accumulation_harness.watch.sketch import folded, local_part
-from tests.watch.loops import network
+from tests.watch.loops import network, summed
 
 N, WINDOWS = 4, 5
 CASES = {
@@ -37,10 +37,6 @@ CASES = {
 
 def penalty(model, x):
     return 0.1 * model(x).square().sum(-1).mean()
-
-
-def summed(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
 
 
 def penalised(model, batch):

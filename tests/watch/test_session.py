@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch import watch
-from tests.watch.loops import FEATURES, Loop, N, data, is_same, network, right, watched_and_alone
+from tests.watch.loops import FEATURES, Loop, N, data, drawn, is_same, network, objective, right, summed, watched_and_alone
 
 
 def mean(model, x, y, rows):
@@ -23,10 +23,6 @@ def mean(model, x, y, rows):
 
 def undivided(model, x, y, rows):
     return functional.cross_entropy(model(x), y)
-
-
-def objective(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def by_hand(model, x, y, rows):
@@ -342,11 +338,8 @@ def test_a_loss_that_changes_weights_is_told():
 
 
 def test_a_replay_in_halves_needs_the_sum_and_the_terms():
-    def parts(model, batch):
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
-
-    assert Loop().watched(loss=parts).checked["replays"] == 1
-    wrong = Loop(loss=mean).watched(loss=parts)
+    assert Loop().watched(loss=summed).checked["replays"] == 1
+    wrong = Loop(loss=mean).watched(loss=summed)
     assert wrong.causes == (Cause.mean_of_means,)
 
 
@@ -374,17 +367,11 @@ def test_what_the_model_was_called_with_is_the_batch_where_none_is_handed_over()
 
 def test_a_window_that_was_given_up_is_no_fault():
     loop = Loop(windows=[(4,) * 4] * 3)
-
-    def run(seen):
+    with watch(loop.model, loop.optimizer, tell=None) as seen:
         loop.run(seen.batch)
-        Loop(model=loop.model, after_step=lambda _: None, windows=[(4,)]).loss(
-            loop.model, torch.randn(4, 10), torch.arange(4), 16
-        ).backward()
+        drawn(loop.model).backward()
         loop.optimizer.zero_grad()
         loop.run(seen.batch)
-
-    with watch(loop.model, loop.optimizer, tell=None) as seen:
-        run(seen)
     assert seen.report().causes == (), str(seen.report())
 
 
@@ -395,7 +382,7 @@ def test_a_watched_model_can_be_copied_and_stored():
         twin = copy.deepcopy(loop.model)
         torch.save(loop.model, io.BytesIO())
         pickle.dumps(loop.optimizer.state_dict())
-        functional.cross_entropy(twin(torch.randn(4, FEATURES)), torch.arange(4)).backward()
+        drawn(twin).backward()
         loop.run()
     assert seen.report().verdict == "equivalent" and seen.report().windows == 4
 
@@ -444,7 +431,7 @@ def test_a_trainer_runs_the_last_backward_inside_the_step(by, told, said):
             return 0.0
 
         def backward():
-            (functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, 5, (4,))) / by).backward()
+            (drawn(model) / by).backward()
 
         for _ in range(5):
             for _ in range(N - 1):
@@ -605,7 +592,7 @@ def test_optimizers_that_step_in_hooks_of_their_gradients(every, configured, sai
         p.register_post_accumulate_grad_hook(step)
     with watch(model, list(each.values()), accumulation_steps=configured, tell=None) as seen:
         for seen_backwards[0] in range(2 * N):
-            functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, 5, (4,))).backward()
+            drawn(model).backward()
     report, steps = seen.report(), 2 * N // every * len(each)
     assert report.verdict == said and report.causes == ((Cause.step_every_micro_batch,) if said == "different" else ())
     assert any(line.startswith(f"{steps} steps were taken inside a backward") for line in report.reasons), str(report)

@@ -28,14 +28,24 @@ def sgd(model, lr=0.1, momentum=0.0):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
-def mean_over_window(model, ids, window):
+def share(outputs, ids, window):
     """Return the micro-batch's share of the mean over the window's rows; the shares add up to that mean."""
-    return ce(model(X[ids]), Y[ids], reduction="sum") / len(window)
+    return ce(outputs, Y[ids], reduction="sum") / len(window)
+
+
+def mean_over_window(model, ids, window):
+    """Return the share of the outputs of a model that takes rows."""
+    return share(model(X[ids]), ids, window)
 
 
 def own_mean(model, ids, window):
     """Return the mean over the micro-batch's own rows."""
     return ce(model(X[ids]), Y[ids])
+
+
+def trimmed(ids):
+    """Return sentences up to the end of the longest of them."""
+    return TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
 
 
 def token_mean_over_window(model, ids, window):

@@ -98,7 +98,7 @@ def dry_forward_mean_of_means(at):
 
 def _padded(dropped):
     def loss(model, ids, window):
-        part = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
+        part = frame.trimmed(ids)
         vectors = functional.embedding(part, model.embedding.weight) * (part != 0)[..., None]
         logits = model.head(model.norm(torch.relu(model.hidden(_Locked(dropped)(vectors)))))
         return data.token_loss(logits, part) / len(TOKENS)

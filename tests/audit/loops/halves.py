@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
-from tests.audit.loops.frame import X, full_windows
+from tests.audit.loops.frame import X, full_windows, sgd
 
 HELD = ("1", "0")  # layer of each rank: not in the order of the model
 
@@ -33,7 +33,7 @@ class _Part(nn.Module):
 def train(names, batch_size, accumulation_steps, divisor):
     """Train these layers with SGD."""
     model = _Part(names)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     for window in full_windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
             (model(X[ids]).mean() / divisor).backward()

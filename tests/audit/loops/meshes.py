@@ -93,7 +93,7 @@ def one_rank_without_tokens(batch_size, accumulation_steps):
 def synchronised_first(batch_size, accumulation_steps):
     """FunASR#3472: `batch_idx % accum_grad` synchronises the first micro-batch, and leaves the others to their ranks."""
     model = DistributedDataParallel(data.model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = frame.sgd(model)
     for window in full_windows(batch_size * accumulation_steps * dist.get_world_size()):
         for k, ids in enumerate(_rows(window, dist.get_rank(), dist.get_world_size()).split(batch_size)):
             with replicas.no_sync_before_the_last(model, k % accumulation_steps == 0):
@@ -131,7 +131,7 @@ def momentum_per_micro_batch(batch_size, accumulation_steps):
 def sharded_gradients_lost(batch_size, accumulation_steps):
     """As open-instruct#1498 is told: sharded gradients are lost between the micro-batches of a window."""
     model = replicas._sharded_classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = frame.adamw(1e-2)(model)
     for window in full_windows(batch_size * accumulation_steps * dist.get_world_size()):
         for ids in _rows(window, dist.get_rank(), dist.get_world_size()).split(batch_size):
             optimizer.zero_grad()

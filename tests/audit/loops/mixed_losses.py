@@ -149,7 +149,7 @@ def normalised_between_modules(at):
 
     def loss(model, ids, window):
         hidden = model[0](X[ids])
-        return ce(model[1:](hidden - hidden.mean(0)), Y[ids], reduction="sum") / len(window)
+        return frame.share(model[1:](hidden - hidden.mean(0)), ids, window)
 
     return {"loss": loss, "windows": full_windows}
 

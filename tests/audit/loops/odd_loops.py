@@ -102,7 +102,7 @@ def carried_state(batch_size, accumulation_steps):
         state = torch.zeros(1, 16)
         for ids in parts:
             hidden = cell(X[ids], state.expand(len(ids), 16))
-            (ce(head(hidden), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(head(hidden), ids, window).backward()
             state = hidden.mean(0, keepdim=True).detach()
 
 
@@ -215,7 +215,7 @@ def means_of_shortened_rows(at):
     """Rows are cut to the longest of their micro-batch, whose last token is a target alone: the model is given other rows."""
 
     def loss(model, ids, window):
-        rows = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
+        rows = frame.trimmed(ids)
         return ce(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], ignore_index=0) / at.n
 
     return {"loss": loss, "windows": full_windows}

@@ -62,7 +62,7 @@ def _aside(at, change):
     for window, parts in at.windows(full_windows):
         sums = [torch.zeros_like(p) for p in parameters]
         for ids in parts:
-            loss = ce(at.model(X[ids]), Y[ids], reduction="sum") / len(window)
+            loss = frame.mean_over_window(at.model, ids, window)
             for total, part in zip(sums, change(list(torch.autograd.grad(loss, parameters))), strict=True):
                 total += part
         frame.assign(at.model, sums)
@@ -184,7 +184,7 @@ def _attacked(at, clear):
             ce(at.model(x), Y[ids]).backward()
             clear()
             moved = X[ids] + 0.05 * x.grad.sign()
-            (ce(at.model(moved), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(at.model(moved), ids, window).backward()
 
 
 @loop("foreign_gradients")
@@ -225,10 +225,6 @@ def hardest_half(at):
     return {"loss": loss}
 
 
-def _trimmed(ids):
-    return TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
-
-
 def _tokens(at, count):
     """`count(micro-batch, those of its window)` is what the summed loss of a micro-batch is divided by."""
     for _, parts in at.windows(full_windows):
@@ -239,7 +235,7 @@ def _tokens(at, count):
 @loop("normaliser_depends_on_split", model=frame.words)
 def padding_counted_by_part(at):
     """Each micro-batch is averaged over its tokens with their padding, up to its own longest sentence."""
-    _tokens(at, lambda ids, parts: _trimmed(ids)[:, 1:].numel() * at.n)
+    _tokens(at, lambda ids, parts: frame.trimmed(ids)[:, 1:].numel() * at.n)
 
 
 @loop("counter_wrong", model=frame.words)

@@ -71,7 +71,7 @@ def tokens_weighted(batch_size, accumulation_steps):
     model = data.language_model()
 
     def loss(model, ids, window):
-        rows = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
+        rows = frame.trimmed(ids)
         return data.token_loss(model(rows), rows) / data.num_targets(TOKENS[window])
 
     return {"losses": train(batch_size, accumulation_steps, model, loss, torch.optim.AdamW(model.parameters(), lr=1e-3))}
@@ -257,7 +257,7 @@ def dropout_by_row(batch_size, accumulation_steps):
             hidden = torch.tanh(model[0](X[ids]))
             seeds = [torch.Generator().manual_seed(1000 * step + int(row)) for row in ids]
             keep = torch.stack([torch.rand(16, generator=seed) > 0.2 for seed in seeds])
-            (ce(model[2](hidden * keep / 0.8), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(model[2](hidden * keep / 0.8), ids, window).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -280,7 +280,7 @@ def broken_window_skipped(batch_size, accumulation_steps):
     optimizer = sgd(model)
     for window in data.windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
-            (ce(model(x[ids]), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(model(x[ids]), ids, window).backward()
         if all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
             optimizer.step()
         optimizer.zero_grad()

@@ -141,7 +141,7 @@ def sparse_embedding(batch_size, accumulation_steps):
     optimizers = torch.optim.SparseAdam(bag.parameters(), lr=1e-2), torch.optim.Adam(head.parameters(), lr=1e-2)
     for window in data.windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
-            (ce(head(bag(TOKENS[ids])), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(head(bag(TOKENS[ids])), ids, window).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -216,7 +216,7 @@ def _deep(dropout=0.0):
 def _and_log_partition(model, ids, window, over):
     """The loss, and a penalty on each row's squared log-partition function, which reaches all parameters, over `len(over)`."""
     outputs = model(X[ids])
-    loss = ce(outputs, Y[ids], reduction="sum") / len(window)
+    loss = frame.share(outputs, ids, window)
     return loss, 0.1 * outputs.logsumexp(1).square().sum() / len(over)
 
 
@@ -336,7 +336,7 @@ def cache_not_refreshed(at):
             cached = at.model.weight.detach().clone()
         for ids in parts:
             weight = at.model.weight + (cached - at.model.weight).detach()
-            (ce(functional.linear(X[ids], weight, at.model.bias), Y[ids], reduction="sum") / len(window)).backward()
+            frame.share(functional.linear(X[ids], weight, at.model.bias), ids, window).backward()
 
 
 @frame.wrong("counter_wrong")

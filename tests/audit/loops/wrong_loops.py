@@ -208,7 +208,7 @@ def drawn_rows(at):
     """Noise is added to the rows before the model, drawn per micro-batch."""
     torch.manual_seed(4)
     noise = Noise().forward
-    return {"loss": lambda m, ids, window: ce(m(noise(X[ids])), Y[ids], reduction="sum") / len(window)}
+    return {"loss": lambda m, ids, window: frame.share(m(noise(X[ids])), ids, window)}
 
 
 @loop(
@@ -314,7 +314,7 @@ def non_finite(at):
     for window in data.windows(at.size * at.n):
         reached = False
         for ids in window.split(at.size):
-            loss = ce(at.model(x[ids]), Y[ids], reduction="sum") / len(window)
+            loss = frame.share(at.model(x[ids]), ids, window)
             if loss.isfinite():
                 loss.backward()
                 reached = True
