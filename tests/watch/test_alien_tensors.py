@@ -1,6 +1,7 @@
 """Runs in whose process there are tensors that the watch does not know: a compiler's, subclasses, and such without numbers."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from tests.watch.loops import Loop, data, network, right, watched_and_alone
 from tests.watch.test_session import Average
 
 
-def compiled(model, backend):
-    whole = torch.compile(model, backend=backend)
+def compiled(model, backend, **options):
+    whole = torch.compile(model, backend=backend, **options)
     return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
 
 
@@ -38,12 +39,7 @@ def compiled_loss(model, backend):
     return Loop(model=model, loss=torch.compile(right, backend=backend))
 
 
-def compiled_with_any_size(model, backend):
-    whole = torch.compile(model, backend=backend, dynamic=True)
-    return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
-
-
-COMPILED = [compiled, compiled_and_handed_over, compiled_in_place, compiled_block, compiled_loss, compiled_with_any_size]
+COMPILED = [compiled, compiled_and_handed_over, compiled_in_place, compiled_block, compiled_loss, partial(compiled, dynamic=True)]
 
 
 def fresh(kind, backend):

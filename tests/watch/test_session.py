@@ -40,10 +40,6 @@ def binary(model, x, y, rows):
     return functional.binary_cross_entropy_with_logits(model(x), targets, reduction="sum") / rows / 5
 
 
-def squared(model, x, y, rows):
-    return functional.mse_loss(model(x), functional.one_hot(y, 5).float(), reduction="sum") / rows / 5
-
-
 def autocast(loss):
     def cast(*arguments):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -187,7 +183,6 @@ RIGHT = {
     "cross-entropy by hand": lambda: Loop(loss=by_hand),
     "label smoothing": lambda: Loop(loss=smoothed),
     "binary": lambda: Loop(loss=binary),
-    "squared": lambda: Loop(loss=squared),
     "clipped": lambda: Loop(before_step=clip, optimizer=torch.optim.AdamW),
     "divided at the end": lambda: Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), before_step=divide),
     "own buffer": lambda: (lambda own: Loop(after_backward=own.add, before_step=own.give))(Own()),
