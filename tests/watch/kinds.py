@@ -1,10 +1,13 @@
 """Runs that are easily taken for others: each beside one that differs from it by what it is to be told by."""
 
+from itertools import islice
+
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness.watch import watch
 from tests.watch.loops import CLASSES, FEATURES, N, network, objective
@@ -341,6 +344,22 @@ def in_one_backward(mean):
     return lambda model, window, num, seen: mean(torch.stack([of(ce, model) for _ in range(num)])).backward()
 
 
+def over_the_ends(number):
+    """The windows go on over the ends of a loader of so many rows."""
+
+    def batches():
+        loader = DataLoader(TensorDataset(rows(number), classes(number)), batch_size=4)
+        while True:
+            yield from loader
+
+    def body(model, window, num, seen):
+        for x, y in islice(endless, num):
+            (functional.cross_entropy(model(x), y) / num).backward()
+
+    endless = batches()
+    return body
+
+
 def last_alone(model, window, num, seen):
     """The backward is inside the condition that the step is in."""
     [of(ce, model) / num for _ in range(num)][-1].backward()
@@ -494,6 +513,8 @@ def _runs():
     yield case("losses added up", in_one_backward(lambda losses: losses.sum() / N), **told)
     yield case("losses added up, undivided", in_one_backward(lambda losses: losses.sum()), **told)
     yield case("the mean of a stack", in_one_backward(lambda losses: losses.mean()), **told)
+    for number in (24, 32):
+        yield case(f"a loader of {number} rows", over_the_ends(number))
     yield case("the last backward alone", last_alone)
     yield case("what is not finite is left out", not_finite_left_out)
     yield case("a metric that is not differentiated", each(measured))
