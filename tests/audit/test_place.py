@@ -258,6 +258,10 @@ LAYOUTS = {
         lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=False)),
         "`middle` (Twice): recomputed for the backward",
     ),
+    "a reentrant checkpoint": (
+        lambda: Model(Twice(), lambda middle, x: checkpoint(middle, x, use_reentrant=True)),
+        "`middle` (Twice): recomputed for the backward",
+    ),
     "a hook of its own": (lambda: Model(hooked()), "forward of `middle`"),
     "in another arithmetic": (lambda: Model(nn.Linear(WIDTH, WIDTH), rounded_if_few), "forward of `middle"),
     "a wrong gradient of a weight": (lambda: Model(OwnLinear()), "gradients of the parameters of `middle`"),
