@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,9 +43,9 @@ def _average(model, group=None):
 def _by_hand(batch_size, accumulation_steps, **stages):
     """Every rank adds up its share of the window's mean; the gradients of the ranks are added before the step."""
     model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
-    optimizer = stages.pop("optimizer", frame.adamw(1e-2))(model)
+    optimizer = frame.adamw(1e-2)(model)
     if "make" in stages:
-        stages |= stages.pop("make")(model, optimizer)
+        stages |= stages.pop("make")(model)
     before_step = stages.pop("before_step", frame.nothing)
 
     def synchronise():
@@ -102,7 +101,7 @@ def synchronised_first(batch_size, accumulation_steps):
         optimizer.zero_grad()
 
 
-def _overwritten(model, optimizer):
+def _overwritten(model):
     buffer = frame.Buffer(model)
 
     def put():
@@ -118,14 +117,18 @@ def main_gradient_overwritten(batch_size, accumulation_steps):
     _by_hand(batch_size, accumulation_steps, make=_overwritten)
 
 
-def _decaying(model, optimizer):
-    return {"after_backward": lambda: [state["momentum_buffer"].mul_(0.9) for state in optimizer.state.values()]}
-
-
 def momentum_per_micro_batch(batch_size, accumulation_steps):
     """DeepSpeed#8443: the momentum of Muon decays in every micro-batch, not once per optimizer step."""
-    optimizer = partial(frame.sgd, momentum=0.9)
-    _by_hand(batch_size, accumulation_steps, make=_decaying, optimizer=optimizer)
+    model, rank, world = data.model(), dist.get_rank(), dist.get_world_size()
+    optimizer = frame.sgd(model, momentum=0.9)
+    for window in full_windows(batch_size * accumulation_steps * world):
+        for k, ids in enumerate(_rows(window, rank, world).split(batch_size)):
+            (ce(model(X[ids]), Y[ids]) / accumulation_steps).backward()
+            for state in optimizer.state.values() if k else ():
+                state["momentum_buffer"].mul_(0.9)
+        _average(model)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def sharded_gradients_lost(batch_size, accumulation_steps):
