@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from accumulation_harness.audit.compare.replayed import rates as replayed
 from accumulation_harness.audit.evidence import Intervention, rounded_to
 from accumulation_harness.audit.observe.handed import HANDED, Handed
 from accumulation_harness.config.targets import import_file
@@ -74,6 +75,7 @@ def least_squares(fault, given, adam=True):
 
         weights, mean, square = np.full(13, 0.5, dtype=np.float32), np.zeros(13), np.zeros(13)
         size = batch_size * accumulation_steps
+        average = weights
         weights, shift, norm = vector(give(weights=weights)), 0.0, BatchNorm()
         for step, start in enumerate(range(0, 48 if fault != "tail" or accumulation_steps == 1 else 32, size), 1):
             parts = []
@@ -91,12 +93,20 @@ def least_squares(fault, given, adam=True):
                 parts.append(x.T @ residuals * (1 - zero) / np.float32(batch_size if fault == "undivided" else size))
                 give(contribution=parts[-1])
             kept = parts if len(parts) == 1 or fault != "lost" else [parts[0], parts[-1]]
-            gradient = np.sum(kept, axis=0) / (accumulation_steps if fault == "divided again" else 1)
+            gradient = np.zeros(13)
+            for part in kept:
+                gradient = gradient + part / (accumulation_steps if fault == "divided again" else 1)
+                gradient *= min(1.0, 0.1 / np.linalg.norm(gradient)) if fault == "sum clipped" else 1
             give(gradient=gradient)
+            for _ in range(accumulation_steps if fault == "averaged too often" else 1):
+                average = 0.9 * average + 0.1 * weights
             mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
-            moved = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8) if adam else gradient
+            rate = 0.01 * np.exp((1 - step * (accumulation_steps if fault == "early" else 1)) / 50)
+            rate *= accumulation_steps if fault == "scaled" else 1
+            count = step * (accumulation_steps if fault == "counted too often" else 1)
+            moved = mean / (1 - 0.9**count) / (np.sqrt(square / (1 - 0.99**count)) + 1e-8) if adam else gradient
             decays = adam * (accumulation_steps if fault == "decayed too often" else 1)
-            weights = vector(give(weights=((weights - 0.01 * moved) * 0.99**decays).astype(np.float32)))
+            weights = vector(give(weights=((weights - rate * moved) * 0.99**decays).astype(np.float32)))
 
     return train
 
@@ -124,8 +134,13 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("batch norm", ALL, "batch_statistics", "batch statistics off"),
         ("pairs", ALL, "non_separable_loss", "on the rows beside it"),
         ("kept", ALL, "stateful_forward", "something is kept"),
+        ("sum clipped", ALL, "clip_per_micro_batch", "the sum so far is clipped"),
         ("decayed too often", ALL, "weight_decay_per_micro_batch", ""),
         ("decayed too often", GRADIENTS, "weight_decay_per_micro_batch", ""),
+        ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
+        ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
+        ("scaled", ALL, "unexplained", "the learning rate is 4 times that of N=1 in every step"),
+        ("averaged too often", GRADIENTS, "ema_per_micro_batch", "`average`"),
     ],
 )
 @pytest.mark.usefixtures("libraries")
@@ -209,6 +224,23 @@ def test_a_moved_tree_has_the_kinds_of_the_one_that_was_handed_over(dtype):
     rounding = torch.finfo(dtype).eps / 2
     assert 0 < float((weight.double() - 1).abs().max()) <= 4 * rounding and 0 < np.abs(vector - 1).max() <= 4 * 2.0**-24
     assert Handed().take(weights=tree) is tree
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_learning_rates_are_those_of_the_rule_that_makes_the_updates(corrected):
+    gradients, rates = np.random.default_rng(0).normal(size=(6, 50)), 0.01 * np.array([0.1, 0.6, 1.0, 1.0, 0.9, 0.7])
+    weights, mean, square = np.ones(50), np.zeros(50), np.zeros(50)
+    handed = Handed()
+    handed.take({"w": weights})
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
+        over = (1 - 0.9**t) / np.sqrt(1 - 0.999**t) if corrected else 1.0
+        weights = weights - rate * (mean / np.sqrt(square) / over + 0.1 * weights)
+        handed.take({"w": weights}, gradient={"w": g})
+    steps = handed.track.steps
+    assert any(found == pytest.approx(rates) for found in replayed(steps, steps).values())
+    turned = [replace(step, after=step.before - 0.01 * step.gradient[::-1]) for step in steps]
+    assert not replayed(turned, turned) and not replayed(turned, steps)
 
 
 def test_numbers_rounded_to_16_bits_are_told_from_counts():

@@ -251,6 +251,16 @@ class Held:
     shaken: set[str] = field(default_factory=set)  # paths of what was given another value
     noted: list[dict[str, Vector]] = field(default_factory=list)  # whole, as each window began: what was asked for
 
+    def settle(self) -> None:
+        """Put aside the numbers that never moved, and leave out other vectors that did not."""
+        first: dict[str, Vector] = {}
+        for values in reversed(self.states):
+            first |= values
+        pairs = [(path, value) for values in self.states for path, value in values.items()]
+        moved = {path for path, value in pairs if not np.array_equal(value, first[path], equal_nan=True)}
+        self.fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
+        self.states = [{path: value for path, value in values.items() if path in moved} for values in self.states]
+
     def at(self, window: int, path: str) -> Vector | None:
         """What was there as a window began; None where nothing was, or is known of it."""
         values = self.states[window] if window < len(self.states) else {}

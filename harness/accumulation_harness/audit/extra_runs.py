@@ -13,7 +13,7 @@ from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
 from accumulation_harness.audit.compare.probes import leaves_something, of_all, rows, separated, terms
-from accumulation_harness.audit.compare.run import Facts, steps_of
+from accumulation_harness.audit.compare.run import Facts, RunSeen, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import compare_rows, effective
@@ -158,6 +158,8 @@ class ExtraRuns:
             judged = self._one_by_one(judged)
         if not (judged.settled or judged.is_handed):
             judged = self._placed(judged)
+        if any(f.kind == "schedule" and f.cause is Cause.unexplained for f in judged.found):
+            judged = self._paced(judged)
         return judged.compared, judged.found
 
     def _looked_into(self, judged: Judged) -> Judged:
@@ -327,6 +329,16 @@ class ExtraRuns:
         leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in pairs)
         return judged.learning(lambda *_: {"leaves": leaves})
 
+    def _paced(self, judged: Judged) -> Judged:
+        """With the learning rates of N=1 at as many steps as there are micro-batches."""
+        steps = max(len(item.steps) for item in judged.compared) * self.n
+        run = self.runs.alone(self.n, steps, self.family.options, Intervention(follow=self.family.reference, each=self.n))
+        if run.error is not None or len(run.tracks) != len(judged.compared) or judged.said:
+            return judged
+        pairs = zip(judged.compared, run.tracks, strict=True)
+        longer = [(item, RunSeen(run, track, effective(track), item.run.reference.effective)) for item, track in pairs]
+        return replace(judged, compared=[replace(item, run=replace(item.run, longer=one)) for item, one in longer])
+
     def _placed(self, judged: Judged) -> Judged:
         """With the module in which a difference begins that no weights of the micro-batches explain."""
         open_to = [step for step in judged.off if step.parts.residual > step.gate and step.sums > step.gate]
@@ -374,7 +386,7 @@ class ExtraRuns:
     def _without_layers(self, judged: Judged) -> Judged:
         """With the layers that make the difference, and what differs without them too."""
         suspects = judged.layers
-        if judged.is_handed and any(_outside(step) > step.gate for step in judged.off):
+        if judged.is_handed and any(_outside(step) > step.gate or _is_changed(step) for step in judged.off):
             suspects = frozenset(CAUSE_OF)  # which of them are called shows where they are taken out
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
             return judged
@@ -429,7 +441,14 @@ def _following(reference: Run, disable: frozenset[Layer] = frozenset()) -> Inter
 
 def _closed(a: StepFacts, b: StepFacts) -> bool:
     """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
+    if _is_changed(a):
+        return b.gradients_agree
     return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
+
+
+def _is_changed(step: StepFacts) -> bool:
+    """Whether what was handed over adds up to the right gradient, and the one that the optimizer takes is no multiple of it."""
+    return is_handed(step.mine) and step.sums <= step.gate < min(step.sum_line, step.own_sum) < math.inf
 
 
 def _gives_the_same(usual: Judged, held: Judged) -> bool:

@@ -371,13 +371,14 @@ class Session:
     def _learn_what_is_kept(self, family: Family, compared: Sequence[Facts]) -> bool:
         """Of tensors that move otherwise, whether they go on from what they were: those written anew are no state."""
         paths = {one.path for item in compared for one in item.run.apart if one.may_be_kept} - family.kept.keys()
-        if paths:
+        if paths and not any(map(is_handed, family.reference.steps)):  # arrays of other libraries take no other values
             shaken = self.runs.baseline(family.options, Intervention(shake=frozenset(paths), follow=family.reference))
             family.enters |= feels(shaken, family.reference, given=True)
             family.kept |= {path: keeps(path, shaken, family.reference) for path in paths}
             copies = {one.path for item in compared for one in item.run.apart if one.is_copied}
             family.kept |= {path: True for path in paths & copies if rests(path, family.reference.held)}
-        return bool(paths)
+            return True
+        return False
 
     def _agrees_as_trained(self, family: Family, n: int) -> bool:
         """Whether this is a finer arithmetic than the arm was trained in, where nothing differed."""

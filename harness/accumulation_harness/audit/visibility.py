@@ -63,7 +63,7 @@ def hidden(reference: Run, nulls: Sequence[Run], candidates: Mapping[int, Run], 
 def _handed(reference: Run, nulls: Sequence[Run]) -> Iterator[Unseen]:
     steps = reference.steps
     if any(step.backwards for step in steps):
-        yield Unseen(Blind.handed_over, "arrays were handed over: rows, learning rates and the optimizer's state were not seen")
+        yield Unseen(Blind.handed_over, "arrays were handed over: rows and the optimizer's state were not seen")
     elif not all(map(stands_in, steps)):
         what = "weights and gradients were handed over, and not what each micro-batch gave"
         yield Unseen(Blind.handed_over, what, "`hand(contribution=...)`")

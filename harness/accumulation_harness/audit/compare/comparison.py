@@ -90,7 +90,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         )
         steps.append(_alone(replace(whole, update=_update(whole, aligned)), aligned.tensors[t]))
     run = RunFacts(
-        mine=RunSeen(candidate, track, mine),
+        mine=RunSeen(candidate, track, mine, theirs),
         reference=RunSeen(reference, other, theirs),
         nulls=nulls,
         apart=held if index == 0 else (),

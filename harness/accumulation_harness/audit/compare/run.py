@@ -10,13 +10,15 @@ from math import nan
 
 import numpy as np
 
-from accumulation_harness.audit.compare.floors import FACTOR
+from accumulation_harness.audit.compare.floors import FACTOR, is_handed
 from accumulation_harness.audit.compare.held import Apart, laid_out
+from accumulation_harness.audit.compare.replayed import rates
 from accumulation_harness.audit.compare.step import StepFacts, further
 from accumulation_harness.audit.evidence import HELD, Run, Step, Track
 
 RATE = "learning rate"
-SAME_RATE = 1e-9  # relative; rates are computed, not measured
+SAME_RATE = 1e-9  # relative; rates are computed
+SAME_MEASURED = 1e-3  # relative; or measured
 
 
 def _alike(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
@@ -31,6 +33,7 @@ class RunSeen:
     run: Run
     track: Track
     effective: Sequence[Step]
+    usual: Sequence[Step] = ()  # the reference's; empty where this is it
 
     @property
     def steps(self) -> int:
@@ -47,10 +50,23 @@ class RunSeen:
         """Of each window."""
         return tuple(len(s.backwards) for s in self.effective)
 
+    @property
+    def is_handed(self) -> bool:
+        """Whether the function has handed it over."""
+        return any(map(is_handed, self.effective))
+
     @cached_property
+    def ways(self) -> dict[int, tuple[tuple[float, ...], ...]]:
+        """Learning rates per parameter group; of an optimizer that was handed over one, by each rule that its updates follow."""
+        if not self.is_handed:
+            return {0: tuple(s.lrs for s in self.effective)}
+        found = rates(self.effective, self.usual or self.effective)
+        return {rule: tuple((rate,) for rate in each) for rule, each in found.items()}
+
+    @property
     def lrs(self) -> tuple[tuple[float, ...], ...]:
-        """Per parameter group."""
-        return tuple(s.lrs for s in self.effective)
+        """Per parameter group, by the first of these rules; nothing where there is none."""
+        return next(iter(self.ways.values()), ((),) * self.steps)
 
     @cached_property
     def rates(self) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -98,6 +114,7 @@ class RunFacts:
     nulls: Sequence[Sequence[Step]]
     apart: tuple[Apart, ...]  # what else moved otherwise than in the reference
     enters: bool = False  # whether gradients that are taken are made of some of it, besides what the backwards give
+    longer: RunSeen | None = None  # of N=1, a step for each micro-batch
 
     @property
     def accumulation_steps(self) -> int:
@@ -155,14 +172,14 @@ class RunFacts:
         found = dict[str, int]()
         for name, mine in self.mine.rates.items():
             pairs = enumerate(zip(mine, self.reference.rates.get(name, ()), strict=False))
-            off = (t for t, (a, b) in pairs if not _alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
+            off = (t for t, (a, b) in pairs if a and b and not _alike(a, b, self._lr_gate(t) if name == RATE else 0.0))
             if (first := next(off, None)) is not None:
                 found[name] = first
         return found
 
     def _lr_gate(self, step: int) -> float:
         """How far the rates of equal computations are apart by then: they may be made of weights. 0 for those of a schedule."""
-        found = [0.0]
+        found = [SAME_MEASURED if is_handed(self.reference.effective[step]) else 0.0]
         for null in self.nulls:
             for mine, usual in zip(null[: step + 1], self.reference.effective, strict=False):
                 found += [FACTOR * abs(a / b - 1) for a, b in zip(mine.lrs, usual.lrs, strict=False) if b]

@@ -157,6 +157,22 @@ class StepFacts:
         return self.gradients_agree and self.update.agrees
 
     @property
+    def goes_along(self) -> bool:
+        """Whether the step moves the parameters, or those alone that move otherwise, in the reference's direction."""
+        return off_line(*self._movements) <= self.update.gate
+
+    @property
+    def goes(self) -> float:
+        """Times as far as in the reference."""
+        return proportion(*self._movements)[0]
+
+    @property
+    def _movements(self) -> tuple[Vector, Vector]:
+        own = [part for name, part in slices(self.mine).items() if not self.update.only or name in self.update.only]
+        a, b = (np.concatenate([step.movement[part] for part in own]) for step in (self.mine, self.theirs))
+        return a, b
+
+    @property
     def accumulation_steps(self) -> int:
         """N."""
         return self.candidate.accumulation_steps
@@ -278,6 +294,15 @@ class StepFacts:
         """a from the sum of what the backwards gave, each clamped to some value."""
         known = self.given_parts and self.own_sum > self.gate and self.a.size >= FEWEST
         return clamped_parts(self.a, self.given_parts) if known else math.inf
+
+    @cached_property
+    def clipped_sums(self) -> float:
+        """a from what is left where the sum so far is brought to the norm of a after each backward, where it is longer."""
+        so_far = np.zeros_like(self.a)
+        for part in self.given_parts:
+            so_far = so_far + part
+            so_far *= min(1.0, norm(self.a) / (norm(so_far) or math.inf))
+        return distance(self.a, so_far) if self.given_parts and self.own_sum > self.gate else math.inf
 
     @cached_property
     def clipped_parts(self) -> float:

@@ -16,8 +16,15 @@ from accumulation_harness.system.packages import HAS_TORCH
 BFLOAT16 = 2.0 ** -SHORT[0]  # unit roundoff
 
 
-def _members(tree: Any) -> Iterator[tuple[str, Any]] | None:
-    """The members of a node by name; None of a leaf."""
+def members(tree: Any) -> Iterator[tuple[str, Any]] | None:
+    """The members of a node of a nest by name.
+
+    Args:
+        tree: The node.
+
+    Returns:
+        Name and member of each; None of a leaf.
+    """
     if isinstance(tree, Mapping):
         return ((str(name), member) for name, member in tree.items())
     if isinstance(tree, (list, tuple)):
@@ -37,7 +44,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     Yields:
         Path and array.
     """
-    inside = _members(tree)
+    inside = members(tree)
     if inside is not None:
         for name, member in inside:
             yield from leaves(member, f"{path}.{name}" if path else name)
@@ -56,7 +63,7 @@ def rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:
     Returns:
         A nest of the same kinds; leaves of no path of `made` are as they were.
     """
-    inside = _members(tree)
+    inside = members(tree)
     if inside is None:
         return made.get(path, tree)
     parts = {name: rebuilt(member, made, f"{path}.{name}" if path else name) for name, member in inside}
@@ -77,7 +84,7 @@ def read(leaf: Any) -> tuple[Vector, float]:
     Returns:
         [elements] float64, and eps / 2 of its format.
     """
-    if _is_tensor(leaf):
+    if is_tensor(leaf):
         return _of_tensor(leaf)
     try:
         array = np.asarray(leaf)
@@ -102,7 +109,7 @@ def like(leaf: Any, values: Vector) -> Any:
     Returns:
         These numbers, in the format of the leaf.
     """
-    if _is_tensor(leaf):
+    if is_tensor(leaf):
         import torch
 
         return torch.from_numpy(values).reshape(leaf.shape).to(leaf)
@@ -110,7 +117,15 @@ def like(leaf: Any, values: Vector) -> Any:
     return np.asarray(shaped, dtype=np.asarray(leaf).dtype) if own is None else own().asarray(shaped, dtype=leaf.dtype)
 
 
-def _is_tensor(leaf: Any) -> bool:
+def is_tensor(leaf: Any) -> bool:
+    """Whether it is one of torch, which is not imported for that.
+
+    Args:
+        leaf: Any object.
+
+    Returns:
+        True for a tensor.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.Tensor)
 

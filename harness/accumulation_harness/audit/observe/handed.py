@@ -28,6 +28,7 @@ from accumulation_harness.audit.evidence import (
 from accumulation_harness.audit.observe.arrays import counts_in, leaves, like, losses_in, read, rebuilt
 from accumulation_harness.audit.observe.other_layers import OtherLayers
 from accumulation_harness.audit.observe.places import Places
+from accumulation_harness.audit.observe.variables import Variables
 from accumulation_harness.observe.patches import Patches
 
 HANDED = "arrays handed over"
@@ -180,7 +181,7 @@ class HandRecorder:
         self.steps, self.began = 0, 0.0
         self.is_over = False
         self._others = OtherLayers(run, intervention.disable, lambda: self.handed.ends_a_step)
-        self._patches = Patches()
+        self._patches, self._variables = Patches(), Variables()
 
     def __enter__(self) -> Self:
         self._generators = random.getstate(), np.random.get_state()
@@ -208,6 +209,9 @@ class HandRecorder:
     def finish(self) -> None:
         """Add the track of what was handed over to the run's."""
         if self.handed.track.steps:
+            if not self.run.held.states:
+                self._variables.held.settle()
+                self.run.held = self._variables.held
             self.run.tracks.append(self.handed.track)
             self.run.round_by(self.handed.arithmetic)
 
@@ -215,7 +219,10 @@ class HandRecorder:
         """Take trees of arrays: what hooks of torch do not see. Weights are returned, to go on with."""
         if weights is not None and self.handed.ends_a_step:
             self.count_step()
-        return self.handed.take(weights, gradient, contribution)
+        moved = self.handed.take(weights, gradient, contribution)
+        if weights is not None:
+            self._variables.look(moved)
+        return moved
 
     def count_step(self) -> None:
         """End the run where a step goes beyond the most."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
-from accumulation_harness.audit.observe.frames import CALL
 from accumulation_harness.audit.observe.generators import Generators
+from accumulation_harness.audit.observe.variables import local_variables, places
 from accumulation_harness.system.state import Snapshot, in_place, snapshot
 
 WHOLE = 2**17  # elements of a tensor that is kept whole where that was asked for
 MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
-OURS = __name__.partition(".")[0] + "."
-NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 class States:
@@ -49,7 +43,7 @@ class States:
 
     def look(self, known: Mapping[Role, Sequence[object]]) -> Mapping[int, str]:
         """A window begins; where objects are. `known`: what has a role in training, wherever it is."""
-        self._roots = {**_locals(), **self._elsewhere}
+        self._roots = {**local_variables(), **self._elsewhere}
         found = self._now(_sampled)
         reached = ("weight", "state")  # by the others
         lost = [(role, one) for role, each in known.items() for one in each if role not in reached and id(one) not in found.paths]
@@ -80,13 +74,7 @@ class States:
         if not held.states:
             return
         self._see(self._now(_sampled), known)
-        first: dict[str, Vector] = {}
-        for values in reversed(held.states):
-            first |= values
-        pairs = [(path, value) for values in held.states for path, value in values.items()]
-        moved = {path for path, value in pairs if not np.array_equal(value, first[path], equal_nan=True)}
-        held.fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
-        held.states = [{path: value for path, value in values.items() if path in moved} for values in held.states]
+        held.settle()
         self.run.held = held
         self._roots, self._elsewhere, self._first, self.held = {}, {}, {}, Held()
 
@@ -111,7 +99,7 @@ class States:
         if (window, number) == self._begun or not (what.hold or what.note or what.starts == window):
             return
         self._begun = window, number
-        self._roots = {**_locals(), **self._elsewhere}
+        self._roots = {**local_variables(), **self._elsewhere}
         if what.starts == window and number < 2:
             self.held.starts.append(_vectors(self._now(_sampled)))
             if not number:
@@ -165,60 +153,4 @@ def _sampled(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _places(count: int) -> Tensor:
-    return torch.from_numpy(np.sort(np.random.default_rng(count).choice(count, HELD, replace=False)))
-
-
-def _locals() -> dict[str, object]:
-    """The local variables of the code under way, those of outer functions first; of methods, their objects."""
-    found: dict[str, object] = {}
-    for frame in reversed(_frames()):
-        for name, value in _variables(frame).items():
-            for path, one in _opened(name, value):
-                taken = path in found and found[path] is not one
-                found[f"{frame.f_code.co_name}().{path}" if taken else path] = one
-    return found
-
-
-def _frames() -> list[FrameType]:
-    """Those of the audited code, from the innermost one on; none in a thread of its own."""
-    frame: FrameType | None = sys._getframe()
-    found = []
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
-        found += [] if _is_ours(frame.f_code) else [frame]
-        frame = frame.f_back
-    return found if frame is not None else []
-
-
-@lru_cache(maxsize=4096)
-def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(NOT_THEIRS)
-
-
-def _variables(frame: FrameType) -> dict[str, object]:
-    """Copied, and not kept by the frame: that would make them live longer. A module's own are left where they are."""
-    own = frame.f_locals
-    found = {name: value for name, value in own.items() if not name.startswith("__")}
-    if type(own) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        own.clear()
-    return found
-
-
-def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The value; in place of a method its object, of a function what it holds, of a partial call its function and arguments."""
-    if isinstance(value, MethodType):
-        yield from _opened(path, value.__self__)
-    elif type(value).__module__.startswith(OURS):  # what a loop hands its arrays to, say: it holds all that was seen
-        return
-    elif isinstance(value, partial):
-        for place, one in enumerate((value.func, *value.args, *value.keywords.values())):
-            yield from _opened(f"{path}.args[{place - 1}]" if place else path, one)
-    elif isinstance(value, FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            try:
-                inside = cell.cell_contents
-            except ValueError:  # not yet assigned
-                continue
-            if not isinstance(inside, FunctionType):
-                yield from _opened(f"{path}.{name}", inside)
-    else:
-        yield path, value
+    return torch.from_numpy(places(count))

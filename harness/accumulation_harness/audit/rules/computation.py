@@ -27,6 +27,7 @@ from accumulation_harness.audit.rules.weights import own_means
 from accumulation_harness.compare.linear import WeightedSum
 from accumulation_harness.judge.cause import Cause
 
+ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
 ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
 OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.gradients_cleared_in_window,
@@ -396,6 +397,13 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, Cause.non_separable_loss, "gradient", message)
 
 
+def _shrunk(facts: StepFacts) -> Iterator[Finding]:
+    """Weights that were handed over moved on from there before the next gradient, towards zero."""
+    if is_handed(facts.mine) and facts.step and facts.update.along_weights <= ALONG_WEIGHTS:
+        message = "the parameters shrink by more than at N=1 from one window to the next, and gradients are those of other ones"
+        yield at(facts, Cause.weight_decay_per_micro_batch, "gradient", message, outside=facts.update.along_weights)
+
+
 def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
     """Another optimizer's step moves what the forwards of one window use."""
     inside, usual = (step.calls_inside.count("other step") for step in (facts.mine, facts.theirs))
@@ -414,5 +422,6 @@ RULES = (
     _other_outputs,
     _other_factors,
     _left_behind,
+    _shrunk,
     _one_by_one,
 )

@@ -14,6 +14,7 @@ from accumulation_harness.audit.compare.held import numbers
 from accumulation_harness.audit.compare.run import Facts, RunFacts, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.computation import ALONG_WEIGHTS
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
 from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, explain_step
 from accumulation_harness.audit.rules.weights import growth
@@ -46,7 +47,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         The findings.
     """
     found = structure(run, steps)
-    changed = min(run.rates_apart.values(), default=math.inf)  # a rate or another number of the optimizer's is another from here
+    rated = schedule(run) if _shows_rates(steps) else []
+    changed = min(run.rates_apart.values(), default=math.inf) if rated else math.inf  # a number of the optimizer's is another
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
     broken_off = bool(found)
     pure = True  # nothing before this step made the state another
@@ -66,14 +68,25 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if not facts.agrees and nothing_seen and (stands_in(facts.mine) or not is_handed(facts.mine)):
             break  # its state may be another from here on
     if broken_off:  # rates of before are no consequence
-        found += [f for f in schedule(run) if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
+        found += [f for f in rated if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
     else:
-        found += schedule(run) + counters(run) + held(run, unread=all(facts.gradients_agree for facts in steps)) + ended(run)
+        found += rated + counters(run)
+        if all(
+            facts.agrees or not is_handed(facts.mine) for facts in steps
+        ):  # what a loop makes of its own other weights differs
+            found += held(run, unread=all(facts.gradients_agree for facts in steps))
+        found += ended(run)
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
     named = _cut_off(_lost_again(_seen_closely(found, steps), steps), steps)
     return first_of_each(_told_apart(_made_of_kept(named, run, steps), run, steps))
+
+
+def _shows_rates(steps: Sequence[StepFacts]) -> bool:
+    """Whether learning rates are known: those of arrays handed over are found where gradients are the same, and decay is."""
+    handed = [facts for facts in steps if is_handed(facts.mine)]
+    return all(facts.gradients_agree and not facts.update.along_weights <= ALONG_WEIGHTS for facts in handed)
 
 
 def _giving(facts: StepFacts) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import Format, giving
 from accumulation_harness.audit.evidence import Finding, Step, Vector, norms_by
-from accumulation_harness.audit.rules.computation import besides, other_computation
+from accumulation_harness.audit.rules.computation import ALONG_WEIGHTS, besides, other_computation
 from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, listed, told
 from accumulation_harness.audit.rules.weights import (
     clipped_aside,
@@ -29,7 +29,7 @@ from accumulation_harness.audit.rules.weights import (
     unequal_replicas,
     weighted,
 )
-from accumulation_harness.compare.linear import CERTAIN, cosine, distance, off_line, proportion
+from accumulation_harness.compare.linear import CERTAIN, cosine, distance, off_line
 from accumulation_harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
@@ -123,7 +123,6 @@ BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
 ROUNDED = 1e-12  # relative; how well a factor is known at best
 COARSEST = 0.5  # relative; with a wider gate, any prediction fits
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
-ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
 ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -350,11 +349,9 @@ def _update(facts: StepFacts) -> Iterator[Finding]:
     elif update.state_distance > update.state_gate:
         cause = Cause.optimizer_state_per_micro_batch
         message = "equal gradients, but the optimizer's state advanced differently"
-    elif update.only:
-        message += f" of {', '.join(update.only[:4])}"
-    elif off_line(facts.mine.movement, facts.theirs.movement) <= update.gate:
-        times = proportion(facts.mine.movement, facts.theirs.movement)[0]
-        message += f", {times:.4g} times that of N=1 in every weight: as another learning rate makes it"
+    elif update.only or facts.goes_along:
+        message += f" of {', '.join(update.only[:4])}" if update.only else ""
+        message += f", {facts.goes:.4g} times that of N=1: as another learning rate makes it" if facts.goes_along else ""
     yield at(
         facts,
         cause,

@@ -269,6 +269,8 @@ def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
         return  # nothing is clipped, or nothing that is not at N=1 as well: rows are
     elif facts.clipped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
+    elif facts.clipped_sums <= facts.gate:
+        message = "the sum so far is clipped to one norm after each micro-batch; unclipped, it is right"
     elif facts.clamped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped by value before it is added; unclipped, the sum is right"
     if message:

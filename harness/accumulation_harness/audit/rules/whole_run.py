@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from accumulation_harness.audit.compare.held import OWN, Apart, laid_out_alike
+from accumulation_harness.audit.compare.replayed import ahead
 from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Finding, Kind, Vector
-from accumulation_harness.audit.rules.finding import MOVED, finding, known_weights
+from accumulation_harness.audit.rules.finding import MOVED, equal, finding, known_weights
 from accumulation_harness.judge.cause import Cause
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 STRETCHED_MOVEMENT = 0.2  # and of how far the rates have moved
 FEWEST_RATES = 3  # below which any two schedules are stretched ones of each other
+SAME_PLACES = 1e-3  # relative; rates that differ by less are one
 SAME_PLACE = 0.1  # steps, by which a place between two steps may be off: rates are put on straight lines between them
 
 
@@ -35,19 +37,28 @@ def schedule(run: RunFacts) -> list[Finding]:
     if not run.rates_apart:
         return []
     name = min(run.rates_apart, key=lambda each: (run.rates_apart[each], each != RATE))
-    first, mine, theirs = run.rates_apart[name], run.mine.rates[name], run.reference.rates[name]
+    mine, theirs = run.mine.rates[name], run.reference.rates[name]
+    ways = [(own, run.reference.ways[rule]) for rule, own in run.mine.ways.items()] if name == RATE else []
+    mine, theirs = next((way for way in ways if _runs_ahead(run, *way) or _stretched(run, *way)), (mine, theirs))
+    counts = run.longer is not None and name == RATE and _goes_through(run, run.longer)
+    first = run.rates_apart[name]
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
     cause, what = Cause.schedule_per_micro_batch, f"the {'learning-rate schedule' if name == RATE else f'schedule of `{name}`'}"
-    if (name == RATE and (calls > usual or moves_inside)) or _runs_ahead(run, mine, theirs):
+    if (name == RATE and (calls > usual or moves_inside)) or counts or _runs_ahead(run, mine, theirs):
         message = f"{what} advances per micro-batch: {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
     elif _stretched(run, mine, theirs) or (name == RATE and _too_long(run)):
         message = f"{what} is laid out for micro-batches, and advances once per optimizer step: it lags behind"
+    elif name == RATE and _counts_ahead(run):
+        cause = Cause.optimizer_state_per_micro_batch
+        message = "the count of steps by which the optimizer corrects its moments advances per micro-batch"
     else:
         cause, what = Cause.unexplained, "the learning rates differ" if name == RATE else f"`{name}` of the optimizer differs"
         told = "" if name == RATE else f": {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
         message = f"{what}{told}, and not as if the schedule counted micro-batches"
-        if _same_way(mine, theirs):
+        if name == RATE and (times := _one_ratio(mine, theirs)):
+            message = f"the learning rate is {times:.4g} times that of N=1 in every step: it is scaled, or updates are made again"
+        elif _same_way(mine, theirs):
             message += (
                 "; it goes the same way at another speed: where its length is that of an epoch, let its micro-batches "
                 "fill the last window"
@@ -67,7 +78,30 @@ Rates = Sequence[tuple[float, ...]]
 def _runs_ahead(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
     """The reference's rate at step t is the candidate's at (t - offset) / N, on straight lines between its steps."""
     n, a, b = run.accumulation_steps, _firsts(mine), _firsts(theirs)
-    return any(_on_the_way(b[offset:], a, np.arange(len(b) - offset) / n) for offset in range(n if n > 1 else 0))
+    offsets = range(n if n > 1 else 0)
+    return any(_on_the_way(b[at:], a, np.arange(len(b) - at) / n) or _are_the_same(a, b[at::n]) for at in offsets)
+
+
+def _goes_through(run: RunFacts, longer: RunSeen) -> bool:
+    """Whether its rates are those of N=1 after so many micro-batches."""
+    n, pairs = run.accumulation_steps, [(own, longer.ways[rule]) for rule, own in run.mine.ways.items() if rule in longer.ways]
+    return any(_are_the_same(_firsts(own), _firsts(every)[at::n]) for own, every in pairs for at in range(n))
+
+
+def _counts_ahead(run: RunFacts) -> bool:
+    """Whether updates that were handed over are longer as they are with moments corrected for the number of micro-batches."""
+    n = run.accumulation_steps
+    for rule, own in run.mine.ways.items():
+        usual, factors = _firsts(run.reference.ways[rule]), ahead(rule, n, run.mine.steps) if run.mine.is_handed else ()
+        if factors and len(factors) == len(usual) > 1 and np.allclose(_firsts(own), factors * usual, rtol=SAME_PLACES, atol=0):
+            return True
+    return False
+
+
+def _are_the_same(rates: Vector, others: Vector) -> bool:
+    """Whether two rates or more, which are not one, are those of the other run at these places."""
+    pairs = [*zip(rates, others, strict=False)]
+    return len({round(math.log(b), 2) for _, b in pairs if b > 0}) > 1 and all(abs(a - b) <= SAME_PLACES * b for a, b in pairs)
 
 
 def _too_long(run: RunFacts) -> bool:
@@ -113,6 +147,13 @@ def _same_way(mine: Rates, theirs: Rates) -> bool:
     steps = np.arange(len(places))
     tempo, begin = np.polyfit(steps, places, 1)
     return bool(np.abs(begin + tempo * steps - places).max() <= SAME_PLACE)
+
+
+def _one_ratio(mine: Rates, theirs: Rates) -> float:
+    """By which every rate of the first group differs; 0 where it is not one."""
+    pairs = [(a, b) for a, b in zip(_firsts(mine), _firsts(theirs), strict=False) if a or b]
+    ratios = tuple(a / b if b else 0.0 for a, b in pairs)
+    return ratios[0] if ratios and min(ratios) > 0 and equal(ratios) else 0.0
 
 
 def _firsts(rates: Rates) -> Vector:

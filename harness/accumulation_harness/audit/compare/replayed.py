@@ -1,0 +1,104 @@
+"""Learning rates that nobody showed: how far an optimizer goes along the updates that known rules make of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from accumulation_harness.audit.evidence import Step, Vector
+from accumulation_harness.compare.linear import weighted_sum
+
+FOLLOWS = 1e-3  # relative; what a rule may leave of an update that is its own
+SMALL = 1e-3  # of a typical element of the gradient, below which the least divisor of a rule, which is not known, decides
+FEWEST = 4  # elements that make up two directions by chance
+SETTINGS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.9, 0.98), (0.95, 0.95), (0.5, 0.999))  # shares kept of moments
+KEPT = (0.9, 0.95, 0.99, 0.8)
+Rule = Callable[[Sequence[Vector]], Iterator[Vector]]
+
+
+def _momentum(gradients: Sequence[Vector], kept: float, *, ahead: bool = False) -> Iterator[Vector]:
+    """m = kept m + g; `ahead` as Nesterov does."""
+    mean = np.zeros_like(gradients[0])
+    for g in gradients:
+        mean = kept * mean + g
+        yield g + kept * mean if ahead else mean
+
+
+def _adam(gradients: Sequence[Vector], first: float, second: float, *, corrected: bool) -> Iterator[Vector]:
+    """m / sqrt(v); with no mean it is RMSprop's."""
+    mean = square = np.zeros_like(gradients[0])
+    for t, g in enumerate(gradients, 1):
+        mean, square = first * mean + (1 - first) * g, second * square + (1 - second) * g * g
+        m, v = (mean / (1 - first**t), square / (1 - second**t)) if corrected else (mean, square)
+        yield m / np.sqrt(np.where(v > 0, v, 1.0))
+
+
+def _signs(gradients: Sequence[Vector], now: float, later: float) -> Iterator[Vector]:
+    """Lion's."""
+    mean = np.zeros_like(gradients[0])
+    for g in gradients:
+        yield np.sign(now * mean + (1 - now) * g)
+        mean = later * mean + (1 - later) * g
+
+
+RULES: tuple[partial[Iterator[Vector]], ...] = (
+    partial(_momentum, kept=0.0),
+    *(partial(_adam, first=a, second=b, corrected=c) for c in (True, False) for a, b in SETTINGS),
+    *(partial(_momentum, kept=kept, ahead=ahead) for kept in KEPT for ahead in (False, True)),
+    *(partial(_adam, first=0.0, second=kept, corrected=c) for c in (False, True) for kept in (*KEPT, 0.999)),
+    *(partial(_signs, now=0.9, later=later) for later in (0.99, 0.95, 0.9)),
+)
+
+
+def rates(steps: Sequence[Step], usual: Sequence[Step]) -> dict[int, tuple[float, ...]]:
+    """Find the learning rates r in movement = -r (direction + c weights), of each rule whose directions make up every update.
+
+    Directions with corrected moments and without are multiples, by numbers that go with the step: no update tells which it was.
+
+    Args:
+        steps: Those of one optimizer from its first on, with the gradients that it took.
+        usual: Those of the reference, which every rule fits as well.
+
+    Returns:
+        Place of the rule -> one for each step.
+    """
+    fitting = {k: _along(rule, steps) for k, rule in enumerate(RULES) if _along(rule, usual)}
+    return {k: found for k, found in fitting.items() if found}
+
+
+def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:
+    """By what a rule's updates are longer where its moments are corrected for n times as many steps as were taken.
+
+    Args:
+        rule: Its place.
+        n: How many times.
+        steps: Number of steps.
+
+    Returns:
+        A factor for each step; none of a rule that corrects nothing.
+    """
+    said = RULES[rule].keywords
+    if not said.get("corrected"):
+        return ()
+    t = np.arange(1, steps + 1)
+    of_count = [np.sqrt(1 - said["second"] ** count) / (1 - said["first"] ** count) for count in (n * t, t)]
+    return tuple((of_count[0] / of_count[1]).tolist())
+
+
+def _along(rule: Rule, steps: Sequence[Step]) -> tuple[float, ...]:
+    gradients = [step.gradient for step in steps]
+    if not gradients or any(g.shape != gradients[0].shape or not np.isfinite(g).all() for g in gradients):
+        return ()
+    keep = np.all([np.abs(g) > SMALL * np.sqrt(np.mean(g * g)) for g in gradients], axis=0)
+    if np.count_nonzero(keep) < FEWEST:
+        return ()
+    found = []
+    for step, direction in zip(steps, rule([g[keep] for g in gradients]), strict=True):
+        moved = step.movement[keep]
+        fit = weighted_sum(moved, [-direction, -step.before[keep]]) if moved.any() else None
+        if fit is not None and not fit.residual <= FOLLOWS:
+            return ()
+        found.append(0.0 if fit is None else fit.weights[0])
+    return tuple(found)

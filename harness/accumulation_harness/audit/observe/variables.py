@@ -1,0 +1,173 @@
+"""The local variables of the audited code: what they are, and what they lead to in numbers of any library, by path."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accumulation_harness.audit.evidence import HELD, Held, Vector
+from accumulation_harness.audit.observe.arrays import is_tensor, members
+from accumulation_harness.audit.observe.frames import CALL, TORCH
+
+OURS = __name__.partition(".")[0] + "."
+NOT_THEIRS = (*TORCH, str(Path(__file__).parents[2]))
+MOST_OBJECTS = 2_000  # looked into at each look: the nearest ones
+OPAQUE = (str, bytes, type, ModuleType, BuiltinFunctionType)
+WEIGHTS = "weights handed over"
+
+
+class Variables:
+    """Looks at what the local variables lead to as windows begin: it runs nothing of theirs but what gives an array's numbers."""
+
+    def __init__(self) -> None:
+        self.held = Held()
+
+    def look(self, weights: Any) -> None:
+        """A window begins with these weights."""
+        found = _Search()
+        found.visit(WEIGHTS, weights)
+        found.run()
+        self.held.roles |= dict.fromkeys(found.values, "weight")
+        for name, value in local_variables().items():
+            found.visit(name, value)
+        found.run()
+        self.held.states.append(found.values)
+        self.held.numbers |= found.numbers
+
+
+class _Search:
+    """A walk, breadth first, so that what is near has the short path."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Vector] = {}
+        self.numbers: set[str] = set()  # paths of numbers of Python's
+        self._waiting = deque[tuple[str, Any]]()
+        self._met: dict[int, Any] = {}  # kept, so that no identity is given again
+
+    def run(self) -> None:
+        """Look into what waits."""
+        while self._waiting and len(self._met) < MOST_OBJECTS:
+            path, item = self._waiting.popleft()
+            with suppress(Exception):  # of the objects' own
+                for name, member in _inside(item):
+                    self.visit(f"{path}.{name}", member)
+
+    def visit(self, path: str, item: Any) -> None:
+        """Keep what is a number; look later into what may hold some."""
+        if type(item) in (bool, int, float):
+            self.numbers.add(path)
+            with suppress(OverflowError):
+                self.values[path] = np.array([item], dtype=np.float64)
+        elif not (item is None or id(item) in self._met or _is_none_of_theirs(item)):
+            self._met[id(item)] = item
+            if hasattr(type(item), "__array__") or hasattr(type(item), "__dlpack__"):
+                with suppress(Exception):  # deleted, traced, of a format that NumPy does not know
+                    self.values[path] = _few(np.asarray(item).reshape(-1))
+            else:
+                self._waiting.append((path, item))
+
+
+def _is_none_of_theirs(item: Any) -> bool:
+    """Whether nothing of it is looked at here: what holds no numbers, or is ours, or torch's."""
+    return isinstance(item, OPAQUE) or is_tensor(item) or type(item).__module__.startswith(OURS)
+
+
+def _few(array: npt.NDArray[Any]) -> Vector:
+    """Some elements of a large array, the same places in all of that size, in float64."""
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(f"no numbers: {array.dtype}")
+    return (array if array.size <= HELD else array[places(array.size)]).astype(np.float64)
+
+
+def _inside(item: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds by name; a function the variables of its own."""
+    named = members(item)
+    if named is not None:
+        yield from named
+    elif isinstance(item, (FunctionType, MethodType, partial)):
+        yield from ((name.lstrip("."), one) for name, one in _opened("", item))
+    else:
+        yield from vars(item).items()
+
+
+@lru_cache(maxsize=64)
+def places(count: int) -> npt.NDArray[np.int64]:
+    """Where the elements are that are kept of so many.
+
+    Args:
+        count: Elements of a tensor.
+
+    Returns:
+        `HELD` places, in their order.
+    """
+    return np.sort(np.random.default_rng(count).choice(count, HELD, replace=False))
+
+
+def local_variables() -> dict[str, object]:
+    """The local variables of the code under way, those of outer functions first; of methods, their objects.
+
+    Returns:
+        Name -> value.
+    """
+    found: dict[str, object] = {}
+    for frame in reversed(_frames()):
+        for name, value in _variables(frame).items():
+            for path, one in _opened(name, value):
+                taken = path in found and found[path] is not one
+                found[f"{frame.f_code.co_name}().{path}" if taken else path] = one
+    return found
+
+
+def _frames() -> list[FrameType]:
+    """Those of the audited code, from the innermost one on; none in a thread of its own."""
+    frame: FrameType | None = sys._getframe()
+    found = []
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
+        found += [] if _is_ours(frame.f_code) else [frame]
+        frame = frame.f_back
+    return found if frame is not None else []
+
+
+@lru_cache(maxsize=4096)
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(NOT_THEIRS)
+
+
+def _variables(frame: FrameType) -> dict[str, object]:
+    """Copied, and not kept by the frame: that would make them live longer. A module's own are left where they are."""
+    own = frame.f_locals
+    found = {name: value for name, value in own.items() if not name.startswith("__")}
+    if type(own) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        own.clear()
+    return found
+
+
+def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """The value; in place of a method its object, of a function what it holds, of a partial call its function and arguments."""
+    if isinstance(value, MethodType):
+        yield from _opened(path, value.__self__)
+    elif type(value).__module__.startswith(OURS):  # what a loop hands its arrays to, say: it holds all that was seen
+        return
+    elif isinstance(value, partial):
+        for place, one in enumerate((value.func, *value.args, *value.keywords.values())):
+            yield from _opened(f"{path}.args[{place - 1}]" if place else path, one)
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                inside = cell.cell_contents
+            except ValueError:  # not yet assigned
+                continue
+            if not isinstance(inside, FunctionType):
+                yield from _opened(f"{path}.{name}", inside)
+    else:
+        yield path, value
