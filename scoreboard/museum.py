@@ -148,7 +148,11 @@ def staircase(advisories: Sequence[Advisory]) -> str:
     )
 
 
-INTRODUCTION = """# The museum of real bugs
+INTRODUCTION = """---
+hide: [navigation, toc]
+---
+
+# The museum of real bugs
 
 {faults} faults of released trainers that make N micro-batches a different computation from one large batch. Each was run on a CPU
 twice: with the fault, where the audit had to say `different` and give the finding below, and without it, where it had to say

@@ -24,7 +24,11 @@ ROWS = HERE.parent / "experiments/recorded/released_trainers.csv"
 CLAIMED = ("accelerate", "keras-by-hand", "lightning")  # the records on which G1 to G3 rest
 COLUMNS = ("name", "framework", "version", "function", "accumulation_steps", "verdict", "causes", "distance", "largest_distance")
 RAISED = "raised an error"
-INTRODUCTION = """# Scoreboard of audited releases
+INTRODUCTION = """---
+hide: [navigation, toc]
+---
+
+# Scoreboard of audited releases
 
 {settings} settings of {releases} releases: {different} are a different computation from one large batch, {equivalent} are
 equivalent, {raised} raised an error. Each was trained on a CPU, mostly in batches of 16 that were cut into N micro-batches, with
@@ -40,7 +44,7 @@ released.
 [How a verdict comes about](../audit.md) · [what to do about a cause](../remedies.md) · `make scoreboard` makes this page from the
 records.
 """
-HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "scale, N", "since", "fixed in", "reproduce")
+HEAD = ("release", "setting", "finding", "distance (N)", "scale (N)", "since", "fixed in", "reproduce")
 
 
 @dataclass(frozen=True, kw_only=True)
