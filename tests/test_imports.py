@@ -35,7 +35,7 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
         "accumulation_harness.recipes",
         "accumulation_harness.measure",
         "accumulation_harness.workloads",
-        "accumulation_harness.audit.compare",
+        "accumulation_harness.audit",
     ),
     "accumulation_harness.affected": ("torch", "numpy", "rich", "accumulation_harness.audit", "accumulation_harness.measure"),
     "accumulation_harness.lint": ("torch", "numpy", "rich", "accumulation_harness.audit", "accumulation_harness.measure"),

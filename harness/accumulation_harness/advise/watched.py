@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.audit.report.remedies import Status
+from accumulation_harness.judge.status import Status
 from accumulation_harness.system.terminal import in_columns
 from accumulation_harness.watch.compare import read
 from accumulation_harness.watch.report import Report

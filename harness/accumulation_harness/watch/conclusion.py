@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.status import Status
 from accumulation_harness.watch.evidence import Finding, Rung
 from accumulation_harness.watch.judge import REACH, Judge
 from accumulation_harness.watch.report import Report

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.compare.linear import proportion
 from accumulation_harness.compare.readings import Weighed, near, told
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.address import page_of
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.costs import Costs, two_sizes
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
@@ -283,7 +283,7 @@ class Judge:
             if cause not in self._told:
                 self._told.add(cause)
                 where = f"window {finding.window + 1}"
-                print(f"accumulation: {cause} ({where}): {finding.message}; {remedy(cause)}", file=self._tell, flush=True)
+                print(f"accumulation: {cause} ({where}): {finding.message}; {page_of(cause)}", file=self._tell, flush=True)
 
     def metrics(self) -> Mapping[str, float]:
         """`accumulation/*` of the last window, as far as there are numbers."""

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.report.remedies import Status, plain, remedy, short
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.status import Status, plain, short
 from accumulation_harness.observe.fence import Refused
+from accumulation_harness.system.address import page_of
 from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
 from accumulation_harness.watch.evidence import Finding, Rung
@@ -101,7 +102,7 @@ class Report:
             yield f"{finding.cause} ({first}): {finding.message}"
             for key, value in finding.evidence.items():
                 yield f"    {key}: {short(value)}"
-            yield f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})"
+            yield f"    remedy: {MEANINGS[finding.cause].remedy} ({page_of(finding.cause)})"
         for line in self.properties:
             yield f"note: {line}"
         for line in self.reasons:
@@ -150,7 +151,7 @@ class Report:
             if finding.evidence:
                 lines += ["| evidence | value |", "|---|---|"]
                 lines += [f"| {key} | {short(value)} |" for key, value in finding.evidence.items()] + [""]
-            lines += [f"**Remedy.** {MEANINGS[finding.cause].remedy} (`{remedy(finding.cause)}`)"]
+            lines += [f"**Remedy.** {MEANINGS[finding.cause].remedy} (`{page_of(finding.cause)}`)"]
         for heading, told in (("Properties of the model", self.properties), ("What could not be seen", self.reasons)):
             if told:
                 lines += ["", f"## {heading}", "", *(f"- {line}" for line in told)]

@@ -21,8 +21,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.status import Status
 from accumulation_harness.observe.fence import Fence, See, Seeing, entry
 from accumulation_harness.observe.followed import versions
 from accumulation_harness.observe.graph import roots_of

@@ -13,9 +13,9 @@ from typing_extensions import Self
 from accumulation_harness.audit.compare.run import Facts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding, Site
-from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import Subject, seen_from
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.status import Status
 from accumulation_harness.system.enums import StrEnum
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
-from accumulation_harness.audit.report.remedies import short
 from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.compare.linear import WeightedSum
+from accumulation_harness.judge.status import short
 
 COLUMNS = 32  # of the longest bar of a text
 MOST = 16  # bars that are drawn

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.observe.frames import UNINSTALLED
 from accumulation_harness.audit.report.conclusion import Conclusion
-from accumulation_harness.audit.report.remedies import meaning
+from accumulation_harness.audit.report.meanings import meaning
 from accumulation_harness.judge.cause import Cause
 
 SUMMED = "`loss = cross_entropy(logits, labels, reduction='sum') / num_items_in_batch`"

@@ -9,9 +9,11 @@ from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.figure import charts, lines
 from accumulation_harness.audit.report.frameworks import change
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
-from accumulation_harness.audit.report.remedies import Status, meaning, remedy, short
+from accumulation_harness.audit.report.meanings import meaning
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, is_tried, reproduction
 from accumulation_harness.audit.report.subject import Subject
+from accumulation_harness.judge.status import Status, short
+from accumulation_harness.system.address import page_of
 
 SCRIPT_SECONDS = 60.0
 MOST_LINES = 300  # of a source file that is put into the issue
@@ -127,7 +129,7 @@ def _causes(conclusion: Conclusion) -> Iterator[str]:
         yield found(conclusion, findings)
         yield f"Evidence at N={findings[0].accumulation_steps}:"
         yield listed(f"{escaped(key)}: {escaped(short(value))}" for key, value in findings[0].evidence.items())
-        yield f"**Remedy.** {change(conclusion, findings[0])} ({code(remedy(cause))})"
+        yield f"**Remedy.** {change(conclusion, findings[0])} ({code(page_of(cause))})"
 
 
 def _sentence(words: str) -> str:

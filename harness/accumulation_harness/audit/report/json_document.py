@@ -11,9 +11,11 @@ from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import known
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.remedies import Status, meaning, plain, remedy, short
+from accumulation_harness.audit.report.meanings import meaning
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.judge.remedy import patch
+from accumulation_harness.judge.status import Status, plain, short
+from accumulation_harness.system.address import page_of
 
 MOST_BYTES = 64 * 1024  # of the text
 MOST_ITEMS = 16  # of a list in it, and fewer where it would be longer
@@ -44,7 +46,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
                 "location": _location(conclusion, f),
                 "change": change(conclusion, f),
                 "patch": patch(f.cause),
-                "remedy": remedy(f.cause),
+                "remedy": page_of(f.cause),
                 "evidence": plain(f.evidence),
             }
             for f in conclusion.findings

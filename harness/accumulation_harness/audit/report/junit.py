@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.report.frameworks import change
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.system.address import page_of
 
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 has no character for
 SUITE = "gradient accumulation"
@@ -68,7 +68,7 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
 def _told(conclusion: Conclusion, finding: Finding) -> str:
     where = conclusion.where(finding)
     said = f"{finding.cause}: {finding.message}\n" + (f"at {where}\n" if where else "")
-    return f"{said}remedy: {change(conclusion, finding)} ({remedy(finding.cause)})"
+    return f"{said}remedy: {change(conclusion, finding)} ({page_of(finding.cause)})"
 
 
 def _case(conclusion: Conclusion, name: str) -> Element:

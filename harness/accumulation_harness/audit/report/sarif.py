@@ -7,9 +7,9 @@ from typing import Any
 
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.conclusion import Conclusion
-from accumulation_harness.audit.report.remedies import Status, plain
 from accumulation_harness.audit.report.subject import TOOL, Subject
 from accumulation_harness.judge import sarif
+from accumulation_harness.judge.status import Status, plain
 
 
 def text(conclusion: Conclusion) -> str:

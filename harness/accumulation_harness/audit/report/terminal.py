@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from accumulation_harness.audit.report.conclusion import Conclusion, Line
 from accumulation_harness.audit.report.figure import decisive, lines
 from accumulation_harness.audit.report.frameworks import advice
-from accumulation_harness.audit.report.remedies import meaning, remedy, short
+from accumulation_harness.audit.report.meanings import meaning
+from accumulation_harness.judge.status import short
+from accumulation_harness.system.address import page_of
 
 WIDTH = 130
 COLUMNS = ("N", "arithmetic", "optimizer", "steps", "largest distance", "gate there", "scale", "cosine", "causes")
@@ -36,7 +38,7 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    {finding.message}")
         if where := conclusion.where(finding):
             yield from _wrapped(f"    at {where}")
-        yield from _wrapped(f"    remedy: {meaning(finding).remedy} ({remedy(finding.cause)})")
+        yield from _wrapped(f"    remedy: {meaning(finding).remedy} ({page_of(finding.cause)})")
         yield from _wrapped(f"    {advice(conclusion, finding.cause)}".rstrip())
     for chart in decisive(conclusion):
         yield from lines(chart)
