@@ -256,19 +256,41 @@ def norms_for_a_log_and_cleared(at):
     return _norms_taken(at, cleared=True)
 
 
+def _copied_first(at):
+    """An average of PyTorch's own, whose first update copies the weights."""
+    averaged = swa_utils.AveragedModel(at.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    return partial(averaged.update_parameters, at.model)
+
+
+@loop()
+def average_that_begins_with_a_copy(at):
+    """It is updated after every step."""
+    return {"after_step": _copied_first(at)}
+
+
 @loop("ema_per_micro_batch")
 def average_that_begins_with_a_copy_inside(at):
-    """An average of PyTorch's own, whose first update copies the weights, is updated after every micro-batch."""
-    averaged = swa_utils.AveragedModel(at.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    return {"after_micro_batch": partial(averaged.update_parameters, at.model)}
+    """It is updated after every micro-batch."""
+    return {"after_micro_batch": _copied_first(at)}
+
+
+def _warmed_up(at, steps):
+    """A warm-up of two steps comes before a cosine of what is left."""
+    schedules = torch.optim.lr_scheduler
+    warm, rest = schedules.LinearLR(at.optimizer, 0.1, total_iters=2), schedules.CosineAnnealingLR(at.optimizer, steps - 2)
+    return {"after_step": schedules.SequentialLR(at.optimizer, [warm, rest], [2]).step}
+
+
+@loop()
+def warm_up_before_a_cosine(at):
+    """It is laid out for twelve optimizer steps."""
+    return _warmed_up(at, 12)
 
 
 @loop("schedule_per_micro_batch")
 def warm_up_before_a_cosine_of_micro_batches(at):
-    """A warm-up of two steps comes before a cosine, which is laid out for twelve windows' micro-batches."""
-    schedules = torch.optim.lr_scheduler
-    warm, rest = schedules.LinearLR(at.optimizer, 0.1, total_iters=2), schedules.CosineAnnealingLR(at.optimizer, 12 * at.n - 2)
-    return {"after_step": schedules.SequentialLR(at.optimizer, [warm, rest], [2]).step}
+    """It is laid out for as many micro-batches."""
+    return _warmed_up(at, 12 * at.n)
 
 
 class _Counting(nn.Sequential):

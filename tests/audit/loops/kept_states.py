@@ -86,16 +86,27 @@ def target_for_later_by_micro_batches(at):
     return _target(at, inside=True)
 
 
-@loop("unexplained")
-def squared_gradients_so_far(at):
-    """A running mean is kept for later of the squares of what a window has after each backward."""
+def _squares(at, inside):
+    """A running mean of squared gradients is kept for later (a penalty on a second task)."""
     kept = [torch.zeros_like(p) for p in at.model.parameters()]
 
     def update():
         for mean, p in zip(kept, at.model.parameters(), strict=True):
             mean.lerp_(p.grad.square(), 0.1)
 
-    return {"after_backward": update, "windows": full_windows}
+    return {"after_backward" if inside else "before_step": update, "windows": full_windows}
+
+
+@loop()
+def squared_gradients(at):
+    """Of the whole window."""
+    return _squares(at, inside=False)
+
+
+@loop("unexplained")
+def squared_gradients_so_far(at):
+    """Of what a window has after each backward."""
+    return _squares(at, inside=True)
 
 
 @loop()
@@ -157,20 +168,31 @@ def queue_of_micro_batches_undivided(at):
     _queue(at, inside=True, divisor=at.n)
 
 
-@loop("stochastic_layers")
-def drawn_by_an_own_generator(at):
-    """Outputs are scaled by numbers from a generator of the loop's own."""
+def _noisy(at, *, counts):
+    """A number per micro-batch comes from a generator of the loop's own."""
     generator = random.Random(0)
 
     def loss(model, ids, window):
-        return frame.share(model(X[ids]) * (1 + generator.random()), ids, window)
+        return frame.share(model(X[ids]) * (1 + counts * generator.random()), ids, window)
 
     return {"loss": loss, "windows": full_windows}
 
 
+@loop()
+def drawn_for_a_log(at):
+    """Nothing depends on it."""
+    return _noisy(at, counts=0)
+
+
+@loop("stochastic_layers")
+def drawn_by_an_own_generator(at):
+    """Outputs are scaled by it."""
+    return _noisy(at, counts=1)
+
+
 @loop("non_separable_loss")
 def drawn_for_a_log_in_pairs(at):
-    """Nothing depends on them, and every row is compared with the others of its micro-batch."""
+    """Nothing depends on it, and every row is compared with the others of its micro-batch."""
     generator = random.Random(0)
 
     def loss(model, ids, window):

@@ -38,58 +38,87 @@ def micro_batches_without_gradient_not_divided(at):
 
 
 class Standardised(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
     def forward(self, x):
-        return (x - x.mean(0)) / (x.std(0, unbiased=False) + 0.1)
+        return (x - x.mean(self.dim, keepdim=True)) / (x.std(self.dim, unbiased=False, keepdim=True) + 0.1)
 
 
 def _with(*layers):
     return data.model(torch.float32, *layers)
 
 
-@loop("batch_statistics", model=lambda: _with(Standardised()))
+@loop("batch_statistics", model=lambda: _with(Standardised(0)))
 def standardised_over_the_micro_batch(at):
     """A layer standardises each feature over the rows of the micro-batch."""
+    return {}
+
+
+@loop(model=lambda: _with(Standardised(1)))
+def standardised_over_features(at):
+    """A layer standardises each row over its features."""
     return {}
 
 
 class Centred(nn.Module):
     mean: Tensor
 
-    def __init__(self):
+    def __init__(self, rate):
         super().__init__()
+        self.rate = rate
         self.register_buffer("mean", torch.full((16,), 0.3))
 
     def forward(self, x):
         with torch.no_grad():
-            self.mean.lerp_(x.mean(0), 0.1)
+            self.mean.lerp_(x.mean(0), self.rate)
         return x - self.mean
 
 
-@loop("stateful_forward", model=lambda: _with(Centred()))
+@loop("stateful_forward", model=lambda: _with(Centred(0.1)))
 def centred_by_a_running_mean(at):
     """A layer subtracts a running mean, which every forward moves."""
     return {}
 
 
-def _by_instance():
-    return _with(nn.Unflatten(1, (1, 16)), nn.InstanceNorm1d(1, affine=True, track_running_stats=True), nn.Flatten())
+@loop(model=lambda: _with(Centred(0.0)))
+def centred_by_a_fixed_mean(at):
+    """A layer subtracts a mean that never moves."""
+    return {}
 
 
-@loop("batch_statistics", model=_by_instance)
+def _by_instance(track):
+    return _with(nn.Unflatten(1, (1, 16)), nn.InstanceNorm1d(1, affine=True, track_running_stats=track), nn.Flatten())
+
+
+@loop("batch_statistics", model=partial(_by_instance, True))
 def instance_statistics_tracked(at):
     """Every row is normalised alone, so gradients are right; the running statistics move once per micro-batch."""
     return {}
 
 
+@loop(model=partial(_by_instance, False))
+def instance_statistics_not_tracked(at):
+    """Every row is normalised alone, and there are no running statistics."""
+    return {}
+
+
+def _add_noise(model):
+    for p in model.parameters():
+        p.grad += 0.01 * torch.randn_like(p)
+
+
 @loop("stochastic_layers")
 def noise_per_micro_batch(at):
     """Noise is added to the gradients after every backward."""
+    return {"after_backward": lambda: _add_noise(at.model)}
 
-    def add():
-        for p in at.model.parameters():
-            p.grad += 0.01 * torch.randn_like(p)
 
-    return {"after_backward": add}
+@loop()
+def noise_per_step(at):
+    """Noise is added to the gradients before every step."""
+    return {"before_step": lambda: _add_noise(at.model)}
 
 
 def _scaled_by_hand(at, growth):

@@ -19,12 +19,12 @@ def _network():
     return nn.Sequential(encoder, nn.Linear(6, 6))
 
 
-def _bootstrap(online, moved):
-    """As in BYOL, a network predicts what a slowly moving copy of its encoder makes of another view.
+def _bootstrap(online, moved, *, whole):
+    """As in BYOL, a network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
 
     `moved`: the stage in which the copy moves.
     """
-    copied = online[0]
+    copied = online if whole else online[0]
     target = copy.deepcopy(copied).requires_grad_(False)
 
     def loss(model, ids, window):
@@ -46,13 +46,19 @@ _BYOL = {"model": _network, "optimizer": partial(sgd, lr=0.5)}
 @loop(**_BYOL)
 def target_of_the_encoder(at):
     """The target, a copy of the encoder, moves after every step."""
-    return _bootstrap(at.model, "after_step")
+    return _bootstrap(at.model, "after_step", whole=False)
 
 
 @loop("ema_per_micro_batch", **_BYOL)
 def target_of_the_encoder_inside(at):
     """The target, a copy of the encoder, moves after every micro-batch."""
-    return _bootstrap(at.model, "after_micro_batch")
+    return _bootstrap(at.model, "after_micro_batch", whole=False)
+
+
+@loop("ema_per_micro_batch", **_BYOL)
+def target_of_everything_inside(at):
+    """The target, a copy of the whole network, moves after every micro-batch."""
+    return _bootstrap(at.model, "after_micro_batch", whole=True)
 
 
 @loop()
@@ -130,6 +136,12 @@ def _interrupted(at, make=_ADAM, *, fresh, gradients=False, restart=False):
                 place = 0 if restart else place
             mean_over_window(at.model, parts[place], window).backward()
             place += 1
+
+
+@loop(optimizer=nothing)
+def reloaded_in_place_with_gradients(at):
+    """The model and Adam at hand are loaded, and the gradients so far."""
+    _interrupted(at, fresh=False, gradients=True)
 
 
 @loop(optimizer=nothing)

@@ -143,6 +143,17 @@ def hardest_negative_of_micro_batch(at):
     return _triplets(lambda a, b, _: b[(torch.cdist(a, b) + 1e9 * torch.eye(len(a))).argmin(1)])
 
 
+@loop("non_separable_loss", model=_towers)
+def pairs_of_two_towers(at):
+    """All pairs of the micro-batch are told apart, each alone (SigLIP)."""
+
+    def loss(model, ids, window):
+        a, b = model[0](X[ids]), model[1](X[ids] + 0.5)
+        return functional.softplus((1 - 2 * torch.eye(len(a))) * (a @ b.T)).sum() / len(window)
+
+    return {"loss": loss, "windows": full_windows}
+
+
 @loop("batch_statistics")
 def normalised_between_modules(at):
     """The loop calls the modules one by one, and brings what the first gives to mean 0 over the micro-batch."""
@@ -214,6 +225,13 @@ def critic_with_a_penalty(batch_size, accumulation_steps):
 
 
 OLD_AVERAGES = []  # of earlier runs; they stay, as in a registry or in reference cycles
+
+
+@loop()
+def average_beside_old_ones(at):
+    """The average moves after every step."""
+    OLD_AVERAGES.append(frame.Average(at.model))
+    return {"after_step": OLD_AVERAGES[-1].update}
 
 
 @loop("ema_per_micro_batch")

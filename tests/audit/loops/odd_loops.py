@@ -54,6 +54,18 @@ def centred_every_time(at):
     return {"after_backward": lambda: [p.grad.sub_(p.grad.mean(1, keepdim=True)) for p in matrices]}
 
 
+@loop()
+def projected_after_the_step(at):
+    """Weights are put back on the unit sphere after every optimizer step."""
+
+    @torch.no_grad()
+    def project():
+        weight = at.model[0].weight
+        weight.div_(weight.norm(dim=1, keepdim=True))
+
+    return {"after_step": project}
+
+
 @loop("unexplained")
 def pulled_back_after_the_step(at):
     """With accumulation alone, weights go back a tenth of the step."""
@@ -140,6 +152,12 @@ class Lookahead:
         self.calls += 1
         for average, p in zip(self.slow, self.model.parameters(), strict=True) if self.calls % 2 == 0 else ():
             p.copy_(average.lerp_(p, 0.5))
+
+
+@loop()
+def pulled_to_slow_weights(at):
+    """After each second step."""
+    return {"after_step": Lookahead(at.model).pull}
 
 
 @loop("ema_per_micro_batch")

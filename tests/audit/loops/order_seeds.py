@@ -17,27 +17,31 @@ def _mean_over_window(model, x, y, rows):
     return ce(model(x), y, reduction="sum") / rows
 
 
-def _train(batch_size, accumulation_steps, order_seed, *, loss=_mean_over_window, dropout=0.0, shuffled=False, cleared=False):
+def _train(
+    batch_size, accumulation_steps, order_seed, *, loss=_mean_over_window, dropout=0.0, mixup=False, shuffled=False, cleared=False
+):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Dropout(dropout), nn.Tanh(), nn.Linear(16, data.CLASSES))
     optimizer = sgd(model)
     torch.manual_seed(100 + order_seed)
+    share = torch.rand(data.SAMPLES, 1, generator=torch.Generator().manual_seed(order_seed)) if mixup else 1.0
+    rows = share * X + (1 - share) * X.flip(0)
     for _ in range(data.EPOCHS):
         order = torch.randperm(data.SAMPLES, generator=torch.Generator().manual_seed(order_seed if shuffled else 5))
         for window in order.split(batch_size * accumulation_steps):
             for ids in window.split(batch_size):
                 if cleared:
                     optimizer.zero_grad()
-                loss(model, X[ids], Y[ids], len(window)).backward()
+                loss(model, rows[ids], Y[ids], len(window)).backward()
             optimizer.step()
             optimizer.zero_grad()
 
 
-_KINDS = {"dropout": {"dropout": 0.3}, "shuffled": {"shuffled": True}}
+_KINDS = {"dropout": {"dropout": 0.3}, "mixup": {"mixup": True}, "shuffled": {"shuffled": True}}
 
 
 def _loops(fault, **options):
-    """A loop of each kind: one layer of dropout, whose draws come in the order of the rows; shuffled rows."""
+    """A loop of each kind: one layer of dropout, whose draws come in the order of the rows; mixed rows; shuffled ones."""
     made = []
     for kind, own in _KINDS.items():
 

@@ -171,7 +171,7 @@ def equal_positions_of_means(at):
     return _positions(at, own_count=True)
 
 
-def _averaged(at, *, in_one):
+def _averaged(at, where, *, in_one):
     """An average of the weights: `in_one` vector that the optimizer holds, or in a list that is made anew by a function."""
     model = at.model
     if in_one:
@@ -186,19 +186,31 @@ def _averaged(at, *, in_one):
         else:
             kept = [0.9 * old + 0.1 * p for old, p in zip(kept, model.parameters(), strict=True)]
 
-    frame.train(at.size, at.n, model, optimizer=at.optimizer, after_micro_batch=update)
+    frame.train(at.size, at.n, model, optimizer=at.optimizer, **{where: update})
+
+
+@loop()
+def average_in_one_vector(at):
+    """It moves after every step."""
+    _averaged(at, "after_step", in_one=True)
 
 
 @loop("ema_per_micro_batch")
 def average_in_one_vector_inside(at):
     """It moves after every micro-batch."""
-    _averaged(at, in_one=True)
+    _averaged(at, "after_micro_batch", in_one=True)
+
+
+@loop()
+def average_made_anew(at):
+    """It is made after every step."""
+    _averaged(at, "after_step", in_one=False)
 
 
 @loop("ema_per_micro_batch")
 def average_made_anew_inside(at):
     """It is made after every micro-batch: how often cannot be seen."""
-    _averaged(at, in_one=False)
+    _averaged(at, "after_micro_batch", in_one=False)
 
 
 RIGHT, WRONG = frame.tables(globals())

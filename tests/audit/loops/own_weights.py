@@ -12,22 +12,30 @@ from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, loop, nothin
 
 
 def _by_part(at, weight):
-    """`weight(place in the window)` of each mean loss."""
+    """`weight(place in the window, micro-batches so far)` of each mean loss."""
+    seen = 0
     for window, parts in at.windows(full_windows):
         for place, ids in enumerate(parts):
-            (own_mean(at.model, ids, window) * weight(place)).backward()
+            (own_mean(at.model, ids, window) * weight(place, seen)).backward()
+            seen += 1
 
 
 @loop("counter_wrong")
 def divided_by_place(at):
     """`loss / (k + 1)`."""
-    _by_part(at, lambda place: 1 / (place + 1))
+    _by_part(at, lambda place, seen: 1 / (place + 1))
+
+
+@loop("unexplained")
+def annealed_by_micro_batch(at):
+    """A weight of the loss that grows with the micro-batches."""
+    _by_part(at, lambda place, seen: (0.2 + seen / 40) / at.n)
 
 
 @loop("micro_batches_lost")
 def second_counts_nothing(at):
     """The loss of the second micro-batch is multiplied by 0."""
-    _by_part(at, lambda place: (place != 1) / at.n)
+    _by_part(at, lambda place, seen: (place != 1) / at.n)
 
 
 @loop("unexplained")
@@ -75,6 +83,11 @@ def _norm(gradients):
 @loop("clip_per_micro_batch")
 def clipped_aside(at):
     _aside(at, lambda gradients: [g * min(1.0, 0.05 / _norm(gradients)) for g in gradients])
+
+
+@loop("clip_per_micro_batch")
+def normalised_aside(at):
+    _aside(at, lambda gradients: [g / _norm(gradients) for g in gradients])
 
 
 @loop("clip_per_micro_batch")
@@ -236,6 +249,12 @@ def _tokens(at, count):
 def padding_counted_by_part(at):
     """Each micro-batch is averaged over its tokens with their padding, up to its own longest sentence."""
     _tokens(at, lambda ids, parts: frame.trimmed(ids)[:, 1:].numel() * at.n)
+
+
+@loop("counter_wrong", model=frame.words)
+def padding_counted_in_window(at):
+    """The window's tokens are counted with the padding of each micro-batch."""
+    _tokens(at, lambda ids, parts: sum(frame.trimmed(part)[:, 1:].numel() for part in parts))
 
 
 @loop("counter_wrong", model=frame.words)

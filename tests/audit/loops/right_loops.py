@@ -97,6 +97,21 @@ def own_buffer(batch_size, accumulation_steps):
     train(batch_size, accumulation_steps, model, optimizer=optimizer, **frame.Buffer(model).stages())
 
 
+def autograd_grad(batch_size, accumulation_steps):
+    """`torch.autograd.grad` differentiates, and the sums are assigned as gradients by hand."""
+    model = data.model()
+    parameters = list(model.parameters())
+    optimizer = sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        total = [torch.zeros_like(p) for p in parameters]
+        for ids in window.split(batch_size):
+            parts = torch.autograd.grad(mean_over_window(model, ids, window), parameters)
+            total = [a + b for a, b in zip(total, parts, strict=True)]
+        for p, gradient in zip(parameters, total, strict=True):
+            p.grad = gradient
+        optimizer.step()
+
+
 def functional_model(batch_size, accumulation_steps):
     """There is no module at all: two tensors and a matrix product."""
     generator = torch.Generator().manual_seed(3)

@@ -100,14 +100,26 @@ _FLAT = {"model": frame.words, "optimizer": nothing}
 
 
 @loop(**_FLAT)
+def flat_copy(at):
+    """One flat tensor holds the weights; the loss is a mean over the tokens of the window."""
+    return _flat_copy(at, frame.token_mean_over_window, data.windows)
+
+
+@loop(**_FLAT)
 def flat_copy_scaled(at):
-    """One flat tensor holds the weights; the loss has a scale of its own that nobody is told about."""
+    """The same with a loss scale of its own that nobody is told about."""
     return _flat_copy(at, frame.token_mean_over_window, data.windows, scale=2.0**10)
 
 
 @loop("mean_of_means", **_FLAT)
+def flat_copy_of_means(at):
+    """One flat tensor holds the weights; each micro-batch is averaged over its own tokens."""
+    return _flat_copy(at, divided(frame.own_token_mean, at.n), full_windows)
+
+
+@loop("mean_of_means", **_FLAT)
 def flat_copy_of_means_scaled(at):
-    """The same; each micro-batch is averaged over its own tokens."""
+    """The same with a loss scale of its own that nobody is told about."""
     return _flat_copy(at, divided(frame.own_token_mean, at.n), full_windows, scale=2.0**10)
 
 
@@ -207,6 +219,18 @@ def advantages_per_micro_batch(at):
     return {"loss": loss, "windows": full_windows}
 
 
+@loop("normaliser_depends_on_split")
+def pairs_normalised_apart(at):
+    """Pairs are weighed by advantages that are normalised over the micro-batch; the pairs themselves stay together."""
+
+    def loss(model, ids, window):
+        scores = model(torch.cat([X[ids], -X[ids]])).logsumexp(1)
+        margins = functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :])
+        return -(margins * _normalised(ids, ids)).mean() / at.n
+
+    return {"loss": loss, "windows": full_windows}
+
+
 def _deep(dropout=0.0):
     torch.manual_seed(0)
     hidden = (nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Tanh())
@@ -220,10 +244,23 @@ def _and_log_partition(model, ids, window, over):
     return loss, 0.1 * outputs.logsumexp(1).square().sum() / len(over)
 
 
+def _apart(at, over):
+    for window, parts in at.windows():
+        for ids in parts:
+            for part in _and_log_partition(at.model, ids, window, over(ids, window)):
+                part.backward(retain_graph=True)
+
+
 @loop(model=_deep)
 def penalty_divided(at):
     """The penalty on the rows is divided by the rows of the window, as the loss is."""
     return {"loss": lambda m, ids, window: torch.add(*_and_log_partition(m, ids, window, window))}
+
+
+@loop(model=_deep)
+def penalty_divided_apart(at):
+    """The same with a backward of its own for the penalty."""
+    _apart(at, lambda ids, window: window)
 
 
 @loop("auxiliary_loss_scale", model=_deep)
@@ -235,10 +272,7 @@ def penalty_in_full(at):
 @loop("auxiliary_loss_scale", model=_deep)
 def penalty_in_full_apart(at):
     """The same with a backward of its own for the penalty."""
-    for window, parts in at.windows():
-        for ids in parts:
-            for part in _and_log_partition(at.model, ids, window, ids):
-                part.backward(retain_graph=True)
+    _apart(at, lambda ids, window: ids)
 
 
 @loop("loss_not_divided", optimizer=_lbfgs(lr=0.1, max_iter=3))
