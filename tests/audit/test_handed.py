@@ -91,6 +91,7 @@ def least_squares(fault, given, adam=True):
                 shift = residuals.mean() if fault == "kept" else 0
                 zero = fault == "zero" and accumulation_steps > 1 and k in (1, 2)
                 parts.append(x.T @ residuals * (1 - zero) / np.float32(batch_size if fault == "undivided" else size))
+                parts[-1] += (fault == "second term") * x.T @ np.sign(residuals) / batch_size
                 give(contribution=parts[-1])
             kept = parts if len(parts) == 1 or fault != "lost" else [parts[0], parts[-1]]
             gradient = np.zeros(13)
@@ -157,6 +158,11 @@ def test_weights_that_sgd_moves_show_the_scale_and_the_windows(fault, cause):
         own(batch_size, accumulation_steps, weights)
 
     named(train, cause)
+
+
+def test_a_term_with_a_divisor_of_its_own_is_told_from_what_micro_batches_give_on_their_own():
+    report = named(least_squares("second term", ALL), "auxiliary_loss_scale", accumulation_steps=(2,))
+    assert "the sum of two terms" in str(report)
 
 
 # -- arithmetic that the formats of what is handed over do not show ---------------------------------------------------------

@@ -387,6 +387,9 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
     elif counting and min(counting) > 0 and equal(counting):
         message = f"not every micro-batch of the window reaches the step: {told(counted)}"
         yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=counted)
+    elif is_handed(facts.mine) and _outside(facts) and facts.of_two_terms <= facts.gate:
+        message = "what a micro-batch gives is the sum of two terms, and one of them is not divided like the other"
+        yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, fit=facts.of_two_terms)
     elif facts.unlike_alone == () and not counted and is_handed(facts.mine) and _outside(facts):
         if facts.raw.distance <= COARSE_GATE:
             return  # an arithmetic that is not known may make it
