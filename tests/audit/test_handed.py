@@ -91,7 +91,7 @@ def least_squares(fault, given, adam=True):
                 shift = residuals.mean() if fault == "kept" else 0
                 zero = fault == "zero" and accumulation_steps > 1 and k in (1, 2)
                 parts.append(x.T @ residuals * (1 - zero) / np.float32(batch_size if fault == "undivided" else size))
-                parts[-1] += (fault == "second term") * x.T @ np.sign(residuals) / batch_size
+                parts[-1] += (fault == "second term") * accumulation_steps * x.T @ np.sign(residuals) / 48
                 give(contribution=parts[-1])
             kept = parts if len(parts) == 1 or fault != "lost" else [parts[0], parts[-1]]
             gradient = np.zeros(13)

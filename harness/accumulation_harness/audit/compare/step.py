@@ -384,10 +384,15 @@ class StepFacts:
         return taken, right
 
     @property
+    def is_of_alone(self) -> bool:
+        """Whether g is a sum of what the micro-batches give on their own at N=1."""
+        return self.of_alone[1].residual <= self.gate
+
+    @property
     def of_two_terms(self) -> float:
         """g from sums of what the micro-batches give here and on their own at N=1: two terms with divisors of their own, say."""
         given = [b.contribution for b in self.mine.backwards if b.contribution is not None]
-        known = self._known and given and len(given) == len(self.unlike_alone or ()) == len(self.probe.alone)
+        known = self._known and given and len(given) == len(self.unlike_alone or ()) and not self.is_of_alone
         return decomposed(self.g, [*given, *self.probe.alone]).residual if known else math.inf
 
     @property

@@ -100,10 +100,12 @@ def _not_weighed(facts: StepFacts) -> str:
     if 0 < facts.without_terms < facts.backwards:
         seen = f"{facts.without_terms} of {facts.backwards} backwards give nothing" + (" there" if facts.only else "")
         return f"the gradients differ, and {seen}: what they should give is not known"
-    if is_handed(facts.mine) and 0 < len(other := facts.unlike_alone or ()) < facts.backwards:
+    other = facts.unlike_alone or () if is_handed(facts.mine) else ()
+    if 0 < len(other) < facts.backwards or (other and facts.is_of_alone):
         return (
             f"micro-batches {', '.join(str(place + 1) for place in other)} of {facts.backwards} give something else than the "
-            "rows in their places do on their own at N=1: they hold other rows, or what was computed before has an influence"
+            "rows in their places do on their own at N=1: they hold other rows, what was computed before has an influence, or "
+            "terms of the loss count differently"
         )
     if len(facts.parts.weights) > 1 and facts.parts.residual > facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         return (
