@@ -12,7 +12,7 @@ from pathlib import Path
 from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.config.questions import questions
-from accumulation_harness.results.record import MOST_TOLD, in_one_line, told
+from accumulation_harness.results.record import MOST_TOLD, in_one_line, summarised
 from accumulation_harness.results.store import State, StoreWarning
 from accumulation_harness.system import terminal
 from accumulation_harness.system.files import keep_others_out, write_atomically
@@ -101,11 +101,11 @@ def files(results: Path) -> dict[str, bytes]:
     claims = ledger.with_recorded(ledger.table(loaded))
     if not {*loaded.experiments} & {*questions()}:  # a sweep of the user's own decides no claim of the literature
         claims = claims.iloc[:0]
-    notes = told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands")
+    notes = summarised(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands")
     damaged = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.missing if one.state == State.damaged]
-    notes += told(damaged, "Damaged, and in no number of this report; the command that made it runs it again")
+    notes += summarised(damaged, "Damaged, and in no number of this report; the command that made it runs it again")
     stale = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.stale]
-    notes += told(stale, "Made with other code or data than there are now; the command that made it runs it again")
+    notes += summarised(stale, "Made with other code or data than there are now; the command that made it runs it again")
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)
     made = {f"figures/{figure.name}.svg": figure.svg for one in articles for figure in one.figures.values()}

@@ -43,4 +43,4 @@ def test_why_a_gpu_is_not_seen(monkeypatch, cuda, warns, visible, files, reason)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert reason in (accelerator.why_unavailable() or "") and any(reason in line for line in doctor.told())
+    assert reason in (accelerator.why_unavailable() or "") and any(reason in line for line in doctor.machine_lines())

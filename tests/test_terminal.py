@@ -14,7 +14,8 @@ FULL = "standard output: expected a file that can be written (No space left on d
 def shell(body, around, folder, **environment):
     """`body` as a command, in a shell line where `{}` stands for it."""
     (folder / "command.py").write_text(
-        f"import sys\nfrom accumulation_harness.system.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
+        f"import sys\nfrom accumulation_harness.system.terminal import reporting_errors\n\n"
+        f"def main():\n    {body}\n\nsys.exit(reporting_errors(main))\n"
     )
     line = around.format(f"{sys.executable} {folder / 'command.py'}") + "; exit ${PIPESTATUS[0]}"
     inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from accumulation_harness.config import LastWindow, TrialConfig
 from accumulation_harness.experiments.contrastive.negatives import corpus_of
 from accumulation_harness.experiments.contrastive.retrieval import Method, kept_beside, make_methods
-from accumulation_harness.experiments.shared.measuring import Batch, OnStep, Row, Setting, nest
+from accumulation_harness.experiments.shared.measuring import Batch, OnStep, Row, Setting, pytree
 from accumulation_harness.measure import memory
 from accumulation_harness.recipes import contrastive
 
@@ -75,7 +75,7 @@ def peak(method: Method, window: Batch) -> int:
     Returns:
         Bytes.
     """
-    data = nest.tensors((window.inputs, window.targets))
+    data = pytree.tensors((window.inputs, window.targets))
     # Not through a list, which would keep a bank alive that the step replaces.
     live = memory.Live(itertools.chain(memory.kept(method.arm), kept_beside(method.arm), data))
     with live:

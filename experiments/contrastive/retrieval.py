@@ -32,7 +32,7 @@ from accumulation_harness.experiments.shared.measuring import (
     flatten,
     full_batch,
     gradients,
-    nest,
+    pytree,
     split_plan,
     with_faults,
 )
@@ -148,7 +148,7 @@ def _ranked(arm: Arm) -> Row:
     """Recall at 1, 5 and 20 and the mean reciprocal rank of the held-out queries among all held-out passages."""
     with evaluated(arm), torch.no_grad():
         parts = [arm.workload.forward(arm.model, batch) for batch in arm.workload.held_out_batches(HELD_OUT_BATCH)]
-        place = ranks(nest.joined(parts)).double()
+        place = ranks(pytree.joined(parts)).double()
     return {**{f"recall_{k}": float((place <= k).double().mean()) for k in CUTS}, "reciprocal_rank": float((1 / place).mean())}
 
 
@@ -193,7 +193,7 @@ def kept_beside(arm: Arm) -> Iterator[Tensor]:
     Yields:
         Tensors.
     """
-    yield from nest.tensors([arm.memory.get(name, ()) for name in ("held", "bank")])
+    yield from pytree.tensors([arm.memory.get(name, ()) for name in ("held", "bank")])
     if "average" in arm.memory:
         yield from arm.memory["average"].parameters()
 

@@ -27,5 +27,5 @@ from accumulation_harness.recipes.recipe import (
 )
 from accumulation_harness.referee.gradients import by_tensor, compare, decompose, flatten, gradients, relative_distance
 from accumulation_harness.referee.oracle import Inside, Referee, State, clipped, running_statistics, snapshot
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.workloads import Batch

@@ -72,7 +72,7 @@ def test_what_is_not_known_is_not_advised(changes):
     seen = dataclasses.replace(SEEN, **changes)
     found = rows.advice(CONFIG, seen)
     assert (found[0].size, found[0].num) == (found[2].size, found[2].num) and math.isnan(found[0].times)
-    told = "\n".join(rows.told(CONFIG, found, seen))
+    told = "\n".join(rows.conclusions(CONFIG, found, seen))
     assert "an interval without an end" in told or "a reason" in told
 
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def told(config: TrialConfig) -> list[str]:
         found, seen = answered(advised, config, parse_bytes(budgets[-1]) if budgets else None)
-        return [*in_columns(rows.table(found, seen)), *rows.told(config, found, seen)]
+        return [*in_columns(rows.table(found, seen)), *rows.conclusions(config, found, seen)]
 
     return print_about([text for text in given if not text.startswith("memory=")], told)
 

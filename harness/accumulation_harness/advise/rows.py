@@ -169,7 +169,7 @@ def _times(value: float) -> str:
     return "not known" if math.isnan(value) else f"x {value:.2f}"
 
 
-def told(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[str]:
+def conclusions(config: TrialConfig, found: Sequence[Advice], seen: Measured) -> list[str]:
     """Say what follows from the advice, what it rests on, and what is not known.
 
     Args:

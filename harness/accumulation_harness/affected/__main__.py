@@ -81,7 +81,7 @@ def _names(advisory: Advisory) -> set[NormalizedName]:
     return {canonicalize_name(name) for name in (advisory["package"], *advisory.get("also", ()))}
 
 
-def told(match: Match) -> Iterator[str]:
+def advisory_lines(match: Match) -> Iterator[str]:
     """Describe an advisory for people.
 
     Args:
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(bool(certain))
     for pin in dict.fromkeys(match.pin for match in concerned):
         print(f"{pin}: " + ("affected" if pin.version else "not pinned, and admits affected releases"))
-        print(*(line for match in concerned if match.pin == pin for line in told(match)), "", sep="\n")
+        print(*(line for match in concerned if match.pin == pin for line in advisory_lines(match)), "", sep="\n")
     print(
         f"{len({match.pin for match in certain})} affected of {len(looked_at)} known packages ({len(found)} read, "
         f"{len(held)} advisories on {len(known)} packages). No list knows your own loop: accumulation-harness audit does."

@@ -120,7 +120,7 @@ def load(field: str, target: str) -> Callable[..., Any]:
     """
     place, _, name = target.rpartition(":")
     file = _file(field, target)
-    with told(field, target, "a file that can be imported"):
+    with expecting(field, target, "a file that can be imported"):
         module = _from_file(file) if place.endswith(".py") else _from_package(place)
     found = getattr(module, name, None)
     if not callable(found):
@@ -132,7 +132,7 @@ def load(field: str, target: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def told(field: str, target: str, expected: str) -> Iterator[None]:
+def expecting(field: str, target: str, expected: str) -> Iterator[None]:
     """Turn what the user's code raises inside into a `ConfigError`.
 
     Args:

@@ -45,7 +45,7 @@ def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
     return {name: (value, reference[name]) for name, value in arm.items() if value != reference[name]}
 
 
-def told(differences: Differences) -> tuple[str, ...]:
+def described(differences: Differences) -> tuple[str, ...]:
     """Word each difference: "optimizer steps is 12, full batch 3".
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, PRIORITY, Cause, Causes
-from accumulation_harness.judge.counters import Counter, Differences, told
+from accumulation_harness.judge.counters import Counter, Differences, described
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.signature import Signature, WrongWindow, explanations
 
@@ -259,4 +259,4 @@ def _where(window: WrongWindow) -> str:
 def _evidence(signature: Signature, counters: Differences) -> str:
     if signature.worst_window is not None:
         return _describe(signature.worst_window)
-    return "; ".join(told(counters)) or "the weights diverge although the gradients that were probed agree"
+    return "; ".join(described(counters)) or "the weights diverge although the gradients that were probed agree"

@@ -13,7 +13,7 @@ from typing import Any
 
 from accumulation_harness.config import Precision
 from accumulation_harness.judge.cause import INHERENT, Cause, Causes, joined
-from accumulation_harness.judge.counters import Differences, told
+from accumulation_harness.judge.counters import Differences, described
 from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
@@ -237,7 +237,7 @@ def _judged_in_float32(evidence: Evidence) -> Verdict:
         return Verdict(verdict=Outcome.inconclusive, reasons=(Doubt.diverged, unseen))
     diagnosis = diagnose(signature, evidence.counters)
     flipped = signature.wrong < max(3, signature.probes) and diagnosis.causes == (Cause.unexplained,)
-    wrong = (*_coarse_failures(signature, gate), *told(evidence.counters))
+    wrong = (*_coarse_failures(signature, gate), *described(evidence.counters))
     if wrong and not (flipped and not evidence.counters):
         reasons = (*diagnosis.sentences, *wrong, unseen)
         return Verdict(verdict=Outcome.different, causes=diagnosis.causes, reasons=reasons)
@@ -273,7 +273,7 @@ def _judged(evidence: Evidence) -> Verdict:
     vanished: Found = {}
     if evidence.precision == Precision.float16:  # the other formats have float32's range
         vanished = underflow_cause(evidence.rounding.zeros, evidence.rounding.full_zeros)
-    wrong = (*algebra_failures(evidence.algebra), *told(evidence.counters))
+    wrong = (*algebra_failures(evidence.algebra), *described(evidence.counters))
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
         # A loop with a fault of its own may rightly have other zeros than the full batch, and so may any where that has some.
@@ -339,7 +339,7 @@ def _judged_above(evidence: Evidence) -> Verdict:
         verdict=Outcome.different,
         causes=diagnosis.causes,
         explained=diagnosis.explained,
-        reasons=(*diagnosis.sentences, *failures, *told(evidence.counters), f"{doubt}: smaller differences are not judged"),
+        reasons=(*diagnosis.sentences, *failures, *described(evidence.counters), f"{doubt}: smaller differences are not judged"),
     )
 
 

@@ -111,7 +111,7 @@ def gap(setting: Setting, run: Run) -> float:
         take_step(arm, arm.workload.batch(run.ids))
     if watch.gradient is None:
         return math.nan
-    setting.shelf.settle([*tensors_of(arm), watch.gradient])
+    setting.offload.settle([*tensors_of(arm), watch.gradient])
     referee = setting.referee(dropout=run.dropout)
     if run.frozen_statistics:
         freeze(referee.model)

@@ -560,7 +560,7 @@ def _taken(
     of, made = _oracles(setting, recipes, arms) if oracles else ({}, {})
     changes: ArmChanges = {"precision": precision, "steps": len(windows), "clip_norm": clip_norm}
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
-    lock = LockStep(arms, config.seed, band=made, shelf=setting.shelf)
+    lock = LockStep(arms, config.seed, band=made, offload=setting.offload)
     rounding = RESOLUTION.get(precision, FEW_ULPS)
     for k, label in enumerate(recipes if moved else ()):
         if label != REFERENCE:
@@ -621,7 +621,7 @@ class Looks:
             except NotRemembered:
                 self.unnamed.append(label)
         self.probe.forget(label)
-        lock.shelf.release()
+        lock.offload.release()
 
 
 def _is_gone(distance: float, movement: float) -> bool:

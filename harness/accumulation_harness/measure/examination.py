@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.config import ConfigError, OptimizerConfig
-from accumulation_harness.config.targets import said, told
+from accumulation_harness.config.targets import expecting, said
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.measure.optimizer_state import with_inner
 from accumulation_harness.recipes.determinism import fixed_randomness
 from accumulation_harness.recipes.recipe import make_optimizer
 from accumulation_harness.recipes.remedies import freeze
 from accumulation_harness.referee.oracle import State, mark_carried, restore, snapshot
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.system.state import moved
 from accumulation_harness.system.state import snapshot as everything
 from accumulation_harness.workloads import Batch
-from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
 from accumulation_harness.workloads.custom import CustomWorkload
+from accumulation_harness.workloads.fixed_randomness import CONSTANTS, mark_draws
 from accumulation_harness.workloads.layers import copied, has_batch_norm, in_format, without_dropout
 from accumulation_harness.workloads.widening import Narrow
 
@@ -87,26 +87,26 @@ def examine(
         micro_batch: Rows that are tried together, beside halves, to see whether they are coupled.
     """
     window = workload.batch(ids)
-    if not nest.same(window.inputs, workload.batch(ids).inputs):
+    if not pytree.same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
     _note_movements(workload, initial, window, device, dtype)
     model = in_format(copied(initial), device, dtype)
     state = snapshot(model)
-    with workload.told("a model and losses that run on the first window"):
+    with workload.expecting("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0, graph=True)
-    if not nest.same(window.inputs, workload.batch(ids).inputs):
+    if not pytree.same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
     _check_gradient(workload, model, losses)
     workload.num_terms(window)
     workload.correct(outputs, window)
     _try_held_out(workload, model, state, len(window))
-    calm = without_dropout(model)
-    tried = partial(_tried, workload, calm, state, window)
+    deterministic = without_dropout(model)
+    tried = partial(_tried, workload, deterministic, state, window)
     outputs, losses = tried(0)
     if not _same_numbers(tried(0), (outputs, losses)):
         raise workload.refused("forwards that repeat from the same weights, buffers and seed of torch; two of them differ")
     if not _same_numbers(tried(1), (outputs, losses)):
-        for one in (initial, calm):
+        for one in (initial, deterministic):
             mark_draws(one, one is initial)
         outputs, losses = tried(0)
         if not _same_numbers(tried(1), (outputs, losses)):
@@ -114,11 +114,11 @@ def examine(
             raise workload.refused(
                 f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"
             )
-    workload.smallest_micro_batch = _smallest(workload, calm, state, window)
+    workload.smallest_micro_batch = _smallest(workload, deterministic, state, window)
     tried(0)  # what a second forward gives with the buffers that a first one has left
-    workload.is_stateful = not _same_numbers(_tried(workload, calm, snapshot(calm), window, 0)[0], outputs)
+    workload.is_stateful = not _same_numbers(_tried(workload, deterministic, snapshot(deterministic), window, 0)[0], outputs)
     if len(window) >= 4:
-        _note_couplings(workload, calm, state, window, {len(window) // 2, micro_batch})
+        _note_couplings(workload, deterministic, state, window, {len(window) // 2, micro_batch})
 
 
 def _note_movements(
@@ -145,7 +145,7 @@ def _attribute(model: nn.Module, name: str) -> Any:
 def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size: int) -> None:
     """What is asked for at the end of a training."""
     expected = "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)"
-    with workload.told(expected), torch.no_grad():
+    with workload.expecting(expected), torch.no_grad():
         model.eval()
         batch = next(workload.held_out_batches(size))
         _tried(workload, model, state, batch, 0)
@@ -172,13 +172,13 @@ def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, wi
         if pools:
             apart = torch.cat([own for _, own in alone])
         else:
-            cut = [nest.rows(outputs, edge, of=num) for edge in edges]
+            cut = [pytree.rows(outputs, edge, of=num) for edge in edges]
             apart = torch.cat([workload.losses(own, part) for own, part in zip(cut, parts, strict=True)])
         if not _near(apart, losses):
             workload.coupling = Cause.non_separable_loss
         if not workload.collates_anew:  # else what the model mixes is in the losses
-            joined = nest.joined([[*nest.tensors(own)] for own, _ in alone], sizes)
-            leaves = ([leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (joined, outputs))
+            joined = pytree.joined([[*pytree.tensors(own)] for own, _ in alone], sizes)
+            leaves = ([leaf for leaf in pytree.tensors(of) if leaf.dim()] for of in (joined, outputs))
             workload.mixes_rows |= not _same_numbers(*leaves)
     turned = torch.randperm(num, generator=torch.Generator().manual_seed(0))  # a model may mix a row with its mirror image's
     workload.orders_rows = not _near(_tried(workload, model, state, window.rows(turned), 0)[1], losses[turned])
@@ -188,7 +188,7 @@ def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, wi
 
 def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:
     """Each leaf of the outputs with those of its halves."""
-    return zip(nest.leaves(outputs), *(nest.leaves(own) for own, _ in alone), strict=True)
+    return zip(pytree.leaves(outputs), *(pytree.leaves(own) for own, _ in alone), strict=True)
 
 
 def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
@@ -199,11 +199,11 @@ def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
     Returns:
         True if it can be cut by rows.
     """
-    if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
+    if all(pytree.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
         return True
     first, *others = leaf
     if not isinstance(first, Tensor):
-        return not nest.is_opaque(first)
+        return not pytree.is_opaque(first)
     return all(first.shape == one.shape and _near(first, one) for one in others)
 
 
@@ -245,7 +245,7 @@ def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[T
         raise ConfigError("optimizer.target", target, expected)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
-    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", target, "an optimizer whose step() runs"):
+    with fixed_randomness(0, torch.device("cpu")), expecting("optimizer.target", target, "an optimizer whose step() runs"):
         optimizer.step()
     own: list[Tensor] = list(model.parameters())
     if not all(bool(p.isfinite().all()) for p in own):
@@ -272,7 +272,7 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
     if not losses.requires_grad:
         raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
     trained = [p for p in model.parameters() if p.requires_grad]
-    with workload.told("a model that torch.autograd.grad differentiates"):
+    with workload.expecting("a model that torch.autograd.grad differentiates"):
         each = torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
         losses.sum().backward()
     found = [one for one in each if one is not None]
@@ -307,12 +307,12 @@ def _tried(
         losses = workload.losses(outputs, batch)
     if graph:
         return outputs, losses
-    return nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs), losses.detach()
+    return pytree.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs), losses.detach()
 
 
 def _same_numbers(a: Any, b: Any) -> bool:
     """Whether the floating tensors of two nests agree within rounding, where they have the same shapes."""
-    pairs = zip(nest.tensors(a), nest.tensors(b), strict=False)
+    pairs = zip(pytree.tensors(a), pytree.tensors(b), strict=False)
     return all(_near(x, y) for x, y in pairs if x.is_floating_point() and x.shape == y.shape)
 
 

@@ -27,6 +27,7 @@ from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of, vectors
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
+from accumulation_harness.measure.offload import Offload, choose_offload
 from accumulation_harness.measure.optimizer_state import (
     learning_rates,
     optimizer_state,
@@ -34,7 +35,6 @@ from accumulation_harness.measure.optimizer_state import (
     state_tensors,
     step_in_float32,
 )
-from accumulation_harness.measure.shelf import Shelf, choose_shelf
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import (
     RandomState,
@@ -58,12 +58,12 @@ from accumulation_harness.referee.gradients import (
     relative_distance,
 )
 from accumulation_harness.referee.oracle import Referee
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.system.state import Snapshot, in_place, snapshot, transforming
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.calm import has_draws
 from accumulation_harness.workloads.custom import CustomWorkload
+from accumulation_harness.workloads.fixed_randomness import has_draws
 from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
@@ -98,7 +98,7 @@ class Setting:
         with fixed_randomness(config.seed, torch.device("cpu")):
             self.initial = self.exact.make_model().train()
         self.num_parameters = sum(p.numel() for p in self.initial.parameters())
-        self.shelf = choose_shelf(config, self.initial, device)
+        self.offload = choose_offload(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.narrow_steps = try_step(
             config.optimizer, self.initial
@@ -113,7 +113,7 @@ class Setting:
         if isinstance(self.exact, CustomWorkload):
             micro_batch = max(1, config.effective_batch // max(config.accumulation_steps))
             examine(self.exact, self.initial, ids, device, self.exact_dtype, micro_batch=micro_batch)
-        self.shelf.settle(self.initial.parameters())
+        self.offload.settle(self.initial.parameters())
         self.draws = draws(self.initial)  # random numbers, in a training forward
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
         # and uniform numbers do everywhere.
@@ -167,12 +167,12 @@ class Setting:
     def referee(self, *, dropout: bool = True) -> Referee:
         """The referee of the trial's model and loss, in `exact_dtype`; without `dropout` its layers of that kind do nothing."""
         model = self._model(self.exact_dtype, dropout)
-        self.shelf.settle(model.parameters())
-        return Referee(self.exact, model, keep=self.shelf.put)
+        self.offload.settle(model.parameters())
+        return Referee(self.exact, model, keep=self.offload.put)
 
     def identity(self, settings: Sequence[str], windows: Sequence[Tensor], **more: Any) -> dict[str, Any]:
         """What a measurement on `windows` depends on: these settings, the machine, the very weights and samples, and `more`."""
-        plain, samples = to_dict(self.config), nest.tensors([self.exact.batch(ids).inputs for ids in windows])
+        plain, samples = to_dict(self.config), pytree.tensors([self.exact.batch(ids).inputs for ids in windows])
         values = [self._initial_digest, digest_of([*samples, *windows])]
         machine = [torch.__version__, vectors(), torch.get_num_threads(), name_of(self.device)]
         return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": values, **more}
@@ -190,7 +190,7 @@ class Setting:
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
-            self.shelf.settle(tensors_of(made[label]))
+            self.offload.settle(tensors_of(made[label]))
         return made
 
     def arm(self, recipe: Recipe, *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
@@ -253,7 +253,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 def tensors_of(arm: Arm) -> Iterator[Tensor]:
     """List what an arm carries from step to step, found as it is asked for.
 
-    A shelf in memory asks for none, and this would be 2 % of a small model's training.
+    Nothing is asked for where nothing is offloaded: it would be 2 % of a small model's training.
 
     Args:
         arm: The arm.
@@ -376,7 +376,7 @@ class Watch:
         if transforming() or (self._backward_begun and not self.sees_forwards):
             return
         weights = None
-        for output in nest.tensors(outputs):
+        for output in pytree.tensors(outputs):
             if output.grad_fn is None:  # a parameter, on which a hook would stay
                 continue
             if not self._backward_begun:
@@ -454,20 +454,20 @@ class StepRecord:
 class LockStep:
     """A reference arm and its candidates, which step on the same windows together."""
 
-    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), shelf: Shelf | None = None) -> None:
+    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), offload: Offload | None = None) -> None:
         """Create the lock step.
 
         Args:
             arms: By label; the one labelled `REFERENCE` comes first.
             seed: Seeds the random draws of each window.
             band: Labels of controls, of which only the weights are compared.
-            shelf: Where the tensors of an arm are kept while another arm steps; by default in memory.
+            offload: Where the tensors of an arm are kept while another arm steps; by default in memory.
         """
-        self.shelf = shelf or Shelf()
+        self.offload = offload or Offload()
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
-        self.began = [self.shelf.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
+        self.began = [self.offload.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
         self.movement = 0.0  # ||theta_full - theta_0|| after the last step
@@ -522,17 +522,17 @@ class LockStep:
                     if label == REFERENCE and gradients != "alone":
                         consumed = watch.consumed
                         watch.moments = None if consumed is None else moments_of(consumed, consumed)
-                        self.shelf.settle(() if consumed is None else consumed.tensors)
+                        self.offload.settle(() if consumed is None else consumed.tensors)
                     watch.consumed = None
                     if expected is not None and watch.gradient is not None:
                         errors[label] = relative_distance(watch.gradient, expected)
                     if gradients == "compared":
                         watch.gradient = None
                     if watch.last_forward is not None:
-                        watch.last_forward = self.shelf.put(watch.last_forward)
-                    self.shelf.settle(tensors_of(arm))
+                        watch.last_forward = self.offload.put(watch.last_forward)
+                    self.offload.settle(tensors_of(arm))
                 if watch.gradient is not None:
-                    watch.gradient = self.shelf.put(watch.gradient) if gradients == "kept" else None
+                    watch.gradient = self.offload.put(watch.gradient) if gradients == "kept" else None
         self.steps += 1
         weights = [watch.parameters for watch in self.watches.values()]
         distances = self._distances(weights)
@@ -561,12 +561,12 @@ class LockStep:
     def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""
         others = [self.began, *weights]
-        if type(self.shelf) is Shelf:
+        if type(self.offload) is Offload:
             return distances_to(weights[0], others)
         found = []
         for own in others:
             found.append(distances_to(weights[0], [own]))
-            self.shelf.release()
+            self.offload.release()
         return torch.cat(found)
 
     def _count(self, label: str, window: Batch) -> None:

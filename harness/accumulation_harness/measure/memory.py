@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.measure import optimizer_state
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.system import accelerator, nest
+from accumulation_harness.system import accelerator, pytree
 from accumulation_harness.workloads import Batch
 
 
@@ -101,7 +101,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
     if device is not None:
         take_step(arm, window)
         gc.collect()
-    own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
+    own = [*arm.model.parameters(), *arm.model.buffers(), *pytree.tensors((window.inputs, window.targets))]
     known = {tensor.untyped_storage()._cdata for tensor in own}
     gradients = [0]
     alive = Alive(list(arm.model.parameters()))

@@ -29,7 +29,7 @@ from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, State, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.system.state import Snapshot, moved
 from accumulation_harness.system.state import snapshot as snapshot_of
 from accumulation_harness.workloads import Batch, Workload
@@ -102,27 +102,27 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         return dict.fromkeys(recipes, unseen)
     clip_norm = no_clipping(setting.config.clip_norm)
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
-    lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
+    lock = LockStep(arms, setting.config.seed, offload=setting.offload)
     first, ids = windows
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
         lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
-    states, shelf, has_moved = dict[str, State](), setting.shelf, dict[str, bool]()
+    states, offload, has_moved = dict[str, State](), setting.offload, dict[str, bool]()
 
     @contextmanager
     def followed(label: str) -> Iterator[None]:
         """What moves of an arm; its weights before are kept where it consumes what is finite."""
         arm, watch = arms[label], lock.watches[label]
-        before, states[label] = _everything(arm), shelf.put_all(snapshot(arm.model))
+        before, states[label] = _everything(arm), offload.put_all(snapshot(arm.model))
         yield
         pairs = zip(before, _everything(arm), strict=True)
         has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
         if watch.gradient is None or watch.is_lost:
             watch.gradient = None
             del states[label]
-        shelf.release()
+        offload.release()
 
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     try:
@@ -231,12 +231,12 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
         return found
 
     def by_inputs(arm: Arm, _model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        rows, own = next(nest.tensors(inputs)), next(nest.tensors(sample.inputs))
+        rows, own = next(pytree.tensors(inputs)), next(pytree.tensors(sample.inputs))
         if rows.shape[1:] != own.shape[1:]:
             return outputs
         mine = (rows == own.to(rows)).flatten(1).all(1)
         poisoned = _infinite(outputs, mine)
-        has_rows = any(own is not other for own, other in zip(nest.leaves(outputs), nest.leaves(poisoned), strict=True))
+        has_rows = any(own is not other for own, other in zip(pytree.leaves(outputs), pytree.leaves(poisoned), strict=True))
         met.extend([arm] * (has_rows and bool(mine.any())))
         return poisoned
 
@@ -263,7 +263,7 @@ def _infinite(outputs: Any, mine: Tensor) -> Any:
         factors = torch.where(mine.to(leaf.device, non_blocking=True), math.inf, 1.0).to(leaf)
         return leaf * factors.view(-1, *[1] * (leaf.dim() - 1))
 
-    return nest.map_leaves(multiplied, outputs)
+    return pytree.map_leaves(multiplied, outputs)
 
 
 def _everything(arm: Arm) -> tuple[Snapshot, Snapshot]:

@@ -81,17 +81,17 @@ class Probe:
 
     def before(self, label: str) -> None:
         """Keep an arm's parameters, buffers and optimizer state at the window's start, until `after` or `forget`."""
-        arm, watch, shelf = self.lock.arms[label], self.lock.watches[label], self.setting.shelf
+        arm, watch, offload = self.lock.arms[label], self.lock.watches[label], self.setting.offload
         state = snapshot(arm.model)
-        watch.began = shelf.put(flatten(state[name] for name in self.referee.names))
-        self.states[label] = shelf.put_all(state | self._named(watch.began))
+        watch.began = offload.put(flatten(state[name] for name in self.referee.names))
+        self.states[label] = offload.put_all(state | self._named(watch.began))
         if self.remembers:
             self.consumed_before[label] = watch.gradient if watch.written is None else watch.written
         self.carried[label] = carried = Before.of(arm)
         for parameter, name in zip(carried.parameters, self.referee.names, strict=True):
             if parameter.dtype == state[name].dtype:
                 parameter.data = self.states[label][name]  # the same numbers: they are there once
-        shelf.settle([*carried.parameters, *state_tensors(carried.optimizer)])
+        offload.settle([*carried.parameters, *state_tensors(carried.optimizer)])
 
     def forget(self, label: str) -> None:
         """Let go of what is kept of the arm for this window."""
@@ -109,8 +109,8 @@ class Probe:
             self.started[label].add(_fingerprint(start))
             if not self.remembers:
                 continue
-            kept.append(self.setting.shelf.put(start))
-            self.setting.shelf.release()
+            kept.append(self.setting.offload.put(start))
+            self.setting.offload.release()
             least, most = REMEMBERED
             if len(kept) > max(least, min(most, REMEMBERED_BYTES // (8 * self.setting.num_parameters))):
                 del kept[1]
@@ -121,7 +121,7 @@ class Probe:
         start, watch.began, loss = watch.began, None, watch.loss.item()
         assert start is not None
         window = self.setting.exact.batch(ids)
-        self.setting.shelf.release()
+        self.setting.offload.release()
         stale = self._stale_forward(label)
         found = self._inside(label, ids, start, stale)
         if watch.gradient is None:
@@ -135,8 +135,8 @@ class Probe:
             found = found.merged(update)
         del self.carried[label]
         exact_loss, gradient = self._at(seen)(state)
-        gradient = self.setting.shelf.put(gradient)
-        self.setting.shelf.release()
+        gradient = self.setting.offload.put(gradient)
+        self.setting.offload.release()
         seen = dataclasses.replace(seen, exact=gradient)
         if watch.is_lost:
             return found.merged(self._lost(seen, start))
@@ -335,14 +335,14 @@ class Probe:
         return smallest
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
-        self.setting.shelf.release()
+        self.setting.offload.release()
         parts = self._parts(taken)
         arm, right = taken.arm, [n * len(taken.sizes) / (sum(parts.terms) or 1) for n in parts.terms]
 
         def attributed(*places: slice) -> Attribution:
             def own(vector: Tensor) -> Tensor:
                 pieces = [vector[place] for place in places]
-                return pieces[0] if len(pieces) == 1 else self.setting.shelf.put(torch.cat(pieces))
+                return pieces[0] if len(pieces) == 1 else self.setting.offload.put(torch.cat(pieces))
 
             a = own(taken.consumed)
             near, apart = compare(a, own(exact)), decompose(a, [own(part) for part in parts.parts])
@@ -375,7 +375,7 @@ class Probe:
         for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
-            own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, after)
+            own, statistics = (own_loss, self.setting.offload.put(gradient)), (own_loss, after)
             del gradient  # as large as the model
             within = self._at(taken, inside)
             smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))

@@ -40,7 +40,7 @@ from accumulation_harness.measure.training import HELD_OUT_BATCH
 from accumulation_harness.measure.trial import Clock, Levels
 from accumulation_harness.recipes import precision
 from accumulation_harness.results.measurements import Measurements
-from accumulation_harness.system import accelerator, nest
+from accumulation_harness.system import accelerator, pytree
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.build import smallest_micro_batch
 from accumulation_harness.workloads.layers import copied, in_format
@@ -179,7 +179,7 @@ def bytes_of_window(setting: Setting) -> float:
 def _most(workload: Workload, model: nn.Module, window: Batch) -> int:
     """Bytes beside weights, gradients and data."""
     own = [*model.parameters(), *model.buffers()]
-    with memory.Live([*own, *nest.tensors((window.inputs, window.targets))]) as live:
+    with memory.Live([*own, *pytree.tensors((window.inputs, window.targets))]) as live:
         before = live.most
         workload.losses(workload.forward(model, window), window).sum().backward()
     gradients = memory.num_bytes(memory.gradients_of(model.parameters()))

@@ -71,11 +71,11 @@ def measure(
     if setting.not_float64:  # there is nothing to measure it by
         return {label: Rounding() for label in recipes if label != REFERENCE}
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
-    state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
-    exact = setting.shelf.put(referee.gradient(state, window))
-    setting.shelf.release()
+    state, window = setting.offload.put_all(snapshot(referee.model)), setting.exact.batch(ids)
+    exact = setting.offload.put(referee.gradient(state, window))
+    setting.offload.release()
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
-    lock = LockStep(arms, config.seed, shelf=setting.shelf)
+    lock = LockStep(arms, config.seed, offload=setting.offload)
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
     natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
@@ -107,7 +107,7 @@ def measure(
                 look(label, watch.gradient)
             watch.gradient = None
             restore(arms[label].model, state)  # not every optimizer knows a rate of zero
-            setting.shelf.release()
+            setting.offload.release()
 
         lock.step(ids, gradients="alone", around=around)
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED, STORED
 from accumulation_harness.judge.signature import Movement, Signature, worst
 from accumulation_harness.measure.lock_step import Setting, Taken
+from accumulation_harness.measure.offload import Offload
 from accumulation_harness.measure.optimizer_state import (
     STEP,
     copied,
@@ -25,7 +26,6 @@ from accumulation_harness.measure.optimizer_state import (
     state_tensors,
     with_inner,
 )
-from accumulation_harness.measure.shelf import Shelf
 from accumulation_harness.recipes.determinism import kept_randomness, set_random_state
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import flatten, relative_distance
@@ -100,7 +100,7 @@ class Twin:
         *,
         decays: bool = True,
         advances: Kind = EVERYTHING,
-        shelf: Shelf,
+        offload: Offload,
     ) -> Twin:
         """Take one plain step from `before` with a copy of the optimizer, as the arm took it.
 
@@ -112,13 +112,13 @@ class Twin:
             first: Gradients that its state alone has taken in, at rates of zero.
             decays: Whether with the configured weight decay.
             advances: The kinds of state that these have changed, the others being as before.
-            shelf: Where large tensors are kept meanwhile.
+            offload: Where large tensors are kept meanwhile.
 
         Returns:
             The copy after the step.
         """
         optimizer, parameters = copied(before.optimizer, before.parameters)
-        shelf.release()
+        offload.release()
         with kept_randomness(start.device):
             for gradient in first:
                 set_learning_rates(optimizer, [0.0] * len(taken.rates))
@@ -137,13 +137,13 @@ class Twin:
             _give(parameters, start, consumed, taken.idle)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return Twin.of(optimizer, parameters, shelf)
+        return Twin.of(optimizer, parameters, offload)
 
     @staticmethod
-    def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], shelf: Shelf) -> Twin:
+    def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], offload: Offload) -> Twin:
         """Where an optimizer and its parameters are now."""
-        shelf.settle([*parameters, *state_tensors(optimizer)])
-        return Twin(shelf.put(flatten(parameters)), carried(optimizer))
+        offload.settle([*parameters, *state_tensors(optimizer)])
+        return Twin(offload.put(flatten(parameters)), carried(optimizer))
 
     def state_errors(self, reference: Twin, before: Before) -> dict[str, float]:
         """The largest relative error by entry, in whatever parameter; of what is kept for no single one by its path.
@@ -235,7 +235,7 @@ def check_update(
     """
 
     def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kind = EVERYTHING) -> Twin:
-        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, shelf=setting.shelf)
+        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, offload=setting.offload)
 
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
@@ -245,8 +245,8 @@ def check_update(
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
                 yield own.state_errors(twin(start, first, decays=decays, advances=advances), before)
 
-    right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
-    setting.shelf.release()
+    right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.offload)
+    setting.offload.release()
     expected, reached = right.weights, own.weights
     difference, decay = reached - expected, before.decay(taken.rates)
     error = Movement()  # of the weights, relative to the update; zero within their rounding

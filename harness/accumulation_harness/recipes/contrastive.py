@@ -20,7 +20,7 @@ from accumulation_harness.config import ConfigError
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import random_state, set_random_state
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window, run
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.contrastive import Representations
 
@@ -77,14 +77,14 @@ def temperature_repeated(recipe: Recipe) -> Recipe:
         loss = torch.zeros(())
         for position, part in enumerate(parts):
             mine = _forward(arm, part, position)
-            own = nest.joined([*held[:position], mine, *held[position + 1 :]])
-            live = iter(nest.leaves(mine))  # what has no rows is the live part's, not the first's
+            own = pytree.joined([*held[:position], mine, *held[position + 1 :]])
+            live = iter(pytree.leaves(mine))  # what has no rows is the live part's, not the first's
 
             def from_live(leaf: Any, live: Any = live) -> Any:
                 one = next(live)
                 return one if isinstance(leaf, Tensor) and leaf.dim() == 0 else leaf
 
-            loss = _objective(arm, nest.map_leaves(from_live, own), whole)
+            loss = _objective(arm, pytree.map_leaves(from_live, own), whole)
             arm.scaler.scale(loss).backward()
             run(arm.recipe.after_backward, arm)
         return _end_window(arm, window, loss)
@@ -101,8 +101,8 @@ def _cached(*, same_draws: bool) -> Callable[[Arm, Batch], Tensor]:
                 drawn.append(random_state(arm.device))
                 held.append(_forward(arm, part, position))
         after = random_state(arm.device)
-        outputs = nest.map_leaves(_with_gradient, nest.joined(held))
-        leaves = [leaf for leaf in nest.tensors(outputs) if leaf.is_floating_point()]
+        outputs = pytree.map_leaves(_with_gradient, pytree.joined(held))
+        leaves = [leaf for leaf in pytree.tensors(outputs) if leaf.is_floating_point()]
         loss = _objective(arm, outputs, whole)
         arm.memory["held"] = leaves
         slopes = torch.autograd.grad(arm.scaler.scale(loss), leaves, allow_unused=True, materialize_grads=True)
@@ -113,7 +113,7 @@ def _cached(*, same_draws: bool) -> Callable[[Arm, Batch], Tensor]:
         for position, (part, edge, state) in enumerate(zip(parts, edges, drawn, strict=True)):
             if same_draws:
                 set_random_state(state, arm.device)
-            again = [leaf for leaf in nest.tensors(_forward(arm, part, position)) if leaf.is_floating_point()]
+            again = [leaf for leaf in pytree.tensors(_forward(arm, part, position)) if leaf.is_floating_point()]
             _backward(again, slopes, slice(*edge), is_first=position == 0)
             run(arm.recipe.after_backward, arm)
         if same_draws:

@@ -32,7 +32,7 @@ from typing_extensions import Self
 from accumulation_harness.config import ConfigError, Precision
 from accumulation_harness.recipes.micro_batch import SplitPlan
 from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.system.state import transforming
 from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.widening import SINGLE, kept_narrow, widened
@@ -131,7 +131,7 @@ class Rows:
         self._note(
             self.forwards,
             outputs,
-            lambda: self._ids([*nest.tensors(args), *nest.tensors(kwargs)]) if batch is None else batch.ids,
+            lambda: self._ids([*pytree.tensors(args), *pytree.tensors(kwargs)]) if batch is None else batch.ids,
         )
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -172,7 +172,7 @@ class Rows:
         if transforming():
             self.hidden = True
             return
-        computed = [one for one in nest.tensors(outputs) if one.grad_fn is not None]  # a parameter is of every backward
+        computed = [one for one in pytree.tensors(outputs) if one.grad_fn is not None]  # a parameter is of every backward
         if not computed:
             return
         number, own = next(self._number), ids()
@@ -208,16 +208,16 @@ class Rows:
     @cached_property
     def _known(self) -> list[tuple[int, Tensor]]:
         """The window's tensors that have a row for each sample, with their places."""
-        found, window = [*enumerate(nest.tensors(self.window.inputs))], self.window
+        found, window = [*enumerate(pytree.tensors(self.window.inputs))], self.window
         if window.collated is None:
             return found
-        alone = [*nest.tensors(window.rows(slice(0, 1)).inputs)]
+        alone = [*pytree.tensors(window.rows(slice(0, 1)).inputs)]
         return [(k, one) for k, one in found if one.dim() and len(one) == len(window) and len(alone[k]) == 1]
 
     def _is_training_sample(self, row: Tensor, place: int) -> bool:
         """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""
         for ids in torch.arange(self.workload.num_samples).split(CHUNK):
-            known = [*nest.tensors(self.workload.batch(ids).inputs)][place]
+            known = [*pytree.tensors(self.workload.batch(ids).inputs)][place]
             if bool((sample_ids(row, known, ids) != FOREIGN).all()):
                 return True
         return False

@@ -290,13 +290,13 @@ def _own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) ->
     assert target is not None
     make = targets.load(field, target)
     arguments: dict[str, Any] = {"lr": config.lr, **config.args}
-    with targets.told(field, target, "a class or function with a signature"):
+    with targets.expecting(field, target, "a class or function with a signature"):
         takes = inspect.signature(make).parameters
     if "weight_decay" in takes:
         arguments.setdefault("weight_decay", config.weight_decay)
     elif config.weight_decay:
         raise ConfigError("optimizer.weight_decay", config.weight_decay, f"0: {config.label} takes none")
-    with targets.told(field, target, "an optimizer made of parameter groups, lr and optimizer.args"):
+    with targets.expecting(field, target, "an optimizer made of parameter groups, lr and optimizer.args"):
         made = make(groups, **arguments)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(field, target, f"a torch.optim.Optimizer, got {type(made).__name__}")

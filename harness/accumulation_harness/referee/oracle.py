@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.referee.gradients import flatten
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.workloads import Batch, Workload
 
 CARRIED = "attributes_that_forwards_move"
@@ -322,12 +322,12 @@ def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Se
     if inside.statistics or (inside.loss and workload.pools_rows):
         outputs = [workload.forward(model, chunk) for chunk in chunks]
         if prepared is None and workload.coupling:
-            return workload.losses(nest.joined(outputs, sizes), workload.prepared(window))
+            return workload.losses(pytree.joined(outputs, sizes), workload.prepared(window))
     else:
         whole = workload.forward(model, window)
         if prepared is None:
             return workload.losses(whole, workload.prepared(window))
-        outputs = [nest.rows(whole, slice(*edge), of=len(window)) for edge in pairwise(edges)]
+        outputs = [pytree.rows(whole, slice(*edge), of=len(window)) for edge in pairwise(edges)]
     if prepared is None:
         all_rows = workload.prepared(window)
         prepared = [all_rows.rows(slice(*edge)) for edge in pairwise(edges)]

@@ -141,7 +141,7 @@ def in_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
-def told(findings: Sequence[str], what: str) -> list[str]:
+def summarised(findings: Sequence[str], what: str) -> list[str]:
     """Format findings as lines, each after a heading.
 
     Args:

@@ -34,7 +34,7 @@ from accumulation_harness.config.identity import identity
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.results.mirror import Mirror
-from accumulation_harness.results.record import in_one_line, told
+from accumulation_harness.results.record import in_one_line, summarised
 from accumulation_harness.results.store import MOST_BYTES, State, Store
 from accumulation_harness.sweep import ending, tuning
 from accumulation_harness.sweep.child import (
@@ -178,7 +178,7 @@ def _run(cells: Sequence[Cell], run: TrialFunction | None, announce: Announce | 
     standings = [(cell, cell.store.standing(cell.config.experiment, cell.trial)) for cell in cells]
     todo = [cell for cell, standing in standings if standing.state != State.finished]
     skipped = len(cells) - len(todo)
-    for line in told([f"{one.trial}: {one.detail}" for _, one in standings if one.state == State.stale], "run again"):
+    for line in summarised([f"{one.trial}: {one.detail}" for _, one in standings if one.state == State.stale], "run again"):
         print(in_one_line(line), file=sys.stderr)
     if not todo:
         print(f"Nothing to do: {_trials(len(cells))} finished already.")
@@ -245,7 +245,7 @@ def _print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
     for line in ending.lines(cells):
         print(line)
     if len(cells) > 1:
-        for line in told([f"{failure.trial}: {failure.summary}" for failure in failures], "failed"):
+        for line in summarised([f"{failure.trial}: {failure.summary}" for failure in failures], "failed"):
             print(in_one_line(line), file=sys.stderr)
 
 

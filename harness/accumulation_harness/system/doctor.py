@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0.
     """
     terminal.parser("doctor", __doc__).parse_args(arguments)
-    print(collect_env.get_pretty_env_info(), *told(), sep="\n")
+    print(collect_env.get_pretty_env_info(), *machine_lines(), sep="\n")
     return 0
 
 
-def told() -> Iterator[str]:
+def machine_lines() -> Iterator[str]:
     """What torch's own report does not say.
 
     Yields:

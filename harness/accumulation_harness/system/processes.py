@@ -18,7 +18,7 @@ from threading import Thread
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from accumulation_harness.system.terminal import told
+from accumulation_harness.system.terminal import reporting_errors
 
 GRACE_SECONDS = 5.0  # to end by themselves
 OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,7 +56,7 @@ def run_command(main: Callable[[], int]) -> int:
     Returns:
         The exit code of `main`, or `BAD_INPUT` where its output, a file or memory was refused, which stderr then says.
     """
-    return told(lambda: _kept(main))
+    return reporting_errors(lambda: _kept(main))
 
 
 def _kept(main: Callable[[], int]) -> int:

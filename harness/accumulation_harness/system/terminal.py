@@ -113,7 +113,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def told(main: Callable[[], int]) -> int:
+def reporting_errors(main: Callable[[], int]) -> int:
     """Run a command; what it prints is written as far as it can be, and stops nothing.
 
     A reader who has gone (`| head`) changes nothing. Output that cannot be written otherwise (a full disk) is reported, and

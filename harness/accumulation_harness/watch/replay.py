@@ -22,7 +22,7 @@ from accumulation_harness.compare.readings import alike, near
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.observe.fence import is_ours, is_the_runs, told
 from accumulation_harness.observe.tensors import in_a_group, is_plain
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.system.state import GENERATORS, put_back, standing
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.sketch import WIDTH
@@ -178,7 +178,7 @@ class Replay:
         if in_a_group() and together is None:
             raise Refusal("over ranks, windows are replayed where all ranks of a model are watched")
         parts: Parts = [_part(m.contribution, m.scale) for m in track.window.micro_batches]
-        window = [nest.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch) for batch in window]
+        window = [pytree.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch) for batch in window]
         found = self._taken_again(track, window, autocast)
         if together is not None:
             found, parts = _over_ranks(replayed.window, found, parts, together)
@@ -416,26 +416,26 @@ def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
 
 def _num_rows(batch: Any) -> int:
     """The first dimension of a batch's first tensor."""
-    for tensor in nest.tensors(batch):
+    for tensor in pytree.tensors(batch):
         if tensor.dim():
             return len(tensor)
     raise Refusal("the batches hold no tensor with rows")
 
 
 def _joined(window: Sequence[Any]) -> Any:
-    for tensors in zip(*map(nest.tensors, window), strict=True):
+    for tensors in zip(*map(pytree.tensors, window), strict=True):
         if len({t.shape[1:] for t in tensors}) > 1:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
             raise Refusal(f"batches of unequal shapes ({shapes}) make no single batch: let `loss` return its sum and its terms")
-    return nest.joined(window)
+    return pytree.joined(window)
 
 
 def _halves(batch: Any) -> list[Any]:
     rows = _num_rows(batch)
     parts = (slice(None, rows // 2), slice(rows // 2, None))
-    return [batch] if rows < 2 else [nest.rows(batch, part, of=rows) for part in parts]
+    return [batch] if rows < 2 else [pytree.rows(batch, part, of=rows) for part in parts]
 
 
 def _reversed(batch: Any) -> Any:
     rows = _num_rows(batch)
-    return nest.rows(batch, torch.arange(rows).flip(0), of=rows)
+    return pytree.rows(batch, torch.arange(rows).flip(0), of=rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Batch:
         if self.collated is not None:
             return self.collated(torch.arange(len(self))[index])
         there = index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
-        return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[there])
+        return Batch(ids=self.ids[index], inputs=pytree.rows(self.inputs, index), targets=self.targets[there])
 
     def holds(self, ids: Tensor) -> bool:
         """Whether `ids` are exactly this batch's samples, in any order."""

@@ -20,9 +20,9 @@ from torch.utils.data import default_collate
 
 from accumulation_harness.config import ConfigError, Norm, WorkloadConfig, targets
 from accumulation_harness.config.declare import MOST_SAMPLES
-from accumulation_harness.system import nest
+from accumulation_harness.system import pytree
 from accumulation_harness.workloads import Batch, Workload
-from accumulation_harness.workloads.calm import Calm, is_calm
+from accumulation_harness.workloads.fixed_randomness import FixedRandomness, has_fixed_randomness
 from accumulation_harness.workloads.layers import in_format, replace_layers, with_real_parameters
 from accumulation_harness.workloads.widening import as_asked, widened
 
@@ -57,7 +57,7 @@ class Task(Protocol):
 def _open_task(target: str, arguments: str) -> Task:
     """The task, made once in a process; `arguments` is a JSON object of keyword arguments. ConfigError where it is none."""
     made = targets.load(FIELD, target)
-    with targets.told(FIELD, target, "a class or function that makes a task with workload.args"):
+    with targets.expecting(FIELD, target, "a class or function that makes a task with workload.args"):
         task: Task = made(**json.loads(arguments))
     missing = [name for name in ("model", "train", "held_out", "losses") if not callable(getattr(task, name, None))]
     if missing:
@@ -93,7 +93,7 @@ class CustomWorkload(Workload):
 
     def make_model(self) -> nn.Module:
         """The task's model, its BatchNorm layers exchanged as `norm` asks."""
-        with self.told(f'model("{self._norm}") that gives a torch.nn.Module'):
+        with self.expecting(f'model("{self._norm}") that gives a torch.nn.Module'):
             model = self._task.model(str(self._norm))
         if not isinstance(model, nn.Module):
             raise self.refused(f'model("{self._norm}") that gives a torch.nn.Module, got {_kind(model)}')
@@ -102,7 +102,7 @@ class CustomWorkload(Workload):
         if any(is_lazy(p) or p.is_meta for p in model.parameters()):
             raise self.refused("a model whose parameters have their values, got some of a lazy layer or on the device meta")
         model = in_format(model, CPU, torch.float32)
-        with self.told("a model whose complex parameters have one name each"):
+        with self.expecting("a model whose complex parameters have one name each"):
             with_real_parameters(model)
         if self._norm in (Norm.none, Norm.group, Norm.layer):
             _exchange_batch_norm(model, self._norm)
@@ -123,7 +123,7 @@ class CustomWorkload(Workload):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """`forward(model, batch)` of the task; else `model` gets the first part of a tuple, or a mapping without its labels."""
         inputs = batch.inputs
-        with self._format(), Calm() if is_calm(model) else nullcontext():
+        with self._format(), FixedRandomness() if has_fixed_randomness(model) else nullcontext():
             if hasattr(self._task, "forward"):
                 return self._task.forward(model, inputs)
             if isinstance(inputs, Mapping):
@@ -140,7 +140,7 @@ class CustomWorkload(Workload):
         """[n] int64 of counts, float64 of weights; ones where the task does not say."""
         if not hasattr(self._task, "terms"):
             return torch.ones(len(batch), dtype=torch.int64, device=self._device)
-        with self.told("terms(batch) that gives a number for each row"):
+        with self.expecting("terms(batch) that gives a number for each row"):
             told = self._task.terms(batch.inputs)
         terms = self._rows("terms", told, batch)
         if terms.is_complex() or not bool((terms.isfinite() & (terms >= 0)).all()):
@@ -153,7 +153,7 @@ class CustomWorkload(Workload):
         """[n]; NaN where the task does not say."""
         if not hasattr(self._task, "correct"):
             return torch.full((len(batch),), math.nan)
-        with self.told("correct(outputs, batch) that gives a number for each row"):
+        with self.expecting("correct(outputs, batch) that gives a number for each row"):
             told = self._task.correct(outputs, batch.inputs)
         return self._rows("correct", told, batch)
 
@@ -161,18 +161,18 @@ class CustomWorkload(Workload):
         """`metrics(model)` of the task, whatever it does with a trained model; none where it has no such method."""
         if not hasattr(self._task, "metrics"):
             return {}
-        with self._format(), self.told("metrics(model) that gives a number by name"):
+        with self._format(), self.expecting("metrics(model) that gives a number by name"):
             return {str(name): float(value) for name, value in self._task.metrics(model).items()}
 
     def _format(self) -> AbstractContextManager[None]:
         return widened() if self.widens else nullcontext()
 
     def _sequence(self, name: str) -> Sequence[Any]:
-        with self.told(f"{name}() that gives a sequence of samples"):
+        with self.expecting(f"{name}() that gives a sequence of samples"):
             made = getattr(self._task, name)()
         if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
             raise self.refused(f"{name}() that gives something with len() and [i], got {_kind(made)}")
-        with self.told(f"{name}() whose len() is a number of samples"):
+        with self.expecting(f"{name}() whose len() is a number of samples"):
             size = len(made)
         if not 0 < size <= MOST_SAMPLES:
             raise self.refused(f"{name}() with 1 to {MOST_SAMPLES} samples, got {size}")
@@ -181,13 +181,13 @@ class CustomWorkload(Workload):
 
     def _made(self, name: str, samples: Sequence[Any], ids: Tensor, first: int) -> Batch:
         expected = f"{name}() and collate() that give a batch of the samples {_listed(ids)}"
-        with self.told(expected):
+        with self.expecting(expected):
             own = [samples[i] for i in ids.tolist()]
         return self._batch(expected, own, ids + first)
 
     def _batch(self, expected: str, samples: Sequence[Any], ids: Tensor) -> Batch:
         """A batch of `samples`, of which micro-batches are cut, or collated anew where that gives something else."""
-        with as_asked(), self.told(expected):
+        with as_asked(), self.expecting(expected):
             content = self._content(samples)
             if self.collates_anew is None and len(samples) > 1:
                 self.collates_anew = not self._is_cut_by_rows(content, samples)
@@ -200,13 +200,15 @@ class CustomWorkload(Workload):
         return Batch(ids=ids, inputs=content, targets=ids, collated=collated)
 
     def _content(self, samples: Sequence[Any]) -> Any:
-        return nest.placed(self._collate(list(samples)), self._device, self._dtype)
+        return pytree.placed(self._collate(list(samples)), self._device, self._dtype)
 
     def _is_cut_by_rows(self, content: Any, samples: Sequence[Any]) -> bool:
         """Whether rows are what `collate` makes of the samples one by one: without padding, and no time that comes first."""
-        if {num for leaf in nest.leaves(content) if (num := nest.num_rows(leaf)) is not None} != {len(samples)}:
+        if {num for leaf in pytree.leaves(content) if (num := pytree.num_rows(leaf)) is not None} != {len(samples)}:
             return False
-        return all(nest.same(nest.rows(content, slice(k, k + 1)), self._content([one])) for k, one in enumerate(samples[:ENOUGH]))
+        return all(
+            pytree.same(pytree.rows(content, slice(k, k + 1)), self._content([one])) for k, one in enumerate(samples[:ENOUGH])
+        )
 
     def _rows(self, name: str, value: Any, batch: Batch) -> Tensor:
         if not isinstance(value, Tensor) or value.shape != (len(batch),):
@@ -218,9 +220,9 @@ class CustomWorkload(Workload):
         """The error to raise about what the task has given."""
         return ConfigError(FIELD, self._target, expected)
 
-    def told(self, expected: str) -> AbstractContextManager[None]:
+    def expecting(self, expected: str) -> AbstractContextManager[None]:
         """Inside, what the task's code raises becomes such an error."""
-        return targets.told(FIELD, self._target, expected)
+        return targets.expecting(FIELD, self._target, expected)
 
 
 def _exchange_batch_norm(model: nn.Module, norm: Norm) -> None:

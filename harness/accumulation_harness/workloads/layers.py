@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
-from accumulation_harness.workloads import calm
+from accumulation_harness.workloads import fixed_randomness
 
 Old = TypeVar("Old", bound=nn.Module)
 New = TypeVar("New", bound=nn.Module)
@@ -63,9 +63,9 @@ def draws(model: nn.Module) -> bool:
         model: The model.
 
     Returns:
-        True with a positive probability of dropout, or after `calm.mark_draws`.
+        True with a positive probability of dropout, or after `fixed_randomness.mark_draws`.
     """
-    return calm.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
+    return fixed_randomness.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -77,8 +77,8 @@ def without_dropout(model: nn.Module) -> nn.Module:
     Returns:
         The same model.
     """
-    if calm.has_draws(model):
-        calm.mark_draws(model, False)
+    if fixed_randomness.has_draws(model):
+        fixed_randomness.mark_draws(model, False)
     for layer in model.modules():
         for name in _probabilities(layer):
             setattr(layer, name, 0.0)

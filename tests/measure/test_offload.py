@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from accumulation_harness.config import Arms, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
-from accumulation_harness.measure import shelf
+from accumulation_harness.measure import offload
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.shelf import LEAST_BYTES, FileShelf, Shelf
+from accumulation_harness.measure.offload import LEAST_BYTES, FileOffload, Offload
 from accumulation_harness.measure.trial import run_trial
 from tests.toy import CPU
 
@@ -35,7 +35,7 @@ def resident():
 
 
 def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file():
-    own, model = FileShelf(), nn.Linear(700, 300)
+    own, model = FileOffload(), nn.Linear(700, 300)
     start, parameter = model.weight.detach().clone(), model.weight
     own.settle(model.parameters())
     before = parameter.data_ptr()
@@ -48,7 +48,7 @@ def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file():
 
 
 def test_pages_are_given_back_and_no_file_is_left(tmp_path):
-    own = FileShelf(tmp_path)
+    own = FileOffload(tmp_path)
     tensor = own.put(torch.zeros(16_000_000))
     assert not list(tmp_path.iterdir())
     idle = resident()
@@ -60,7 +60,7 @@ def test_pages_are_given_back_and_no_file_is_left(tmp_path):
 
 
 def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch):
-    monkeypatch.setattr(shelf, "LEAST_BYTES", 0)
+    monkeypatch.setattr(offload, "LEAST_BYTES", 0)
 
     def numbers(arms):
         rows: list[Any] = []
@@ -72,15 +72,15 @@ def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch):
 
 def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch):
     def taken(arms):
-        return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).shelf)
+        return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).offload)
 
-    assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
+    assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Offload, FileOffload, Offload)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
-    assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf
+    assert taken(Arms.auto) is FileOffload and taken(Arms.together) is Offload
 
 
 def test_what_memory_has_room_for_stays_in_it(monkeypatch):
-    own, tensor = FileShelf(room=1000), torch.zeros(LEAST_BYTES)
+    own, tensor = FileOffload(room=1000), torch.zeros(LEAST_BYTES)
     for available in (1001, 999):
         monkeypatch.setattr("psutil.virtual_memory", lambda available=available: SimpleNamespace(available=available))
         assert (own.put(tensor) is tensor) == (available > 1000)

@@ -1,6 +1,6 @@
 """Where the tensors of a trial lie while nobody computes with them: in memory, or in files that the system can page out.
 
-A trial compares about a dozen arms, each a model with its optimizer. On a shelf of files one arm at a time is in memory, and as
+A trial compares about a dozen arms, each a model with its optimizer. Offloaded to files, one arm at a time is in memory, and as
 many others as leave room for it: a tensor keeps its values and is used as any other, but its pages are read when it is touched,
 and given back by `settle` and `put`. The files have no name from the moment they are opened, so nothing is left of them, however
 the process ends.
@@ -29,7 +29,7 @@ BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two m
 BYTES_AT_WORK = 80  # the same of the arm that is measured, counted as 57, and of what its forward keeps
 
 
-class Shelf:
+class Offload:
     """In memory: tensors stay where they are."""
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Shelf:
         """Nobody computes with anything that was put or settled here for a while."""
 
 
-class FileShelf(Shelf):
+class FileOffload(Offload):
     """In files of a folder; CPU tensors alone. Every value stays the same to the bit.
 
     While more than `room` bytes of memory are available, tensors stay in it.
@@ -111,7 +111,7 @@ class FileShelf(Shelf):
             pages.madvise(mmap.MADV_DONTNEED)
 
 
-def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
+def choose_offload(config: TrialConfig, model: nn.Module, device: torch.device) -> Offload:
     """In files as asked for; what memory has no room for, where the arms may take more than half of what is available.
 
     Args:
@@ -128,13 +128,13 @@ def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) ->
     if config.arms == Arms.one_by_one and device.type != "cpu":
         raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
     if device.type != "cpu" or config.arms == Arms.together:
-        return Shelf()
+        return Offload()
     if config.arms == Arms.one_by_one:
-        return FileShelf()
+        return FileOffload()
     num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults) + len(config.methods)) + config.nulls
     parameters = sum(p.numel() for p in model.parameters())
     is_large = num_arms * BYTES_OF_AN_ARM * parameters > psutil.virtual_memory().available / 2
-    return FileShelf(room=BYTES_AT_WORK * parameters) if is_large else Shelf()
+    return FileOffload(room=BYTES_AT_WORK * parameters) if is_large else Offload()
 
 
 def return_freed_memory() -> None:

@@ -38,7 +38,7 @@ def has_draws(model: nn.Module) -> bool:
     return hasattr(model, MARK)
 
 
-def is_calm(model: nn.Module) -> bool:
+def has_fixed_randomness(model: nn.Module) -> bool:
     """Whether it is marked and shall not draw.
 
     Args:
@@ -50,8 +50,8 @@ def is_calm(model: nn.Module) -> bool:
     return not getattr(model, MARK, True)
 
 
-class Calm(TorchDispatchMode):
-    """Inside, draws that are known here are constants; others are made."""
+class FixedRandomness(TorchDispatchMode):
+    """A context in which known random operations return constants; unknown ones draw as usual."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
