@@ -96,7 +96,8 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
     counts = [own / w if abs(w) > UNEQUAL else math.inf for own, w in zip(step.taken.weights, step.parts.weights, strict=True)]
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
         return None
-    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts (1 is right)"
+    of = f" in {', '.join(step.only[:4])}" if step.only else ""
+    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts{of} (1 is right)"
     return Chart(title, [Bar(f"micro-batch {k}", count, _counted(count)) for k, count in enumerate(counts, 1)], mark=1.0)
 
 
@@ -222,7 +223,10 @@ def text(conclusion: Conclusion) -> str:
         drawn.append(_text(0, y, line))
     y += ROW * (2 if found else 1)
     for chart in charts(conclusion):
-        drawn.append(_text(0, y, chart.title, "title"))
+        for row in textwrap.wrap(chart.title, LETTERS):
+            drawn.append(_text(0, y, row, "title"))
+            y += ROW
+        y -= ROW
         scale, top = BAR / chart.unit, y + 6
         for bar in chart.bars[:MOST]:
             y += ROW
