@@ -11,8 +11,6 @@ import csv
 import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import warnings
@@ -30,6 +28,7 @@ from scoreboard import page
 from tests import wrong_today
 from tests.audit.loops import lookalikes
 from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
+from tests.commands import harness
 from tests.recipes import test_faults
 from tests.watch import foreign, kinds, test_session, test_trainers
 
@@ -65,7 +64,7 @@ def said(verdict, causes, explained=""):
 
 def trials(folder):
     """Every arm of the trials that are stored in a folder."""
-    rows: Rows = {}
+    rows = {}
     for path in sorted(folder.glob("*/*/trial.json")):
         trial = json.loads(path.read_bytes())
         settings = " ".join(sorted(_differing(trial["config"], to_dict(TrialConfig()))))
@@ -110,10 +109,8 @@ def _kept_grids(folder):
 def _swept(experiment):
     """Its quick grid at seed 0."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "accumulation_harness", "run", f"+experiment={experiment}", "hydra.sweeper.size=quick",
-                   "seed=0", "device=cpu", f"results={folder}", "tracking.mode=disabled"]  # fmt: skip
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr[-2000:]
+        quick = ("hydra.sweeper.size=quick", "seed=0", "device=cpu", "tracking.mode=disabled")
+        harness("run", f"+experiment={experiment}", *quick, f"results={folder}")
         return trials(Path(folder)) | _claims(Path(folder), experiment)
 
 
@@ -236,7 +233,7 @@ def _releases():
     }
 
 
-SOURCES: dict[str, Callable[[], list[Group]]] = {
+SOURCES = {
     "trial": trial_groups,
     "fault": fault_groups,
     "audit": audit_groups,

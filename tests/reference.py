@@ -1,9 +1,6 @@
 """Independent oracles: numpy in float64, written from the textbook formulas; nothing here imports the code under test."""
 
 import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
 
 
 def softmax_regression_gradients(weights, bias, x, y):

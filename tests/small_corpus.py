@@ -2,7 +2,7 @@
 
 import pytest
 
-from accumulation_harness.config import Data, DataConfig, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from tests.trials import trial
 
 NOUNS = ("matrix", "letter", "folder", "socket", "window", "signal", "archive", "lattice")
 VERBS = ("invert", "scatter", "compress", "validate", "reorder", "measure", "publish", "discard")
@@ -25,12 +25,7 @@ def corpus(tmp_path_factory):
     return str(folder)
 
 
-def config(root, **changes):
-    """A trial on it: 48 pairs to train on and 16 held out; `changes` to the workload or the trial."""
-    own = {name: changes.pop(name) for name in ("dropout", "contrast", "penalty") if name in changes}
-    workload = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4, **own)  # type: ignore[arg-type]
-    settings = {
-        "effective_batch": 12, "accumulation_steps": (4,), 
-        "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=0.003), "seed": 3,
-    }  # fmt: skip
-    return TrialConfig(workload=workload, data=DataConfig(root=root), **{**settings, **changes})  # type: ignore[arg-type]
+def config(root, *settings):
+    """A trial on it: 48 pairs to train on and 16 held out."""
+    own = "workload.data=docstrings workload.model=towers workload.width=4 effective_batch=12 accumulation_steps=[4] seed=3"
+    return trial(own, f"optimizer.name=adam optimizer.lr=0.003 data.root={root}", *settings)

@@ -1,14 +1,13 @@
 """A small hand-built store: numbers that are easy to check, written through the store's own interface."""
 
+import dataclasses
 import math
-from dataclasses import fields
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from accumulation_harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, to_dict
+from accumulation_harness.config import Norm, Precision, to_dict
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.config.identity import identity
 from accumulation_harness.judge.cause import Cause
@@ -16,9 +15,9 @@ from accumulation_harness.judge.signature import Signature
 from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
 from accumulation_harness.results.judged_arm import EVIDENCE_COLUMNS, Ending, VerdictRow, to_stored
 from accumulation_harness.results.store import Store
+from tests.trials import trial
 
 STEPS = 12
-Part = TypeVar("Part")
 
 
 def arm(config, name, n, shift, **changes):
@@ -26,7 +25,7 @@ def arm(config, name, n, shift, **changes):
     apart = config.norm == Norm.batch and name == "accumulated"
 
     def part(kind, **values):
-        return kind(**values | {key: changes[key] for key in changes.keys() & {field.name for field in fields(kind)}})  # type: ignore[arg-type]
+        return kind(**values | {key: changes[key] for key in changes.keys() & {field.name for field in dataclasses.fields(kind)}})
 
     algebra = part(
         Algebra, gradient_error=0.1 * n if apart else 1e-16 * (n + 0.1), state_error=0.0, trajectory_error=1e-15, loss_error=0.0,
@@ -101,23 +100,18 @@ def store_trial(
     seed=0,
     experiment="equivalence",
     change=None,
-    seconds=None,
     faults=None,
     losses=None,
     split="even",
     clip_norm=None,
-    device="cpu",
 ):
     """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
 
     `faults`: arms that are wrong on purpose, and whether that changes anything; `losses`: of such arms, relative to the correct
     arm's.
     """
-    config = TrialConfig(
-        experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
-        precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
-        split=Split(split), clip_norm=clip_norm,
-    )  # fmt: skip
+    settings = f"norm={norm} optimizer.name={optimizer} precision={precision} seed={seed} split={split} accumulation_steps=[2,4]"
+    config = dataclasses.replace(trial(settings), experiment=experiment, clip_norm=clip_norm)
     names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
     names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]
     arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
@@ -125,8 +119,8 @@ def store_trial(
         for row in step_rows(config, losses or {}):
             writer.add(row)
         reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
-        environment = {"python": "3.11.7", "device": device, "packages": {"torch": "2.13.0"}}
-        phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
+        environment = {"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.13.0"}}
+        phases = {"algebra": 1.0, "training": 2.5}
         summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
         writer.finish({**summary, "arms": arms, "faults": faults or {}})
     return identity(config)

@@ -1,11 +1,8 @@
 """What is asked of a GPU, on a machine that has none."""
 
 import os
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -20,8 +17,8 @@ from accumulation_harness.observe.fence import Fence
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
+from tests.commands import python
 
-ROOT = Path(__file__).parents[1]
 STYLES = {
     "none": "pass",
     "products, old": "b.cuda.matmul.allow_tf32 = True",
@@ -54,7 +51,7 @@ assert inside[-2:] == ["ieee", "ieee"], inside
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_tf32_is_off_inside_however_the_caller_has_set_it(style):
-    subprocess.run([sys.executable, "-c", SHOW.format(STYLES[style])], cwd=ROOT, check=True)
+    python("-c", SHOW.format(STYLES[style]))
 
 
 @pytest.fixture
@@ -95,7 +92,7 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path, places,
     store = Store(tmp_path)
     configs = [HarnessConfig(seed=seed, results=str(tmp_path)) for seed in (0, 1)]
     todo = deque(child.Cell(config, store, f"seed{config.seed}") for config in configs)
-    pool = experiment._Pool(run=what_it_sees, places=list(places), threads=1, progress=cast(Any, Line()), todo=todo, skipped=0)
+    pool = experiment._Pool(run=what_it_sees, places=list(places), threads=1, progress=Line(), todo=todo, skipped=0)
     pool.start_children()
     assert {one.gpu for one in pool.children} == set(places)
     assert [one.end() for one in pool.children] == [child.Done(), child.Done()]
@@ -103,7 +100,7 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path, places,
 
 
 class OnCuda(torch.Tensor):
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 @pytest.mark.parametrize(("tensor", "roundoff"), [(OnCuda(torch.ones(2)), 2**-11), (torch.ones(2), 0.0)])

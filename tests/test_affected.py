@@ -1,8 +1,6 @@
 """`accumulation-harness affected`: what files of the shapes that public projects use pin, and which advisories concern them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -10,6 +8,7 @@ from packaging.version import Version
 
 from accumulation_harness.affected import __main__ as affected
 from accumulation_harness.affected import pins
+from tests.commands import python
 
 ADVISORIES = affected.read(affected.ADVISORIES)
 ACCELERATE = ("accelerate-schedule-per-micro-batch", "accelerate-mean-of-means")  # both in 0.15.0
@@ -206,8 +205,6 @@ def test_ones_own_advisories_and_refusals(tmp_path, capsys):
 
 
 def test_what_is_installed_is_asked_of_without_torch():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "accumulation_harness", "affected"], capture_output=True, text=True, timeout=60
-    )
+    done = python("-X", "importtime", "-m", "accumulation_harness", "affected", code=None)
     assert done.returncode in (0, 1) and "known packages" in done.stdout
     assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "numpy")]

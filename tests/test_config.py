@@ -4,50 +4,33 @@ from typing import get_type_hints
 
 import pytest
 
-from accumulation_harness.config import (
-    ConfigError,
-    Data,
-    DataConfig,
-    Device,
-    HarnessConfig,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)  # fmt: skip
+from accumulation_harness.config import ConfigError, HarnessConfig, TrialConfig
 from accumulation_harness.config.identity import identity
 from accumulation_harness.config.validation import validate
 from tests.strategies import BOUNDS
-
-
-def test_defaults_are_valid():
-    validate(TrialConfig())
+from tests.trials import trial
 
 
 @pytest.mark.parametrize(
-    ("field", "changes"),
+    ("field", "settings"),
     [
-        ("accumulation_steps", {"accumulation_steps": (3,)}),
-        ("accumulation_steps", {"accumulation_steps": (65,), "split": Split.ragged}),
-        ("accumulation_steps", {"accumulation_steps": ()}),
-        ("accumulation_steps", {"accumulation_steps": (2, 2)}),
-        ("accumulation_steps", {"accumulation_steps": (-1,)}),
-        ("optimizer.momentum", {"optimizer": OptimizerConfig(name=OptimizerName.nesterov, momentum=0.0)}),
-        ("workload.model", {"workload": WorkloadConfig(model=Model.transformer)}),
-        ("norm", {"workload": WorkloadConfig(data=Data.text, model=Model.transformer), "norm": Norm.batch}),
-        ("data.root", {"data": DataConfig(root="/tmp")}),
-        ("steps", {"steps": 10_000, "effective_batch": 50_000}),
-        ("algebra_steps", {"algebra_steps": 100_000, "effective_batch": 50_000}),
-        ("accumulation_steps", {"accumulation_steps": tuple(range(1, 66)), "effective_batch": 65, "split": Split.ragged}),
+        ("accumulation_steps", "accumulation_steps=[3]"),
+        ("accumulation_steps", "accumulation_steps=[65] split=ragged"),
+        ("accumulation_steps", "accumulation_steps=[]"),
+        ("accumulation_steps", "accumulation_steps=[2,2]"),
+        ("accumulation_steps", "accumulation_steps=[-1]"),
+        ("optimizer.momentum", "optimizer.name=nesterov optimizer.momentum=0"),
+        ("workload.model", "workload.model=transformer"),
+        ("norm", "workload.data=text workload.model=transformer norm=batch"),
+        ("data.root", "data.root=/tmp"),
+        ("steps", "steps=10000 effective_batch=50000"),
+        ("algebra_steps", "algebra_steps=100000 effective_batch=50000"),
+        ("accumulation_steps", f"accumulation_steps=[{','.join(map(str, range(1, 66)))}] effective_batch=65 split=ragged"),
     ],
-    ids=str,
 )
-def test_bad_settings_are_named(field, changes):
+def test_bad_settings_are_named(field, settings):
     with pytest.raises(ConfigError, match="expected") as raised:
-        validate(dataclasses.replace(TrialConfig(), **changes))
+        validate(trial(settings))
     assert raised.value.field == field and str(raised.value).startswith(f"{field}=")
 
 
@@ -84,15 +67,8 @@ def test_bounds_hold_the_defaults_and_nothing_beyond_their_ends(name):
 
 
 def test_every_setting_of_a_trial_is_part_of_its_identity():
-    base = TrialConfig()
-    others = [{"seed": 1}, {"referee_every": 51}, {"experiment": "other"}, {"optimizer": OptimizerConfig(eps=1e-7)}]
-    assert len({identity(dataclasses.replace(base, **changes)) for changes in [{}, *others]}) == 1 + len(others)
-
-
-def test_auto_counts_as_the_cpu_until_it_is_resolved():
-    auto, cpu, cuda = (identity(TrialConfig(device=device)) for device in (Device.auto, Device.cpu, Device.cuda))
-    assert auto == cpu != cuda
-
-
-def test_where_a_trial_runs_is_not_part_of_its_identity():
+    """`auto` counts as the CPU until it is resolved; where a trial runs is no setting of it."""
+    others = ("", "seed=1", "referee_every=51", "experiment=other", "optimizer.eps=1e-7", "device=cuda")
+    assert len({identity(trial(settings)) for settings in others}) == len(others)
+    assert identity(trial("device=cpu")) == identity(TrialConfig())
     assert identity(HarnessConfig(results="elsewhere", workers=7).trial) == identity(TrialConfig())

@@ -1,17 +1,13 @@
 """The documentation: its site builds strictly and loads nothing from elsewhere."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from accumulation_harness.judge.cause import MEANINGS, Cause
+from tests.commands import ROOT, python
 
-ROOT = Path(__file__).parents[1]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("How it works")[0]
 LISTED = set(re.findall(r"^ {6}- .*: (\w+\.md)$", NAVIGATION, re.M)) - {"settings.md"}  # which is made of the declarations
 FOR_USERS = sorted(LISTED | {"index.md", "gallery.md", "affected.md", "should_i_accumulate.md"})
@@ -48,17 +44,14 @@ def test_all_pages_for_users_are_read_in_an_hour():
     assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
-def build(root, site):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+def build(root, site, code=0):
+    return python("-m", "mkdocs", "build", "--strict", "--site-dir", site, cwd=root, code=code, NO_MKDOCS_2_WARNING="1")
 
 
 @pytest.mark.slow
 def test_the_site(tmp_path):
     pytest.importorskip("mkdocs")
-    done = build(ROOT, tmp_path)
-    assert done.returncode == 0, done.stderr
+    build(ROOT, tmp_path)
     pages = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
     for cause in Cause:
         assert MEANINGS[cause].sentence.split(",")[0][1:20] in pages[f"causes/{cause}.html"]
@@ -83,5 +76,5 @@ def test_a_broken_link_fails(line, told, tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     with (tmp_path / "docs" / "slurm.md").open("a") as page:
         page.write(f"\n{line}\n")
-    done = build(tmp_path, tmp_path / "site")
+    done = build(tmp_path, tmp_path / "site", None)
     assert done.returncode != 0 and told in done.stderr, done.stderr

@@ -1,9 +1,8 @@
 """What stands in the place of torch._dynamo, in a process of its own."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.commands import python
 
 STEP = """
 import sys
@@ -43,5 +42,4 @@ assert sys.modules["torch._dynamo"] is real
     ],
 )
 def test_whatever_is_asked_is_answered_by_the_real_module(asked):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", STEP.format(asked=asked)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-W", "ignore", "-c", STEP.format(asked=asked))

@@ -1,16 +1,13 @@
 """The examples, by the very commands that they tell; shorter trainings."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.commands import ROOT, harness, python
+
 EXAMPLES = ROOT / "examples"
 SHORT = ("steps=4", "algebra_steps=4", "permutations=30", "tracking=disabled", "workers=2")
 
@@ -24,25 +21,17 @@ def commands(text):
     return [line[2:] for line in lines]
 
 
-def python(folder, *words):
-    """What Python prints in a folder."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def run(folder, *arguments):
     """The arms of each trial that is stored after a command in a folder."""
-    python(folder, "-m", "accumulation_harness", "run", *arguments)
+    harness("run", *arguments, cwd=folder)
     return {path.parent.name: json.loads(path.read_text())["arms"] for path in sorted(folder.glob("results/*/*/trial.json"))}
 
 
-def causes(trials, arm="accumulated"):
-    """Of each trial the causes of all its arms of that name; nothing for arms that are equivalent."""
+def causes(trials):
+    """Of each trial the causes of its accumulated and faulty arms, nothing for those that are equivalent."""
     found = {}
     for trial, arms in trials.items():
-        own = [one for one in arms if one["arm"] == arm]
+        own = [one for one in arms if one["arm"] != "permuted"]
         assert all((one["verdict"] == "equivalent") == (one["cause"] == "") for one in own), own
         found[trial.rpartition("-seed")[0]] = {one["cause"] for one in own}
     return found
@@ -55,30 +44,25 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_images_with_batch_norm_and_lion(folder):
-    [command] = commands((EXAMPLES / "images.py").read_text())
-    assert causes(run(folder, *command, *SHORT)) == {
-        "Digits-as_is-Lion-float32": {"batch_statistics"},
-        "Digits-group-Lion-float32": {""},
-    }
-
-
-@pytest.mark.slow
-def test_a_language_model_with_token_counts(folder):
-    pytest.importorskip("transformers")
-    [command] = commands((EXAMPLES / "language_model.py").read_text())
-    trials = run(folder, *command, *SHORT, "faults=[mean_of_means]", "+workload.args.samples=300")
-    assert causes(trials) == {"Lines-as_is-adamw-float32": {""}}
-    assert causes(trials, "mean_of_means") == {"Lines-as_is-adamw-float32": {"mean_of_means"}}
-
-
-@pytest.mark.slow
-def test_a_loss_that_couples_rows(folder):
-    coupled, apart = commands((EXAMPLES / "coupled_loss.py").read_text())
-    size = ("effective_batch=48", "accumulation_steps=[4]")
-    assert causes(run(folder, *coupled, *SHORT, *size[1:])) == {"Embeddings-as_is-sgd-float32": {"non_separable_loss"}}
-    shutil.rmtree(folder / "results")
-    assert causes(run(folder, *apart, *SHORT, *size)) == {"Embeddings-as_is-sgd-float32": {""}}
+@pytest.mark.parametrize(
+    ("name", "place", "settings", "expected"),
+    [
+        ("images", 0, "", {"Digits-as_is-Lion-float32": {"batch_statistics"}, "Digits-group-Lion-float32": {""}}),
+        (
+            "language_model",
+            0,
+            "faults=[mean_of_means] +workload.args.samples=300",
+            {"Lines-as_is-adamw-float32": {"", "mean_of_means"}},
+        ),
+        ("coupled_loss", 0, "accumulation_steps=[4]", {"Embeddings-as_is-sgd-float32": {"non_separable_loss"}}),
+        ("coupled_loss", 1, "effective_batch=48 accumulation_steps=[4]", {"Embeddings-as_is-sgd-float32": {""}}),
+    ],
+)
+def test_what_an_example_tells_to_type(folder, name, place, settings, expected):
+    if name == "language_model":
+        pytest.importorskip("transformers")
+    command = commands((EXAMPLES / f"{name}.py").read_text())[place]
+    assert causes(run(folder, *command, *SHORT, *settings.split())) == expected
 
 
 @pytest.mark.slow
@@ -94,10 +78,10 @@ def test_the_sweep_to_copy(folder):
         "MyTask-group-momentum-float32": {""},
     }
     assert "hydra/launcher=submitit_slurm" in slurm and "hydra.launcher.gres=gpu:1" in slurm
-    python(mine, "-m", "accumulation_harness", "report", "--results", "results", "--out", "reports")
+    harness("report", "--results", "results", "--out", "reports", cwd=mine)
     cells = [cell for cell in json.loads((mine / "look.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell["source"]) for cell in cells) + "\nprint(own['cause'].unique())"
-    assert "batch_statistics" in python(mine, "-c", code)
+    assert "batch_statistics" in python("-c", code, cwd=mine).stdout
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 """Before a card: the stages of `make gpu` start and end on a stand-in, and what fails loses no other."""
 
 import shutil
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.commands import ROOT, python
+
 # Each in a way of its own: a mistake, a hang, a crash, a stage that cannot start, a mistake before one that is right.
 PLANTED = """
 def mistake(here):
@@ -48,8 +46,7 @@ def tree(folder):
 
 
 def rehearse(root, out, minutes):
-    command = [sys.executable, root / "benchmarks/gpu.py", "--device", "cpu", "--minutes", str(minutes), "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(root / "benchmarks/gpu.py", "--device", "cpu", "--minutes", minutes, "--out", out, code=None)
     with tarfile.open(out / "gpu.tar.gz") as archive:
         archive.extractall(out, filter="data")
     assert (out / "gpu.tar.gz").stat().st_size < 16 * 2**20 and (out / "table.md").read_text() in done.stdout, done.stderr

@@ -152,7 +152,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_no_room_imports_itself_through_others():
-    rooms: dict[str, set[str]] = {}
+    rooms = {}
     for name, others in graph().items():
         rooms.setdefault(room_of(name), set()).update(room_of(other) for other in others if other in graph())
     order({room: others - {room} for room, others in rooms.items()})

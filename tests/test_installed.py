@@ -136,7 +136,7 @@ def test_a_wheel_takes_no_name_but_its_own(wheel):
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
     assert "Classifier: Framework :: Pytest" in about and "Keywords: " in about
     version = re.search(r"^Version: (.*)$", about, re.M)
-    assert version is not None and f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version[1]}] - 2" in (ROOT / "CHANGELOG.md").read_text()
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "packaging", "torch", "typing-extensions"]

@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from accumulation_harness.system import opened
+from tests.commands import python
 
 WAYS = {  # how a file, or a folder, is read
     "read.txt": "open('read.txt').read()",
@@ -31,6 +30,7 @@ import importlib, json, os, subprocess, sys
 from pathlib import Path
 import numpy as np
 from accumulation_harness.system import opened
+from tests.commands import python
 here, sys.path[0] = os.getcwd(), os.getcwd()
 opened.follow()
 try:
@@ -81,12 +81,9 @@ def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("read")
     make(folder)
     code = PROGRAM.replace("{ways}", "\n".join(WAYS.values()))
-    environment = os.environ | {"PYTHONPATH": str(Path(opened.__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": ""}
     (folder / "program.py").write_text(code)
     for _ in range(2):  # the second time modules come from their compiled files
-        found = subprocess.run(
-            [sys.executable, "program.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
-        )
+        found = python("program.py", cwd=folder, PYTHONDONTWRITEBYTECODE="")
     return folder, eval(found.stdout)["files"]
 
 

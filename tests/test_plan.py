@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, TrialConfig
+from accumulation_harness.config import ConfigError
 from accumulation_harness.measure import memory, plan
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import Recipe
+from accumulation_harness.measure.trial import accumulated
+from tests.trials import setting_of, trial
 
 
 def test_the_largest_divisor_that_fits():
@@ -28,15 +27,14 @@ def test_a_budget_that_is_none(text):
 
 def test_the_plan_holds_for_the_step_itself(capsys):
     """Measured at 8 and 16 samples, predicted for 96: what a step with the planned b takes is what was predicted."""
-    config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
+    config = trial("effective_batch=192 accumulation_steps=[1]")
     static, per_sample, step = plan.fit_memory(config)
     chosen = plan.choose(192, 400_000, static, per_sample, step)
     assert (chosen.micro_batch, chosen.accumulation_steps) == (96, 2)
-    setting = Setting(config, torch.device("cpu"))
     taken = {}
-    for size in (96, 192):
-        arm = setting.arm(Recipe(accumulation_steps=192 // size, split=Even(size)), steps=1)
-        taken[size] = memory.of_step(arm, arm.workload.batch(torch.arange(192))).total
+    for num in (2, 1):
+        arm = setting_of(config).arm(accumulated(config, num), steps=1)
+        taken[192 // num] = memory.of_step(arm, arm.workload.batch(torch.arange(192))).total
     assert taken[96] == pytest.approx(chosen.total, rel=1e-3)
     assert taken[96] <= 400_000 < taken[192]
     assert plan.main(["memory=400kB", "effective_batch=192"]) == 0
@@ -45,7 +43,7 @@ def test_the_plan_holds_for_the_step_itself(capsys):
 
 def test_no_more_is_taken_to_plan_than_there_is(monkeypatch):
     """Where 16 samples do not fit, 2 or 4 or 8 are measured, and say the same."""
-    config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
+    config = trial("effective_batch=192 accumulation_steps=[1]")
     static, per_sample, step = plan.fit_memory(config)
     taken, of_step = [], memory.of_step
 

@@ -4,15 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SETTLE_SECONDS = 5.0
+from tests.commands import ENVIRONMENT, eventually
 
 # A command with a child that is in no group of its, one that dies with its parent, a temporary folder, and a fork.
 PROGRAM = """
@@ -52,12 +49,11 @@ class Command:
         self.process = subprocess.Popen(
             [sys.executable, "program.py", *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}/harness"},
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert self.process.stdout is not None
         said = [self.process.stdout.readline().strip() for _ in range(1 if arguments else 2)]
         self.temporary = next(Path(line) for line in said if not line.isdigit())
         self.child = next((int(line) for line in said if line.isdigit()), None)
@@ -74,12 +70,9 @@ class Command:
         return found
 
 
-Start = Callable[..., Command]
-
-
 @pytest.fixture
 def start(tmp_path):
-    started: list[Command] = []
+    started = []
 
     def make(*arguments):
         started.append(Command(tmp_path, *arguments))
@@ -90,13 +83,6 @@ def start(tmp_path):
         for process in command.left():  # a daemon of a foreign program outlives SIGKILL
             process.kill()
         command.process.communicate()
-
-
-def eventually(ready):
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while not ready() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return ready()
 
 
 def test_a_command_that_ends_has_cleared_up_before(start):
@@ -116,7 +102,6 @@ def test_nothing_is_left_of_a_command_that_is_signalled(start, number, to_group)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_what_dies_with_its_parent_does_so_after_sigkill(start, stopped):
     command = start()
-    assert command.child is not None
     if stopped:
         os.kill(command.child, signal.SIGSTOP)
     command.process.kill()

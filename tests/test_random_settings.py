@@ -9,24 +9,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from accumulation_harness.config import (
-    Data,
-    DataConfig,
-    LastWindow,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    ScheduleConfig,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)
+from accumulation_harness.config import Data, Norm, Precision
 from accumulation_harness.judge.cause import INHERENT, JOINT
 from accumulation_harness.measure.algebra import windows_of
-from accumulation_harness.measure.lock_step import Setting, arm_state
-from accumulation_harness.measure.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
+from accumulation_harness.measure.lock_step import arm_state
+from accumulation_harness.measure.trial import Candidate, accumulated, permuted, standard_candidates
 from accumulation_harness.recipes.catalogue import FAULTS
 from accumulation_harness.recipes.determinism import deterministic, start_randomness
 from accumulation_harness.recipes.micro_batch import hash_seed
@@ -35,6 +22,7 @@ from accumulation_harness.referee.gradients import flatten, gradients, relative_
 from accumulation_harness.referee.oracle import snapshot
 from tests.strategies import fixed, right_trials
 from tests.toy import CPU
+from tests.trials import arms, setting_of, trial
 
 CHANGED = 1e-9  # relative: a thousand times L0's gate for a gradient
 BEYOND_ROUNDING = 100.0  # times what a shuffled full batch changes
@@ -43,38 +31,17 @@ SEVERAL = st.integers(2, 24).map(lambda n: (n,))
 
 
 # Of a clipped gradient the small tensors have the rounding of the largest ones, through the norm that all are divided by.
-CLIPPED = TrialConfig(
-    workload=WorkloadConfig(data=Data.text, model=Model.transformer, width=5, depth=2, penalty=1.0),
-    data=DataConfig(last_window=LastWindow.drop),
-    norm=Norm.layer,
-    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1.0, beta1=0.38659510699529864, beta2=1e-06, eps=7.18622e-14),
-    schedule=ScheduleConfig(warmup_steps=2),
-    clip_norm=7.38131,
-    ema_decay=0.3333333333333333,
-    precision=Precision.bfloat16,
-    loss_scale=0.999977,
-    effective_batch=32,
-    accumulation_steps=(14,),
-    split=Split.ragged,
-    steps=6,
-    probe_every=5,
-    seed=75564,
+CLIPPED = trial(
+    "workload.data=text workload.model=transformer workload.width=5 workload.depth=2 workload.penalty=1 data.last_window=drop",
+    "norm=layer optimizer.name=adamw optimizer.lr=1 optimizer.beta1=0.38659510699529864 optimizer.beta2=1e-06",
+    "optimizer.eps=7.18622e-14 schedule.warmup_steps=2 clip_norm=7.38131 ema_decay=0.3333333333333333 precision=bfloat16",
+    "loss_scale=0.999977 effective_batch=32 accumulation_steps=[14] split=ragged steps=6 probe_every=5 seed=75564",
 )
-
-
 # Where a penalty outgrows the loss, what couples rows shows in small tensors alone.
-COUPLED = TrialConfig(
-    workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=6, depth=1, penalty=1.0),
-    data=DataConfig(last_window=LastWindow.keep),
-    norm=Norm.none,
-    optimizer=OptimizerConfig(name=OptimizerName.nesterov, lr=1.0, momentum=0.9, weight_decay=1.0),
-    ema_decay=0.9626699601826701,
-    effective_batch=31,
-    accumulation_steps=(11,),
-    split=Split.ragged,
-    steps=1,
-    probe_every=8,
-    seed=271,
+COUPLED = trial(
+    "workload.data=pairs workload.model=mlp workload.width=6 workload.depth=1 workload.penalty=1 optimizer.name=nesterov",
+    "optimizer.lr=1 optimizer.weight_decay=1 ema_decay=0.9626699601826701 effective_batch=31 accumulation_steps=[11]",
+    "split=ragged steps=1 probe_every=8 seed=271",
 )
 
 
@@ -84,7 +51,7 @@ COUPLED = TrialConfig(
 @example(COUPLED)
 @given(right_trials())
 def test_no_right_arm_is_blamed(config):
-    for arm in run_trial(config, lambda step, rows: None).arms:
+    for arm in arms(config):
         own = {*arm["cause"].split(JOINT)} - {""}
         inherent = arm["verdict"] == "different" and own and INHERENT.issuperset(own) and arm["explained"]
         assert arm["verdict"] in ("equivalent", "inconclusive") or inherent, (arm["arm"], arm["cause"], arm["reasons"])
@@ -102,8 +69,8 @@ def test_no_right_arm_is_blamed(config):
 def test_a_fault_is_seen_where_it_changes_something(config, fault):
     right = accumulated(config, config.accumulation_steps[0])
     wrong = Candidate(fault.cause, fault.apply(right))
-    arms = run_trial(config, lambda step, rows: None, [wrong, *standard_candidates(config)]).arms
-    own, beside = arms[0], next(arm for arm in arms if arm["arm"] == "accumulated")
+    own, *others = arms(config, [wrong, *standard_candidates(config)])
+    beside = next(arm for arm in others if arm["arm"] == "accumulated")
     both_doubtful = own["verdict"] == beside["verdict"] == "inconclusive"
     if own["verdict"] not in ("different", "degraded") and not both_doubtful:
         assert not changes(config, right, fault), own["reasons"]
@@ -112,7 +79,7 @@ def test_a_fault_is_seen_where_it_changes_something(config, fault):
 def changes(config, right, fault):
     """Whether the fault changes what is computed: in float64 over the run, or the first gradient in the format under test."""
     with deterministic(config.precision):
-        setting = Setting(config, CPU)
+        setting = setting_of(config)
         reference, faulty = trained(setting, right), trained(setting, fault.apply(right))
         control = trained(setting, permuted(config, 0))
         if reference["counted"] != faulty["counted"]:
@@ -144,7 +111,7 @@ def trained(setting, recipe):
 def error(setting, recipe):
     """||g - g_64|| / ||g_64|| of what the first step consumes, in the format under test, without clipping."""
     arm = setting.arm(recipe, clip_norm=None)
-    consumed: list[torch.Tensor] = []
+    consumed = []
     arm.optimizer.register_step_pre_hook(lambda *_: consumed.append(flatten(gradients(arm.model.parameters()))))
     ids = next(setting.windows(1))
     referee = setting.referee()

@@ -2,10 +2,7 @@
 
 import dataclasses
 import os
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,14 +20,13 @@ from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Failure
 from accumulation_harness.system import terminal
-
-Command = Callable[..., tuple[int, list[HarnessConfig]]]
+from tests.commands import harness, python
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """Runs a command line in this process and returns its exit code and the configurations that would be run."""
-    configs: list[HarnessConfig] = []
+    configs = []
 
     def remember(given):
         configs.extend(given)
@@ -226,9 +222,7 @@ def test_help_loads_nothing_heavy():
     program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.sweep.run import main\n" + (
         "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
-    )
+    done = python("-c", program)
     assert done.stdout.endswith("set()\n") and "+experiment=NAME" in done.stdout
 
 
@@ -238,9 +232,7 @@ def test_submitit_runs_a_job_per_trial(tmp_path):
     pytest.importorskip("submitit")
     tiny = ["workload=digits_mlp", "steps=2", "algebra_steps=2", "accumulation_steps=[2]", "tracking=disabled"]
     cells = ["-m", "effective_batch=2000,16", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}/jobs"]
-    command = [sys.executable, "-m", "accumulation_harness", "run", *cells, *tiny, f"results={tmp_path}/results"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == terminal.BAD_INPUT, done.stderr
+    done = harness("run", *cells, *tiny, f"results={tmp_path}/results", cwd=tmp_path, code=terminal.BAD_INPUT)
     assert "effective_batch=2000: expected at most the 1500 training samples" in done.stderr
     finished = [trial.config["effective_batch"] for trial in Store(tmp_path / "results").trials()]
     assert finished == [16]

@@ -142,26 +142,26 @@ def test_an_advisory_that_its_records_do_not_bear_out(change, told):
     assert told in "; ".join(museum.wrong(right | change, museum.held()))
 
 
-E, D = "equivalent", "different"
+RULINGS = """
+accelerate_handles naive:different documented:equivalent documented_without_factor:different -> conditional
+accelerate_handles naive:equivalent documented:equivalent documented_without_factor:different -> confirmed, misuse is left out
+accelerate_handles naive:different documented:different -> refuted
+accelerate_handles naive:different -> needs the full grid
+lightning_handles a:equivalent b:different -> refuted, its default is 1
+by_hand divided:equivalent undivided:different divided_remainder:different -> conditional
+by_hand divided:equivalent undivided:equivalent divided_remainder:equivalent -> confirmed
+by_hand divided:different undivided:equivalent divided_remainder:equivalent -> refuted
+"""
 
 
-@pytest.mark.parametrize(
-    ("rule", "verdicts", "ruling"),
-    [
-        ("accelerate_handles", {"naive": D, "documented": E, "documented_without_factor": D}, "conditional"),
-        ("accelerate_handles", {"naive": E, "documented": E, "documented_without_factor": D}, "confirmed"),  # misuse is left out
-        ("accelerate_handles", {"naive": D, "documented": D}, "refuted"),
-        ("accelerate_handles", {"naive": D}, "needs the full grid"),
-        ("lightning_handles", {"a": E, "b": D}, "refuted"),  # its default is 1
-        ("by_hand", {"divided": E, "undivided": D, "divided_remainder": D}, "conditional"),
-        ("by_hand", {"divided": E, "undivided": E, "divided_remainder": E}, "confirmed"),
-        ("by_hand", {"divided": D, "undivided": E, "divided_remainder": E}, "refuted"),
-    ],
-)
-def test_rulings(rule, verdicts, ruling):
+@pytest.mark.parametrize("row", RULINGS.strip().splitlines())
+def test_rulings(row):
+    given, _, ruling = row.partition(" -> ")
+    rule, *verdicts = given.split()
     of = {"name": "x", "framework": "x", "version": "1", "accumulation_steps": 4, "causes": "", "distance": 0.1}
-    arms = pd.DataFrame([of | {"function": name, "verdict": said, "largest_distance": 0.1} for name, said in verdicts.items()])
-    assert getattr(answers, rule)(arms).verdict == ruling
+    said = [dict(zip(("function", "verdict"), one.split(":"), strict=True)) for one in verdicts]
+    arms = pd.DataFrame([of | one | {"largest_distance": 0.1} for one in said])
+    assert getattr(answers, rule)(arms).verdict == ruling.partition(",")[0]
 
 
 def test_the_ledger_has_them_without_any_trial(tmp_path):

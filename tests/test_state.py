@@ -2,7 +2,6 @@
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +61,7 @@ def state(run, **how):
     return snapshot(vars(run), **how)
 
 
-CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+CHANGES = {
     "a weight": (lambda r: r.model[0].weight.data.mul_(2), "model.0.weight"),
     "a buffer": (lambda r: r.model[1].running_var.add_(1), "model.1.running_var"),
     "a plain tensor": (lambda r: r.model.prior.add_(1), "model.prior"),
@@ -123,14 +122,14 @@ class Proxy:
     def __iter__(self):
         raise RuntimeError("it was iterated")
 
-    __len__ = __eq__ = __hash__ = __bool__ = __iter__  # type: ignore[assignment]
+    __len__ = __eq__ = __hash__ = __bool__ = __iter__
 
     @property
     def value(self):
         raise RuntimeError("a property was run")
 
 
-HOSTILE: dict[str, Callable[[], Any]] = {
+HOSTILE = {
     "subclass": lambda: torch.zeros(2).as_subclass(Raising),
     "meta": lambda: torch.zeros(2, device="meta"),
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),

@@ -42,13 +42,12 @@ def test_every_state_of_a_sweep_that_runs(tmp_path, capsys):
     finish(store, "a")
     store.mark_failed("sweep", "b", "ValueError: no such luck")
     with python(HOLD, tmp_path, "c") as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
+        assert holder.stdout.readline() == "claimed\n"
         assert status.main(["--results", str(tmp_path)]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert shown[1].split()[:8] == ["sweep", "1", "1", "1", "0", "0", "0", "2"] and "about" in shown[1]
         assert any(line.startswith("running for 0:0") and line.endswith("sweep/c") for line in shown)
         assert "failed: sweep/b: ValueError: no such luck" in shown
-        assert holder.stdin is not None
         holder.stdin.close()
     assert [one.state for one in store.status()] == [State.finished, State.failed, State.finished]
 

@@ -1,111 +1,69 @@
 """Whole trials on real data: what must be equivalent is, what must differ does, and measuring changes nothing."""
 
-import dataclasses
 import json
 
 import pytest
 import torch
 
-from accumulation_harness.config import (
-    ConfigError,
-    Data,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)
+from accumulation_harness.config import ConfigError
 from accumulation_harness.config.arm_name import ArmName
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.trial import (
-    full_batch,
-    permuted,
-    run_trial,
-    standard_candidates,
-)
+from accumulation_harness.measure.trial import accumulated, full_batch, permuted, run_trial
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.micro_batch import hash_seed
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.results.measurements import Measurements
+from tests.trials import arms, by_name, setting_of, trial
 
-ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
-MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
-# 9 steps of 196: an epoch of 1,500 ends in a short window of 128.
-SHORT = TrialConfig(
-    workload=WorkloadConfig(width=3), effective_batch=196, accumulation_steps=(7,), steps=9, algebra_steps=9, probe_every=5
-)  # fmt: skip
-TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
+ADAM = "optimizer.name=adam optimizer.lr=3e-3"
+MLP = "workload.model=mlp workload.width=2"
 
 
-def run(config, candidates=None):
-    """Verdict rows by the arm's name in its text form."""
-    result = run_trial(config, lambda step, rows: None, candidates)
-    return {str(ArmName(row["arm"], row["accumulation_steps"])): row for row in result.arms}
+def short(*settings):
+    """9 steps of 196: an epoch of 1,500 ends in a short window of 128."""
+    own = "workload.width=3 effective_batch=196 accumulation_steps=[7] steps=9 algebra_steps=9 probe_every=5"
+    return trial(own, *settings)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm": Norm.layer, "optimizer": MOMENTUM, "precision": Precision.float16},
-        {"norm": Norm.group, "precision": Precision.bfloat16},
-        pytest.param({"precision": Precision.float64, "optimizer": ADAM}, marks=pytest.mark.slow),
-        pytest.param({"norm": Norm.group, "split": Split.ragged, "accumulation_steps": (2, 5, 16)}, marks=pytest.mark.slow),
-        {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged, "accumulation_steps": (3,), "steps": 5, "algebra_steps": 5},
-        {"clip_norm": 0.1, "optimizer": dataclasses.replace(ADAM, weight_decay=0.1)},
+        "norm=layer optimizer.name=momentum optimizer.lr=0.05 precision=float16",
+        "norm=group precision=bfloat16",
+        pytest.param(f"precision=float64 {ADAM}", marks=pytest.mark.slow),
+        pytest.param("norm=group split=ragged accumulation_steps=[2,5,16]", marks=pytest.mark.slow),
+        "workload.data=text workload.model=transformer workload.width=4 workload.depth=1 norm=layer split=ragged "
+        "accumulation_steps=[3] steps=5 algebra_steps=5",
+        f"clip_norm=0.1 {ADAM} optimizer.weight_decay=0.1",
     ],
-    ids=str,
 )
 def test_correct_accumulation_is_equivalent(changes):
-    for name, row in run(dataclasses.replace(SHORT, **changes)).items():
+    for name, row in by_name(short(changes)).items():
         assert (row["verdict"], row["cause"]) == ("equivalent", "") and row["reasons"].startswith("compared: "), name
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
 
 
-IGNORING = dataclasses.replace(
-    SHORT,
-    workload=WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2),
-    effective_batch=12,
-    accumulation_steps=(12,),
-)
-
-
 def test_a_window_without_any_loss_term_is_refused_by_name():
-    config = dataclasses.replace(IGNORING, effective_batch=2, accumulation_steps=(2,))
     with pytest.raises(ConfigError, match=r"effective_batch=2: expected windows with a loss term each: window \d+ has none"):
-        run(config)
+        arms(short(MLP, "workload.data=ignored_labels effective_batch=2 accumulation_steps=[2]"))
 
 
 def test_training_that_explodes_is_inconclusive():
-    exploding = dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=6e4), workload=WorkloadConfig(penalty=10.0))
-    row = run(exploding)["accumulated-7"]
+    row = by_name(short("optimizer.lr=6e4 workload.penalty=10"))["accumulated-7"]
     assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"]
 
 
 @pytest.mark.parametrize(
-    ("workload", "precision"),
+    "settings",
     [
-        (WorkloadConfig(width=3, dropout=0.2), Precision.float16),
-        pytest.param(WorkloadConfig(width=3), Precision.float16, marks=pytest.mark.slow),
-        pytest.param(WorkloadConfig(width=3), Precision.float32, marks=pytest.mark.slow),
+        "workload.dropout=0.2 precision=float16",
+        pytest.param("precision=float16", marks=pytest.mark.slow),
+        pytest.param("precision=float32", marks=pytest.mark.slow),
     ],
-    ids=["dropout-float16", "float16", "float32"],
 )
-def test_measuring_changes_no_bit(workload, precision):
+def test_measuring_changes_no_bit(settings):
     """A probed trial and bare loops over the same arms see the same losses, step by step, and the same generator afterwards."""
-    config = dataclasses.replace(
-        SHORT,
-        norm=Norm.batch,
-        workload=workload,
-        precision=precision,
-        optimizer=ADAM,
-        algebra_steps=3,
-        probe_every=1,
-        referee_every=2,
-    )
-    measured: dict[str, list[float]] = {"full-1": [], "accumulated-7": [], "permuted-1": []}
+    config = short("norm=batch", settings, ADAM, "algebra_steps=3 probe_every=1 referee_every=2")
+    measured = {"full-1": [], "accumulated-7": [], "permuted-1": []}
 
     def keep(step, rows):
         for row in rows:
@@ -117,16 +75,16 @@ def test_measuring_changes_no_bit(workload, precision):
     run_trial(config, keep)
     assert torch.equal(torch.get_rng_state(), before), "a trial leaves the caller's generator alone"
 
-    setting = Setting(config, torch.device("cpu"))
+    setting = setting_of(config)
     recipes = {
         "full-1": full_batch(config),
-        "accumulated-7": standard_candidates(config)[0].recipe,
+        "accumulated-7": accumulated(config, 7),
         "permuted-1": permuted(config, 0),
     }
     stream = list(setting.windows())
     for name, recipe in recipes.items():
         arm, bare = setting.arm(recipe), []
-        with deterministic(precision):  # the same kernels
+        with deterministic(config.precision):  # the same kernels
             for t, ids in enumerate(stream):
                 torch.manual_seed(hash_seed(config.seed, t))
                 bare.append(float(take_step(arm, arm.workload.batch(ids))))
@@ -136,13 +94,8 @@ def test_measuring_changes_no_bit(workload, precision):
 
 def test_trials_of_one_store_share_what_they_measure_alike(tmp_path, monkeypatch):
     """Verdict rows are the same to the bit, also where training goes first, because another trial measures at this moment."""
-    tiny = WorkloadConfig(model=Model.mlp, width=2)
-    float32 = dataclasses.replace(SHORT, workload=tiny, steps=3, algebra_steps=3, norm=Norm.batch)
-    trials = {
-        "float32": float32,
-        "float16": dataclasses.replace(float32, precision=Precision.float16),
-        "adam": dataclasses.replace(float32, optimizer=ADAM),
-    }
+    own = {"float32": "precision=float32", "float16": "precision=float16", "adam": ADAM}
+    trials = {name: short(MLP, "steps=3 algebra_steps=3 norm=batch", settings) for name, settings in own.items()}
 
     def rows(config, shared):
         return json.dumps(run_trial(config, lambda step, rows: None, None, shared).arms)  # as it is stored
@@ -163,22 +116,20 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("settings", "field"),
     [
-        ({"workload": WorkloadConfig(model=Model.mlp), "norm": Norm.batch, "accumulation_steps": (196,)}, "accumulation_steps"),
-        ({"effective_batch": 1501, "accumulation_steps": (1501,)}, "effective_batch"),
-        ({"accumulation_steps": (5,)}, "accumulation_steps"),
+        ("workload.model=mlp norm=batch accumulation_steps=[196]", "accumulation_steps"),
+        ("effective_batch=1501 accumulation_steps=[1501]", "effective_batch"),
+        ("accumulation_steps=[5]", "accumulation_steps"),
     ],
-    ids=str,
 )
-def test_what_cannot_run_names_its_field(changes, field):
+def test_what_cannot_run_names_its_field(settings, field):
     with pytest.raises(ConfigError) as raised:
-        run(dataclasses.replace(SHORT, **changes))
+        arms(short(settings))
     assert raised.value.field == field
 
 
 def test_dead_units_of_a_small_micro_batch_are_no_underflow():
     """Four samples under BatchNorm leave other channels dead than 64 do: zeros that exact arithmetic has too."""
-    config = TrialConfig(norm=Norm.batch, precision=Precision.float16, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
-    row = run(config)["accumulated-16"]
+    [row, _] = arms(trial("norm=batch precision=float16 accumulation_steps=[16] steps=1 algebra_steps=1 seed=2"))
     assert (row["cause"], row["explained"]) == ("batch_statistics", True)

@@ -47,7 +47,7 @@ def make_arm(split, *, optimizer=None, precision=Precision.float64, clip_norm=No
     model = workload.make_model().to(parameter_dtype(precision))
     made = make_optimizer(optimizer or OptimizerConfig(), model.parameters())
     return Arm(
-        recipe=Recipe(accumulation_steps=len(split(24)), split=split, **recipe),  # type: ignore[arg-type]
+        recipe=Recipe(accumulation_steps=len(split(24)), split=split, **recipe),
         workload=workload,
         model=model,
         optimizer=made,

@@ -3,22 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from accumulation_harness.measure import lock_step
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 
-Array = NDArray[np.float64]
-
 
 @pytest.fixture
 def toy_setting(monkeypatch):
-    """The setting of a trial whose workload is `Toy`."""
-    monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: Toy(dtype))
-    return lambda config: Setting(config, CPU)
+    """The setting of a trial whose workload is `Toy`, or another."""
+
+    def make(config, toy=Toy):
+        monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: toy(dtype))
+        return lock_step.Setting(config, CPU)
+
+    return make
 
 
 class Numpy:
@@ -38,7 +38,7 @@ class Numpy:
         """Of the mean over loss terms: sample i has 1 + i % 4 of them."""
         terms = 1 + ids % 4
         each = softmax_regression_gradients(theta[:15].reshape(3, 5), theta[15:], self.x[ids], self.y[ids])
-        return (terms[:, None] * each).sum(0) / terms.sum()  # type: ignore[no-any-return]
+        return (terms[:, None] * each).sum(0) / terms.sum()
 
     def loss(self, theta, ids):
         """The mean over loss terms."""
@@ -47,8 +47,3 @@ class Numpy:
         losses = np.log(np.exp(logits - top[:, None]).sum(1)) + top - logits[np.arange(len(ids)), self.y[ids]]
         terms = 1 + ids % 4
         return float((terms * losses).sum() / terms.sum())
-
-
-@pytest.fixture
-def make_numpy():
-    return Numpy

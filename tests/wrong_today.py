@@ -1,11 +1,9 @@
 """Loops that were known to be judged wrongly, one example of each kind; what is right stands in the golden table."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from accumulation_harness.audit import audit
@@ -50,7 +48,7 @@ class Autoencoder(nn.Module):
 
     def forward(self, x):
         mu, logvar = self.encode(x).chunk(2, -1)
-        out: Tensor = self.decode(mu + (logvar / 2).exp() * torch.randn_like(mu))
+        out = self.decode(mu + (logvar / 2).exp() * torch.randn_like(mu))
         return out
 
 
@@ -92,7 +90,7 @@ class Spectral(nn.Module):
         self.weight, self.head = nn.Parameter(torch.randn(7, dtype=torch.complex64)), nn.Linear(12, 4)
 
     def forward(self, x):
-        out: Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=12))
+        out = self.head(torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=12))
         return out
 
 
@@ -110,7 +108,7 @@ class Scaled(nn.Module):
         self.prior, self.entropy = torch.full((4,), 0.25), torch.zeros(())
 
     def forward(self, x):
-        out: Tensor = self.net(x) * (1 + 1e-5 * self.scale)
+        out = self.net(x) * (1 + 1e-5 * self.scale)
         p = out.detach().softmax(-1).mean(0)
         self.entropy = -(p * p.log()).sum()
         if self.remembers:
@@ -167,7 +165,7 @@ def audited(train, **options):
     return partial(audit, train, batch_size=16, accumulation_steps=(4,), **options)
 
 
-AUDITED: dict[str, Callable[[], Any]] = {
+AUDITED = {
     "A1 clipped by total norm": audited(clipped_by_total_norm),
     "A2 schedule by micro-batch": audited(schedule_by_micro_batch),
     "A10 autoencoder undivided": audited(autoencoder_undivided, allow=("stochastic_layers",)),

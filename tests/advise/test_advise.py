@@ -12,13 +12,14 @@ import torch
 from accumulation_harness.advise import __main__ as command
 from accumulation_harness.advise import measured, race, rows
 from accumulation_harness.advise.measured import Measured, Size
-from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.config import ConfigError
 from accumulation_harness.judge.resampling import Interval
 from accumulation_harness.judge.statistics import two_batch_sizes
 from accumulation_harness.measure import memory
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
+from tests.trials import setting_of, trial
 
 SEEN = Measured(
     sizes=tuple(Size(b, 1e-3 + 1e-4 * b, 1000 + 10 * b) for b in (1, 2, 4, 8, 16, 32)),
@@ -31,7 +32,7 @@ SEEN = Measured(
     device="cpu",
     budget=10_000,
 )
-CONFIG = TrialConfig(effective_batch=32, optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=0.01))
+CONFIG = trial("effective_batch=32 optimizer.name=adamw optimizer.lr=0.01")
 
 
 def test_two_batch_sizes_are_unbiased():
@@ -59,7 +60,7 @@ def test_the_fastest_is_what_a_search_finds(noise):
 
 
 def test_rates_are_linear_in_noise_and_stay_without_it():
-    sgd, adam = OptimizerConfig(lr=0.1), CONFIG.optimizer
+    sgd, adam = trial("optimizer.lr=0.1").optimizer, CONFIG.optimizer
     assert rows.rescaled(sgd, 32, 8, 1e9).lr == pytest.approx(0.1 / 4, rel=1e-4)
     assert rows.rescaled(adam, 32, 8, 1e9).lr == pytest.approx(0.01 / 2, rel=1e-4)
     assert rows.rescaled(sgd, 32, 8, 1e-9).lr == pytest.approx(0.1)
@@ -77,8 +78,8 @@ def test_what_is_not_known_is_not_advised(changes):
 
 
 def test_what_is_measured_is_what_a_step_takes_and_fits():
-    config = TrialConfig(effective_batch=48, accumulation_steps=(1,), steps=12)
-    setting = Setting(config, torch.device("cpu"))
+    config = trial("effective_batch=48 accumulation_steps=[1] steps=12")
+    setting = setting_of(config)
     setting.exact.pools_rows = True  # as of lines that are padded to the longest of their micro-batch
     whole = measured.measure(setting, 10**9)
     assert [size.b for size in whole.sizes] == [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512] and not whole.couples
@@ -99,7 +100,7 @@ def test_the_noise_is_that_of_micro_batches_that_fit(monkeypatch):
     monkeypatch.setattr(
         Setting, "arm", lambda self, recipe, **more: (seen.append(max(recipe.split(48))), make(self, recipe, **more))[1]
     )
-    setting = Setting(TrialConfig(effective_batch=48, accumulation_steps=(1,), steps=1), torch.device("cpu"))
+    setting = setting_of(trial("effective_batch=48 accumulation_steps=[1] steps=1"))
     for largest in (64, 5, 2, 1):
         measured._noise(setting, largest)
     assert seen == [6, 4, 2, 1]
@@ -124,7 +125,7 @@ def test_a_race_finds_what_a_search_finds(monkeypatch):
     base = race.Entry(32)
     monkeypatch.setattr(race.Race, "steps_of", in_time)
     monkeypatch.setattr(race.Race, "_losses", lambda self, *rest: iter([(0, 2.0), (steps(base), 1.0)]))
-    own = race.Race(Setting(dataclasses.replace(CONFIG, steps=4), torch.device("cpu")), SEEN)
+    own = race.Race(setting_of(trial("steps=4", base=CONFIG)), SEEN)
     best = own.run(base)
     every = [race.Entry(batch, 2.0**k) for batch in (8, 16, 32, 64, 128) for k in range(-2, 6)]
     seconds = {entry: steps(entry) * own.step_seconds(entry) for entry in every}
@@ -132,9 +133,9 @@ def test_a_race_finds_what_a_search_finds(monkeypatch):
 
 
 def test_the_configured_training_in_a_race_has_to_learn():
-    config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(lr=1e4), steps=8)
+    setting = setting_of(trial("optimizer.name=sgd optimizer.lr=1e4 steps=8", base=CONFIG))
     with pytest.raises(ConfigError, match="the loss falls"):
-        race.Race(Setting(config, torch.device("cpu")), SEEN).run(race.Entry(16))
+        race.Race(setting, SEEN).run(race.Entry(16))
 
 
 @pytest.mark.parametrize(("gap", "names"), [(0.02, True), (0.5, False)])
@@ -149,7 +150,7 @@ def test_what_cannot_be_told_from_the_fastest_is_named(gap, names, monkeypatch):
 
     monkeypatch.setattr(race.Race, "begin", lambda self: None)
     monkeypatch.setattr(race.Race, "steps_by_seed", by_seed)
-    setting = Setting(dataclasses.replace(CONFIG, steps=4), torch.device("cpu"))
+    setting = setting_of(trial("steps=4", base=CONFIG))
     own = race.Race(setting, SEEN)
     own.steps = {base: 100.0, other: 99.0, race.Entry(64): math.inf}
     _, best, alike = race.final(setting, own)

@@ -63,7 +63,7 @@ def test_advice_calls_a_b_costly_only_after_holm():
     told = batch_norm_losses(made).set_index("b")
     assert told.loc[8, "low"] > 0 and not told.loc[8, "costs"] and told.loc[2, "costs"]
     advice = and_with_batch_norm(made)
-    assert advice is not None and advice.action.startswith("Up to b = 2 it costs accuracy ")
+    assert advice.action.startswith("Up to b = 2 it costs accuracy ")
 
 
 def test_gains_are_paired_by_seed():

@@ -2,7 +2,6 @@
 
 from itertools import cycle
 from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,14 +27,13 @@ SETTINGS = [*zip(cycle([*Norm, "of_ones_own"]), [*OptimizerName, "of_ones_own"],
 
 def told(*found, settings):
     """The advice of each combination, in each of which all this was found; and what is said of whole settings."""
-    arms: list[dict[str, Any]] = [
+    arms = [
         ROW | {"norm": str(norm), "optimizer": str(optimizer), "precision": str(precision), "accumulation_steps": 2 * place + 2}
         | {"verdict": str(verdict), "cause": joined(causes), "clip_norm": None, "clipped_share": 0.0}
         for norm, optimizer, precision in settings
         for place, (verdict, causes) in enumerate(found)
     ]  # fmt: skip
-    section = caveats_that_occur(SimpleNamespace(arms=pd.DataFrame(arms), l4=pd.DataFrame()))  # type: ignore[arg-type]
-    assert section is not None
+    section = caveats_that_occur(SimpleNamespace(arms=pd.DataFrame(arms), l4=pd.DataFrame()))
     [table] = [part for part in section.blocks if isinstance(part, Table)]
     return [row[-1] for row in table.rows], " ".join(
         part.text for part in section.blocks if isinstance(part, Text) and not part.lead

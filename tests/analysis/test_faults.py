@@ -14,11 +14,10 @@ from accumulation_harness.results.store import Store
 FAULT = "mean_of_means"
 SAME = [1.0] * 12
 LATE = [1.0] * 5 + [1.2] * 7  # visible from step 5 on
-BATCH = "batch_statistics"
 
 
-def different(cause, **more):
-    return {"verdict": "different", "cause": cause, "explained": "unexplained" not in cause, **more}
+def different(cause):
+    return {"verdict": "different", "cause": cause, "explained": "unexplained" not in cause}
 
 
 def both(changes, fault=FAULT):
@@ -26,41 +25,44 @@ def both(changes, fault=FAULT):
     return {(fault, n): changes for n in (2, 4)}
 
 
-@pytest.mark.parametrize(
-    ("norm", "judgement", "detected", "named", "confidently_wrong"),
-    [
-        ("none", different(FAULT), True, True, False),
-        ("none", {"verdict": "equivalent"}, False, False, False),  # missed
-        ("none", {"verdict": "degraded"}, True, False, False),
-        ("none", {"verdict": "inconclusive"}, False, False, False),  # nobody has found anything
-        ("none", different("loss_not_divided"), True, False, True),  # a wrong name
-        ("none", different("unexplained"), True, False, False),
-        ("none", different("loss_not_divided+unexplained"), True, False, False),  # a guess, but with doubt
-        ("none", different(f"{FAULT}+loss_not_divided"), True, True, True),  # one too many
-        ("none", different(f"loss_not_divided_{FAULT}"), True, False, True),  # names are compared whole
-        ("none", different(BATCH), True, False, True),  # without BatchNorm this is a wrong name
-        ("batch", different(BATCH), False, False, False),  # what the correct arm shows as well
-        ("batch", {"verdict": "equivalent", "cause": "", "explained": False}, False, False, False),
-        ("batch", different(f"{BATCH}+{FAULT}"), True, True, False),
-        ("batch", different(f"{FAULT}+{BATCH}"), True, True, False),
-        ("batch", different(FAULT), True, True, False),
-        ("batch", different(f"{BATCH}+loss_not_divided"), True, False, True),
-        ("batch", different("unexplained"), True, False, False),
-    ],
-)
-def test_detection_and_naming(results, make_trial, norm, judgement, detected, named, confidently_wrong):
+# normalisation, verdict, causes of an arm with mean_of_means -> what is made of it
+JUDGED = """
+none  different    mean_of_means                         detected named
+none  equivalent   -                                     missed
+none  degraded     -                                     detected
+none  inconclusive -                                     nobody_has_found_anything
+none  different    loss_not_divided                      detected confidently_wrong
+none  different    unexplained                           detected
+none  different    loss_not_divided+unexplained          a_guess_but_with_doubt detected
+none  different    mean_of_means+loss_not_divided        one_too_many detected named confidently_wrong
+none  different    loss_not_divided_mean_of_means        names_are_compared_whole detected confidently_wrong
+none  different    batch_statistics                      without_BatchNorm_a_wrong_name detected confidently_wrong
+batch different    batch_statistics                      what_the_correct_arm_shows_as_well
+batch equivalent   -                                     missed
+batch different    batch_statistics+mean_of_means        detected named
+batch different    mean_of_means+batch_statistics        detected named
+batch different    mean_of_means                         detected named
+batch different    batch_statistics+loss_not_divided     detected confidently_wrong
+batch different    unexplained                           detected
+"""
+
+
+@pytest.mark.parametrize("row", JUDGED.strip().splitlines())
+def test_detection_and_naming(results, make_trial, row):
+    norm, verdict, cause, *said = row.split()
+    explained = verdict == "different" and "unexplained" not in cause
+    judgement = {"verdict": verdict, "cause": cause.strip("-"), "explained": explained}
     make_trial(norm=norm, faults={FAULT: True}, change=both(judgement))
     rows = faults.judged(load.from_store(results))
     assert len(rows) == 2
-    assert rows["detected"].tolist() == [detected] * 2
-    assert rows["named"].tolist() == [named] * 2
-    assert rows["confidently_wrong"].tolist() == [confidently_wrong] * 2
+    for what in ("detected", "named", "confidently_wrong"):
+        assert rows[what].tolist() == [what in said] * 2, what
 
 
 def test_the_correct_arm_is_that_of_the_same_n(results, make_trial):
     """A cause that the correct arm of another N has is none of this one's."""
-    odd = {("accumulated", 4): different(BATCH)}
-    make_trial(faults={FAULT: True}, change={**both(different(BATCH)), **odd})
+    odd = {("accumulated", 4): different("batch_statistics")}
+    make_trial(faults={FAULT: True}, change={**both(different("batch_statistics")), **odd})
     rows = faults.judged(load.from_store(results)).set_index("accumulation_steps")
     assert rows["detected"].to_dict() == {2: True, 4: False}
 

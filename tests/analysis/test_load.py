@@ -1,7 +1,3 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from accumulation_harness.analysis import load
@@ -9,6 +5,7 @@ from accumulation_harness.config import ConfigError, TrialConfig, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 from accumulation_harness.results.store import Store
+from tests.commands import harness
 
 
 def test_one_row_per_trial_and_arm(results, grid):
@@ -53,10 +50,8 @@ def test_trials_without_result_are_named(results, make_trial):
 @pytest.mark.slow
 def test_logging_a_run_per_arm_changes_no_bit_of_a_training(tmp_path):
     tiny = ["steps=3", "algebra_steps=2", "accumulation_steps=[2,8]", "precision=float16", "tracking.per_arm=true"]
-    command = [sys.executable, "-m", "accumulation_harness", "run", *tiny, f"results={tmp_path}"]
-    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
-    bare = [*command[:-1], "tracking=disabled", f"results={tmp_path}/bare"]
-    subprocess.run(bare, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    harness("run", *tiny, f"results={tmp_path}")
+    harness("run", *tiny, "tracking=disabled", f"results={tmp_path}/bare")
     both = [*Store(tmp_path).trials("single"), *Store(tmp_path / "bare").trials("single")]
     assert len(both) == 2 and len({trial.record["steps_sha256"] for trial in both}) == 1
     assert len(list(tmp_path.rglob("*.wandb"))) == 5, "the trial and its four arms"

@@ -2,15 +2,12 @@
 
 import os
 import runpy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from accumulation_harness.analysis.notebook import NoResults
+from tests.commands import ROOT, harness
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
 # The sweeps that a notebook asks for, cut down.
 TINY_MLP = "hydra.sweeper.size=quick workload=digits_mlp tracking=disabled"
@@ -31,8 +28,7 @@ def folder(tmp_path_factory):
 
 def make_results(notebook, folder):
     for sweep in SWEEPS[notebook.stem]:
-        command = [sys.executable, "-W", "ignore", "-m", "accumulation_harness", "run", *sweep.split()]
-        subprocess.run([*command, f"results={folder / 'results'}"], check=True, capture_output=True, cwd=ROOT)
+        harness("run", *sweep.split(), f"results={folder / 'results'}")
 
 
 def test_a_notebook_says_what_is_missing(monkeypatch):

@@ -20,7 +20,6 @@ from accumulation_harness.results.record import MOST_TOLD
 from accumulation_harness.results.store import Store
 from tests.stored_trials import store_grid, store_trial
 
-ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 FETCHED = {"src", "href", "xlink:href", "srcset", "data", "poster", "action"}
 NAME = '=1+1" onload="x<script>$\\frac{$\ttab\a' + "a" * 150
@@ -32,10 +31,10 @@ class Page(HTMLParser):
     def __init__(self, path):
         super().__init__()
         self.path, self.text = path, ""
-        self.fetched: list[str] = []
-        self.tags: list[str] = []
-        self.cells: list[str] = []
-        self.ids: list[str] = []
+        self.fetched = []
+        self.tags = []
+        self.cells = []
+        self.ids = []
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attrs):

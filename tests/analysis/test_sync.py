@@ -4,34 +4,29 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load, sync
-from accumulation_harness.config import to_dict
-from accumulation_harness.config.identity import identity
-from accumulation_harness.measure import studies
 from accumulation_harness.results import tracking
 from accumulation_harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from accumulation_harness.results.record import read_trial
 from accumulation_harness.results.store import Store
+from tests.commands import harness, python
 from tests.results.wandb_stand_in import API_KEY, stand_in
 from tests.stored_trials import store_trial
-from tests.studies.by_hand import trial
+from tests.trials import stored, trial
+
+TINY = "norm=batch faults=[scale@1e-3] steps=3 algebra_steps=2 probe_every=2 accumulation_steps=[2,8]"
 
 
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory):
     """A real trial, of 5 judged arms (two of them with a planted error)."""
     results = tmp_path_factory.mktemp("mirrored")
-    tiny = ["steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", f"results={results}"]
-    command = [sys.executable, "-m", "accumulation_harness", "run", "norm=batch", "faults=[scale@1e-3]", *tiny]
-    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    harness("run", *TINY.split(), f"results={results}")
     return results
 
 
@@ -39,17 +34,15 @@ def mirrored(tmp_path_factory):
 def judged(tmp_path_factory):
     """The same trial, without its runs."""
     results = tmp_path_factory.mktemp("judged")
-    config = trial("norm=batch faults=[scale@1e-3] steps=3 algebra_steps=2 probe_every=2 accumulation_steps=[2,8]")
-    with Store(results).open_trial("single", identity(config), to_dict(config)) as writer:
-        writer.finish(studies.run(config, lambda step, rows: [writer.add(row) for row in rows]))
+    stored(results, trial(TINY))
     return results
 
 
 def test_the_evidence_of_real_trials_is_the_stored_one(judged):
     arms = load.from_store(judged).set_index(["trial", "arm", "accumulation_steps"])
-    stored = [arm for one in Store(judged).trials() for arm in read_trial(one.folder, evidence=True).arms]
-    assert len(stored) == len(arms) == 5
-    for arm in stored:
+    kept = [arm for one in Store(judged).trials() for arm in read_trial(one.folder, evidence=True).arms]
+    assert len(kept) == len(arms) == 5
+    for arm in kept:
         row, evidence = arms.loc[arm["trial"], arm["arm"], arm["accumulation_steps"]], arm["evidence"]
         parts = [(part, name) for part in ("algebra", "rounding", "trajectory") for name in evidence[part]]
         columns = {f"{part}_{name}" if f"{part}_{name}" in row else name: evidence[part][name] for part, name in parts}
@@ -78,15 +71,15 @@ def test_wandb_gives_the_arms_and_the_steps_that_the_store_gives(mirrored, tmp_p
         assert tracking.upload([log]) == 0
         code = "import sys; from accumulation_harness.analysis import load; [f('tester/project', 'single').to_pickle(sys.argv[1]"
         code += " + f.__name__) for f in (load.from_wandb, load.steps_from_wandb)]"
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code, f"{tmp_path}/"], check=True)
+        python("-W", "ignore", "-c", code, f"{tmp_path}/")
         [sent] = [variables for name, variables in server.operations if name == "UpsertBucket" and variables.get("jobType")]
         config = {name: item["value"] for name, item in json.loads(sent["config"]).items()}
         history, whole = server.history, server.summary
     arms, steps = (pd.read_pickle(tmp_path / name) for name in ("from_wandb", "steps_from_wandb"))
-    stored = load.from_store(mirrored)
-    stored = stored[stored["trial"] == name].reset_index(drop=True)
+    known = load.from_store(mirrored)
+    known = known[known["trial"] == name].reset_index(drop=True)
     columns = [*VERDICT_COLUMNS, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES), "model"]
-    pd.testing.assert_frame_equal(arms[columns], stored[columns], check_exact=True)
+    pd.testing.assert_frame_equal(arms[columns], known[columns], check_exact=True)
     kept, _ = load.steps(mirrored, "single", [name])
     order = ["trial", "step", "arm", "accumulation_steps", "replicate"]
     frames = [frame.sort_values(order, ignore_index=True)[list(kept)] for frame in (steps, kept)]
@@ -119,18 +112,19 @@ def test_the_table_and_the_figures_of_a_sweep(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_are_uploaded_once(mirrored, tmp_path):
+def test_runs_are_uploaded_once(mirrored, tmp_path, monkeypatch):
     results = tmp_path / "results"
     shutil.copytree(mirrored, results)
     other = store_trial(results, experiment="single")  # without a run
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB") and "proxy" not in name.lower()}
-    command = [sys.executable, "-m", "accumulation_harness", "sync", "--results", str(results), "--project", "mine"]
+    for name in [name for name in os.environ if name.startswith("WANDB") or "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
     with stand_in() as server:
-        environment = {**clean, "HOME": str(tmp_path), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": API_KEY}
+        for name, value in {"HOME": str(tmp_path), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": API_KEY}.items():
+            monkeypatch.setenv(name, value)
 
         def run(code=0):
-            done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-            assert done.returncode == code and ("No run of the sweep single" in done.stderr) == bool(code), done.stderr
+            done = harness("sync", "--results", results, "--project", "mine", code=code)
+            assert ("No run of the sweep single" in done.stderr) == bool(code), done.stderr
             return [line.partition(" and ")[0] for line in done.stdout.splitlines() if "uploaded" in line or "sweep" in line]
 
         table = "“single”: a run of the sweep, with a table of 8 verdicts"

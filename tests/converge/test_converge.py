@@ -1,10 +1,6 @@
 """`accumulation-harness converge`: its table against numbers by hand, and the command on a task of the user's own."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +10,8 @@ from accumulation_harness.config import ConfigError
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.converge import curve, table
 from accumulation_harness.judge.paired import Comparison
+from tests.commands import harness
 
-ROOT = Path(__file__).parents[2]
 TASK = """
 import torch
 from torch import nn
@@ -63,14 +59,12 @@ def test_a_curve_is_drawn_where_its_loss_is():
 def test_the_command(tmp_path):
     (tmp_path / "own.py").write_text(TASK)
 
-    def run(*more):
-        command = [sys.executable, "-m", "accumulation_harness", "converge", "workload=custom", "workload.target=own:Line"]
-        settings = ["seeds=2", "steps=3", "effective_batch=8", "accumulation_steps=[2]", "tracking=disabled", "optimizer.lr=0.01"]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}/harness", "OMP_NUM_THREADS": "1"}
-        return subprocess.run([*command, *settings, *more], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    def run(*more, code=0):
+        settings = "seeds=2 steps=3 effective_batch=8 accumulation_steps=[2] tracking=disabled optimizer.lr=0.01"
+        own = ("workload=custom", "workload.target=own:Line", *settings.split())
+        return harness("converge", *own, *more, cwd=tmp_path, code=code)
 
     first = run()
-    assert first.returncode == 0, first.stderr
     assert "2 trials done" in first.stdout and re.search(
         r"^2 seeds of 5 trainings of 3 steps .*: about 0:\d\d, 0:\d\d a seed$", first.stderr, re.M
     )
@@ -78,5 +72,5 @@ def test_the_command(tmp_path):
     assert " same " in rows["accumulated, N = 2"] and "small batch, N = 2" in rows and "0 to 24 samples" in first.stdout
     again = run("metric=weight", "seeds=3")
     assert "1 trial done, 2 finished already" in again.stdout and "\nweight on the held-out" in again.stdout
-    refused = run("metric=accuracy")
-    assert refused.returncode == 2 and refused.stderr.splitlines()[-1] == "metric=accuracy: expected one of loss, weight"
+    refused = run("metric=accuracy", code=2)
+    assert refused.stderr.splitlines()[-1] == "metric=accuracy: expected one of loss, weight"

@@ -6,10 +6,9 @@ import pytest
 
 from accumulation_harness import experiments
 from accumulation_harness.analysis import report
-from accumulation_harness.config import TrialConfig, questions, to_dict
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
+from accumulation_harness.config import questions
 from accumulation_harness.sweep.run import conf_dir, register_schema, to_config
+from tests.trials import measured, stored, trial
 
 FILES = {
     "__init__.py": '''"""How long are the windows?"""
@@ -60,9 +59,8 @@ def test_one_place_is_enough(folder, tmp_path):
         config = to_config(hydra.compose("config", ["+experiment=lengths", "workload=digits_mlp"])).trial
     assert (config.experiment, config.study, config.steps) == ("lengths", "window_lengths", 2)
     with pytest.raises(ValueError, match="2 or more, with study=window_lengths"):
-        studies.run(TrialConfig(study="window_lengths", steps=1), lambda step, rows: None)
-    with Store(tmp_path / "results").open_trial("lengths", "one", to_dict(config)) as writer:
-        writer.finish(studies.run(config, lambda step, rows: None))
+        measured(trial("study=window_lengths steps=1"))
+    stored(tmp_path / "results", config)
     assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
     claims = pd.read_csv(tmp_path / "out" / "claims.csv", index_col="id")
     assert claims.loc["Z1", ["verdict", "measured", "experiment"]].tolist() == ["confirmed", 64, "lengths"]

@@ -4,13 +4,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import report
-from accumulation_harness.config import (
-    to_dict,
-)
-from accumulation_harness.config.identity import identity
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
-from tests.studies.by_hand import trial
+from tests.trials import stored, trial
 
 MLP = "workload.model=mlp workload.width=2 precision=float64 accumulation_steps=[4] optimizer.name=momentum optimizer.lr=0.02"
 ADAM = "optimizer.name=adam optimizer.lr=0.002"
@@ -33,9 +27,7 @@ TINY = {
 def test_the_page_of_tiny_trials(name, tmp_path):
     trials, shown, verdicts = TINY[name]
     for changes in trials:
-        config = trial(MLP, f"experiment={name}", changes)
-        with Store(tmp_path / "results").open_trial(name, identity(config), to_dict(config)) as writer:
-            writer.finish(studies.run(config, lambda step, rows: [writer.add(row) for row in rows]))
+        stored(tmp_path / "results", trial(MLP, f"experiment={name}", changes))
     page = (report.write(tmp_path / "results", tmp_path / "out").parent / f"pages/{name}.html").read_text()
     assert all(title in page for title in shown) and "A section that is missing" not in page
     claims = pd.read_csv(tmp_path / "out" / "claims.csv", index_col="id")

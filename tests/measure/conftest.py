@@ -1,5 +1,5 @@
 """The setting of a trial on a softmax regression small enough for numpy: `tests/toy_setting.py`."""
 
-from tests.toy_setting import make_numpy, toy_setting
+from tests.toy_setting import toy_setting
 
-__all__ = ["make_numpy", "toy_setting"]
+__all__ = ["toy_setting"]

@@ -1,28 +1,22 @@
 """L0 where gradients cancel and where rounding is amplified: right arms are right, and a wrong window is found."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.verdict import algebra_failures
 from accumulation_harness.measure.algebra import measure
-from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.lock_step import REFERENCE
 from accumulation_harness.measure.trial import accumulated, permuted, reference
 from accumulation_harness.recipes import catalogue
-from accumulation_harness.recipes.micro_batch import windows
-from tests.toy import CPU
 from tests.toy_setting import Numpy
+from tests.trials import setting_of, trial
 
-STEPS = 6  # windows of 10, 10 and 4 of the 24 samples, twice
-SGD = OptimizerConfig(lr=0.3)
-CONFIG = TrialConfig(
-    effective_batch=10, accumulation_steps=(2,), steps=STEPS, norm=Norm.none, optimizer=SGD, split=Split.ragged
-)  # fmt: skip
+# Windows of 10, 10 and 4 of the 24 samples, twice.
+CONFIG = trial("effective_batch=10 accumulation_steps=[2] steps=6 optimizer.lr=0.3 split=ragged")
 FLOOR, WRONG = "floor", "wrong"
 
 
@@ -37,20 +31,15 @@ def scaled(factor):
     return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
 
 
-def stream(setting):
-    config = setting.config
-    return list(itertools.islice(windows(24, config.effective_batch, config.seed, config.data.last_window), STEPS))
-
-
 def algebra(setting, change=lambda recipe: recipe):
     config = setting.config
     recipes = {REFERENCE: reference(config), FLOOR: permuted(config, 0), WRONG: change(accumulated(config, 2))}
-    return measure(setting, recipes, stream(setting), FLOOR)[WRONG]
+    return measure(setting, recipes, list(setting.windows()), FLOOR)[WRONG]
 
 
 def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolves(toy_setting):
     """Near the optimum of the whole data, where 24 gradients of size 1 sum to one of size 1e-7, no right arm reaches 1e-12."""
-    config = dataclasses.replace(CONFIG, effective_batch=24, optimizer=OptimizerConfig(lr=1e-9))
+    config = trial("effective_batch=24 optimizer.lr=1e-9", base=CONFIG)
     setting = toy_setting(config)
     numbers = Numpy(setting)
     ids, theta = np.arange(24), numbers.start
@@ -67,32 +56,24 @@ def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolve
     assert elsewhere.resolution == 0.0 and elsewhere.is_exact  # where nothing cancels the gate is enough
 
 
-AMPLIFIED = TrialConfig(
-    workload=WorkloadConfig(data=Data.text, model=Model.transformer, width=4),
-    norm=Norm.layer,
-    effective_batch=6,
-    accumulation_steps=(2,),
-    split=Split.ragged,
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=2.0, beta2=0.4, eps=1e-10),
-    probe_every=50,
-)
-
-
 @pytest.mark.slow
 def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found():
     """Adam with lr = 2 throws a transformer about: shuffled rows part it from the full batch within ten steps."""
-    setting = Setting(AMPLIFIED, CPU)
-    right = accumulated(AMPLIFIED, 2)
+    config = trial(
+        "workload.data=text workload.model=transformer workload.width=4 norm=layer effective_batch=6 accumulation_steps=[2]",
+        "split=ragged optimizer.name=adam optimizer.lr=2 optimizer.beta2=0.4 optimizer.eps=1e-10 probe_every=50",
+    )
+    setting, right = setting_of(config), accumulated(config, 2)
     recipes = {
-        REFERENCE: reference(AMPLIFIED),
-        FLOOR: permuted(AMPLIFIED, 0),
+        REFERENCE: reference(config),
+        FLOOR: permuted(config, 0),
         "right": right,
         WRONG: scaled(lambda window: 1 + 1e-3 * (window == 28))(right),
     }
     results = measure(setting, recipes, list(setting.windows(30)), FLOOR)
     for label in (FLOOR, "right"):
         found = results[label].algebra
-        assert found.parted_at is not None and found.parted_at < 25, label
+        assert found.parted_at < 25, label
         assert found.trajectory_error <= TRAJECTORY_GATE and not algebra_failures(found)
         assert results[label].signature.probes > 30 - found.parted_at  # every window since
     found = results[WRONG].algebra  # no probe of the first run sees it, nor could the trajectory tell

@@ -1,79 +1,35 @@
 """What a measurement depends on is declared where it is: a setting that is left out changes nothing, one that is named does."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import re
 
 import pytest
-import torch
 
-from accumulation_harness.config import (
-    Arms,
-    DataConfig,
-    Device,
-    Execution,
-    LastWindow,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    ScheduleConfig,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)
+from accumulation_harness.config import TrialConfig
 from accumulation_harness.measure import algebra, poison, rounding
-from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.lock_step import REFERENCE
 from accumulation_harness.measure.trial import reference, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
+from tests.toy import CPU
+from tests.trials import setting_of, trial
 
-BASE = TrialConfig(
-    workload=WorkloadConfig(model=Model.mlp, width=2),
-    norm=Norm.layer,
-    effective_batch=751,
-    accumulation_steps=(3,),
-    split=Split.ragged,
-    algebra_steps=3,
-    probe_every=3,
-    permutations=30,
-    clip_norm=0.5,
+BASE = trial(
+    "workload.model=mlp workload.width=2 norm=layer effective_batch=751 accumulation_steps=[3] split=ragged",
+    "algebra_steps=3 probe_every=3 permutations=30 clip_norm=0.5",
 )
 # Another value of every setting of a trial. Those that only faults and methods read have none: such arms depend on all of them.
-OTHERS: Mapping[str, Any] = {
-    "experiment": "mine",
-    "study": "convergence",
-    "workload": WorkloadConfig(model=Model.mlp, width=3),
-    "data": DataConfig(last_window=LastWindow.drop),
-    "norm": Norm.group,
-    "optimizer": OptimizerConfig(name=OptimizerName.momentum, lr=0.3),
-    "schedule": ScheduleConfig(warmup_steps=2),
-    "clip_norm": 0.01,
-    "ema_decay": 0.9,
-    "precision": Precision.bfloat16,
-    "loss_scale": 128.0,
-    "device": Device.cuda,
-    "execution": Execution.compile,
-    "arms": Arms.together,
-    "effective_batch": 300,
-    "accumulation_steps": (2,),
-    "split": Split.even,
-    "steps": 3,
-    "algebra_steps": 2,
-    "probe_every": 2,
-    "referee_every": 2,
-    "permutations": 31,
-    "nulls": 4,
-    "faults": None,
-    "methods": None,
-    "trained_arm": None,
-    "seed": 1,
-}
-MACHINE = ("device", "execution")  # which cannot be tried here, and are always named
+OTHERS = [
+    "experiment=mine", "study=convergence", "workload.width=3", "data.last_window=drop", "norm=group",
+    "optimizer.name=momentum optimizer.lr=0.3", "schedule.warmup_steps=2", "clip_norm=0.01", "ema_decay=0.9",
+    "precision=bfloat16", "loss_scale=128", "arms=together", "effective_batch=300", "accumulation_steps=[2]",
+    "split=even effective_batch=750", "steps=3", "algebra_steps=2", "probe_every=2", "referee_every=2", "permutations=31",
+    "nulls=4", "seed=1",
+]  # fmt: skip
+MACHINE = {"device", "execution"}  # which cannot be tried here, and are always named
 
 
 def of(name, config):
-    setting = Setting(config, torch.device("cpu"))
+    setting = setting_of(config)
     recipes = {REFERENCE: reference(config)} | {one.label: one.recipe for one in standard_candidates(config)}
     windows = list(setting.windows(3))
     match name:
@@ -86,43 +42,41 @@ def of(name, config):
 
 
 def test_every_setting_is_tried():
-    assert OTHERS.keys() == {field.name for field in dataclasses.fields(TrialConfig)}
+    tried = {re.split("[.=]", other)[0] for other in OTHERS} | MACHINE | {"faults", "methods", "trained_arm"}
+    assert tried == {field.name for field in dataclasses.fields(TrialConfig)}
 
 
 @pytest.mark.parametrize("name", ["rounding", *(pytest.param(name, marks=pytest.mark.slow) for name in ("algebra", "poison"))])
 def test_a_setting_changes_the_result_only_where_it_is_named(name):
-    with deterministic(BASE.precision, torch.device("cpu")):
+    with deterministic(BASE.precision, CPU):
         base = of(name, BASE)
         result, inert = repr(base.make()), []
         assert repr(of(name, BASE).make()) == result and of(name, BASE).identity == base.identity
-        for field, value in OTHERS.items():
-            if value is None or field in MACHINE:
-                continue
-            divisible = {"effective_batch": 750} if field == "split" else {}
-            other = of(name, dataclasses.replace(BASE, **{field: value}, **divisible))
+        for settings in OTHERS:
+            other = of(name, trial(settings, base=BASE))
             is_changed = repr(other.make()) != result
             if other.identity == base.identity:
-                assert not is_changed, f"{field} changes the result, and is not named"
+                assert not is_changed, f"{settings} changes the result, and is not named"
             elif not is_changed:
-                inert.append(field)
+                inert.append(settings)
     # Nothing is named in vain, but what a poisoned window does is so coarse that most settings leave it as it is.
-    assert inert == {"algebra": [], "rounding": ["permutations"], "poison": inert}[name]
+    assert inert == {"algebra": [], "rounding": ["permutations=31"], "poison": inert}[name]
 
 
-@pytest.mark.parametrize("precision", [Precision.float16, Precision.float64])
+@pytest.mark.parametrize("precision", ["float16", "float64"])
 def test_float64_is_measured_once_for_all_precisions(precision):
     """The loss scale of float16 included, for our right arms; not where it is the precision itself that is measured."""
-    other = dataclasses.replace(BASE, precision=precision, loss_scale=3.0)
-    assert (of("algebra", other).identity == of("algebra", BASE).identity) == (precision == Precision.float16)
+    other = trial(f"precision={precision} loss_scale=3", base=BASE)
+    assert (of("algebra", other).identity == of("algebra", BASE).identity) == (precision == "float16")
     assert repr(of("algebra", other).make()) == repr(of("algebra", BASE).make())
     assert of("rounding", other).identity != of("rounding", BASE).identity
 
 
 def test_the_samples_themselves_are_part_of_it(monkeypatch):
     before = of("rounding", BASE).identity
-    setting = Setting(BASE, torch.device("cpu"))
-    batch = type(setting.exact).batch
+    kind = type(setting_of(BASE).exact)
+    batch = kind.batch
     with monkeypatch.context() as patched:
-        patched.setattr(type(setting.exact), "batch", lambda self, ids: batch(self, (ids + 1) % 1500))
+        patched.setattr(kind, "batch", lambda self, ids: batch(self, (ids + 1) % 1500))
         assert of("rounding", BASE).identity != before
     assert of("rounding", BASE).identity == before

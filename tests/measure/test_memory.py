@@ -7,14 +7,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import memory
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.trial import run_trial
-from tests.toy import CPU
+from tests.trials import arms, setting_of, trial
 
 NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does not count
-AT_ONCE = 4 * (3 * NUMBERS - 10)  # bytes of `chain`
 
 
 def chain():
@@ -50,27 +46,15 @@ def test_what_lives_is_what_the_allocator_has_given(call, tmp_path):
     assert live.most == pytest.approx(of_profiler(call, tmp_path), rel=0.03), "temporaries inside an operation are not counted"
 
 
-def test_a_storage_counts_once_from_its_first_tensor_to_its_last():
-    with memory.Live() as live:
-        chain()
-    assert live.most == AT_ONCE
-
-
 def test_a_trial_of_a_large_model_keeps_what_its_arms_need_to_train(monkeypatch):
     """Four arms and what they share: of 100 million parameters 24 GB, 6 GB an arm, which trains 2.4 GB."""
     monkeypatch.setattr("accumulation_harness.measure.lock_step.LARGE", 0)
     monkeypatch.setattr("accumulation_harness.measure.algebra.REMEMBERED_BYTES", 0)
-    config = TrialConfig(
-        workload=WorkloadConfig(model=Model.mlp, width=64),
-        optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3),
-        effective_batch=8,
-        accumulation_steps=(2, 4),
-        steps=2,
-        algebra_steps=2,
-        nulls=1,
-        permutations=30,
+    config = trial(
+        "workload.model=mlp workload.width=64 optimizer.name=adamw optimizer.lr=1e-3 effective_batch=8",
+        "accumulation_steps=[2,4] steps=2 algebra_steps=2 nulls=1",
     )
     with memory.Live() as live:
-        result = run_trial(config, lambda step, rows: None)
-    assert {row["verdict"] for row in result.arms} == {"equivalent"}
-    assert live.most <= 4 * 60 * sum(p.numel() for p in Setting(config, CPU).initial.parameters())
+        judged = arms(config)
+    assert {row["verdict"] for row in judged} == {"equivalent"}
+    assert live.most <= 4 * 60 * sum(p.numel() for p in setting_of(config).initial.parameters())

@@ -5,7 +5,7 @@ import torch
 
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.noise_scale import NoiseWatch, read
-from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
+from accumulation_harness.recipes.micro_batch import Even, Ragged
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.referee.oracle import snapshot
 from tests.reference import softmax_regression_gradients
@@ -13,15 +13,11 @@ from tests.toy import Toy, make_arm
 
 EXACT = 1e-13  # relative, sums of a few dozen float64 numbers
 SINGLE = 1e-5  # relative, norms of a few dozen float32 numbers
-SPLITS: list[SplitPlan] = [Even(7), Even(8), Ragged(5, 24), Even(24)]
+SPLITS = [Even(7), Even(8), Ragged(5, 24), Even(24)]
 
 
 def squares(row):
     return row["micro_batch_square"], row["window_square"]
-
-
-def cross_entropy(outputs, batch):
-    return torch.nn.functional.cross_entropy(outputs, batch.targets, reduction="none")
 
 
 def gradients(arm):

@@ -1,31 +1,20 @@
 """Tensors in files: the same values, the same objects, and a trial whose numbers are the same to the bit."""
 
-import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import nn
 
-from accumulation_harness.config import Arms, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import offload
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.offload import LEAST_BYTES, FileOffload, Offload
 from accumulation_harness.measure.trial import run_trial
-from tests.toy import CPU
+from tests.trials import setting_of, trial
 
-CONFIG = TrialConfig(
-    workload=WorkloadConfig(model=Model.mlp, width=2),
-    norm=Norm.batch,
-    effective_batch=10,
-    accumulation_steps=(2,),
-    steps=3,
-    algebra_steps=3,
-    probe_every=2,
-    ema_decay=0.9,
-    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3, weight_decay=0.1),
+CONFIG = (
+    "workload.model=mlp workload.width=2 norm=batch effective_batch=10 accumulation_steps=[2] steps=3 algebra_steps=3 "
+    "probe_every=2 ema_decay=0.9 optimizer.name=adamw optimizer.lr=1e-3 optimizer.weight_decay=0.1"
 )
 
 
@@ -63,20 +52,20 @@ def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch):
     monkeypatch.setattr(offload, "LEAST_BYTES", 0)
 
     def numbers(arms):
-        rows: list[Any] = []
-        result = run_trial(dataclasses.replace(CONFIG, arms=arms), lambda step, own: rows.append(own))
-        return result.arms, rows
+        rows = []
+        result = run_trial(trial(CONFIG, arms), lambda step, own: rows.append(own))
+        return repr((result.arms, rows))
 
-    assert repr(numbers(Arms.one_by_one)) == repr(numbers(Arms.together))
+    assert numbers("arms=one_by_one") == numbers("arms=together")
 
 
 def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch):
     def taken(arms):
-        return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).offload)
+        return type(setting_of(trial(CONFIG, f"arms={arms}")).offload)
 
-    assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Offload, FileOffload, Offload)
+    assert (taken("together"), taken("one_by_one"), taken("auto")) == (Offload, FileOffload, Offload)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
-    assert taken(Arms.auto) is FileOffload and taken(Arms.together) is Offload
+    assert taken("auto") is FileOffload and taken("together") is Offload
 
 
 def test_what_memory_has_room_for_stays_in_it(monkeypatch):

@@ -1,33 +1,25 @@
 """Loops that go wrong where no probe looks are found there, beside what the model is; what looks like them stays right."""
 
 import copy
-import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.config import ConfigError
 from accumulation_harness.measure.trial import judge_loop
-from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.workloads import Batch
 from tests.own import tasks
+from tests.trials import trial
 
-CONFIG = TrialConfig(
-    workload=WorkloadConfig(data="custom", target=f"{tasks.__file__}:Frozen"),
-    norm=Norm.as_is,
-    effective_batch=10,
-    accumulation_steps=(5,),
-    steps=12,
-    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
-)  # 40 samples: no short window
-ADAM = {"optimizer": OptimizerConfig(name=OptimizerName.adam, lr=1e-3)}
-BATCH_NORM = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__}:Images")}
-DROPOUT = {"workload": WorkloadConfig(data="custom", target=f"{tasks.__file__}:Drops")}
+ADAM = "optimizer.name=adam optimizer.lr=1e-3"
+
+
+def judged(take, settings="", task="Frozen"):
+    """Windows of 10 of 40 samples, in five micro-batches: none is short."""
+    own = f"workload.data=custom workload.target={tasks.__file__}:{task} norm=as_is effective_batch=10 accumulation_steps=[5]"
+    return judge_loop(trial(own, "steps=12 optimizer.name=momentum optimizer.lr=0.05", settings), take)
 
 
 def nothing(arm): ...
@@ -72,16 +64,16 @@ def in_window(number, act):
     return lambda arm: act(arm) if arm.windows == number else None
 
 
-def first_state(arm):
-    return next(iter(arm.optimizer.state.values()))
-
-
 def earlier(arm):
     """The state of the window before, as of a stale checkpoint."""
     if arm.windows == 4:
         arm.memory["kept"] = copy.deepcopy(arm.optimizer.state_dict())
     if arm.windows == 5:
         arm.optimizer.load_state_dict(arm.memory["kept"])
+
+
+def one_scaled(arm):
+    next(iter(arm.optimizer.state.values()))["momentum_buffer"].mul_(1.001)
 
 
 def one_less(arm):
@@ -94,71 +86,58 @@ def reloaded(arm):
     arm.optimizer.load_state_dict(copy.deepcopy(arm.optimizer.state_dict()))
 
 
-STATE: dict[str, tuple[Callable[[Arm, Batch], Tensor], dict[str, Any]]] = {
-    "momentum lost": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), {}),
-    "moments lost": (loop(in_window(7, lambda arm: arm.optimizer.state.clear())), ADAM),
-    "momentum of the window before": (loop(earlier), {}),
+def lost(window):
+    return loop(in_window(window, lambda arm: arm.optimizer.state.clear()))
+
+
+def regrouped(**settings):
+    return loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(**settings)))
+
+
+STATE = {
+    "momentum lost": (lost(5),),
+    "moments lost": (lost(7), ADAM),
+    "momentum of the window before": (loop(earlier),),
     "moments of the window before": (loop(earlier), ADAM),
-    "one tensor scaled": (loop(in_window(5, lambda arm: first_state(arm)["momentum_buffer"].mul_(1.001))), {}),
+    "one tensor scaled": (loop(in_window(5, one_scaled)),),
     "a counter of one group": (loop(in_window(5, one_less)), ADAM),
-    "a decay that changes": (loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(weight_decay=0.1))), {}),
-    "an average that stands still": (loop(averages=lambda arm: arm.windows < 3 or arm.windows > 8), {"ema_decay": 0.9}),
-    "an average that moves five times": (loop(averages=lambda arm: 5 if arm.windows == 6 else 1), {"ema_decay": 0.9}),
-    "momentum lost beside BatchNorm": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), BATCH_NORM),
-    "momentum lost late beside BatchNorm": (
-        loop(in_window(16, lambda arm: arm.optimizer.state.clear())),
-        BATCH_NORM | {"steps": 24},
-    ),
+    "a decay that changes": (regrouped(weight_decay=0.1),),
+    "an average that stands still": (loop(averages=lambda arm: arm.windows < 3 or arm.windows > 8), "ema_decay=0.9"),
+    "an average that moves five times": (loop(averages=lambda arm: 5 if arm.windows == 6 else 1), "ema_decay=0.9"),
+    "momentum lost beside BatchNorm": (lost(5), "", "Images"),
+    "momentum lost late beside BatchNorm": (lost(16), "steps=24", "Images"),
     "statistics that another forward has moved": (
         loop(factor=lambda arm: float(arm.windows < 10 or bool(arm.model(torch.ones(2, 2, 5, 5).double()).isfinite().all()))),
-        BATCH_NORM | {"precision": "float64"},
+        "precision=float64",
+        "Images",
     ),
-    "a rate that is changed once beside BatchNorm": (
-        loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(lr=0.051))),
-        BATCH_NORM,
-    ),
-    "momentum lost beside dropout": (loop(in_window(5, lambda arm: arm.optimizer.state.clear())), DROPOUT),
+    "a rate that is changed once beside BatchNorm": (regrouped(lr=0.051), "", "Images"),
+    "momentum lost beside dropout": (lost(5), "", "Drops"),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(STATE)])
 def test_state_that_changes_once_is_found(name):
-    take, changes = STATE[name]
-    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
+    row = judged(*STATE[name])
     inherent = {"batch_statistics", "stochastic_layers"}
     assert row["verdict"] == "different" and {*row["cause"].split("+")} - inherent, row["reasons"]
     assert "amplifies rounding" not in row["reasons"]
 
 
 @pytest.mark.parametrize(
-    ("take", "changes"),
+    ("since", "until", "settings", "task"),
     [
-        (loop(), {}),
-        (loop(), {"ema_decay": 0.9}),
-        (loop(in_window(5, reloaded)), ADAM),
-    ],
-    ids=["plain", "average", "saved and loaded"],
-)
-def test_what_changes_nothing_is_right(take, changes):
-    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
-    assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
-
-
-@pytest.mark.parametrize(
-    ("since", "until", "changes"),
-    [
-        (14, 99, {"steps": 24}),
-        pytest.param(29, 99, {"steps": 30, **ADAM}, marks=pytest.mark.slow),
-        (5, 5, BATCH_NORM),
-        pytest.param(16, 99, {"steps": 24, **BATCH_NORM}, marks=pytest.mark.slow),
-        (5, 5, DROPOUT),
+        (14, 99, "steps=24", "Frozen"),
+        pytest.param(29, 99, f"steps=30 {ADAM}", "Frozen", marks=pytest.mark.slow),
+        (5, 5, "", "Images"),
+        pytest.param(16, 99, "steps=24", "Images", marks=pytest.mark.slow),
+        (5, 5, "", "Drops"),
     ],
 )
-def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(since, until, changes):
-    take = loop(factor=lambda arm: 5.0 if since <= arm.windows <= until else 1.0)
-    row = judge_loop(dataclasses.replace(CONFIG, **changes), take)
+def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(since, until, settings, task):
+    row = judged(loop(factor=lambda arm: 5.0 if since <= arm.windows <= until else 1.0), settings, task)
     assert row["verdict"] == "different" and "loss_not_divided" in row["cause"].split("+"), row["reasons"]
-    assert ("batch_statistics" in row["cause"]) == (changes.get("workload") == BATCH_NORM["workload"])
+    assert ("batch_statistics" in row["cause"]) == (task == "Images")
 
 
 def test_a_loop_that_exchanges_its_optimizer_is_refused():
@@ -166,42 +145,34 @@ def test_a_loop_that_exchanges_its_optimizer_is_refused():
         arm.optimizer = torch.optim.SGD(arm.model.parameters(), lr=0.05)
 
     with pytest.raises(ConfigError, match="puts another in its place"):
-        judge_loop(CONFIG, loop(exchanges))
+        judged(loop(exchanges))
 
 
 def test_weights_in_the_format_under_test_alone_are_no_rounding():
-    row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
+    row = judged(loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
     assert (row["verdict"], row["cause"]) == ("different", "loss_not_divided")
     assert "count 5, 5, 5, 5, 5 times" in row["reasons"]
 
 
 def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degraded():
-    row = judge_loop(CONFIG, loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
+    row = judged(loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
     assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
 
 
-BFLOAT16 = {"precision": "bfloat16"}
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("task", "precision"),
     [
-        BATCH_NORM,
-        BFLOAT16,
-        pytest.param(DROPOUT, marks=pytest.mark.slow),
-        pytest.param(BATCH_NORM | BFLOAT16, marks=pytest.mark.slow),
+        *(("Images", "float32"), ("Frozen", "bfloat16")),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("Drops", "float32"), ("Images", "bfloat16"))),
     ],
-    ids=["BatchNorm", "bfloat16", "dropout", "BatchNorm in bfloat16"],
 )
-def test_weights_in_the_format_under_test_alone_are_named_where_rounding_cannot_tell(changes):
-    config, inherent = dataclasses.replace(CONFIG, **changes), {"batch_statistics", "stochastic_layers", ""}
+def test_weights_in_the_format_under_test_alone_are_named_where_rounding_cannot_tell(task, precision):
     for since, expected in ((99, set()), (7, {"loss_not_divided"})):
-        factor = partial(
-            lambda arm, since: 5.0 if arm.precision == config.precision and arm.windows >= since else 1.0, since=since
-        )
-        row = judge_loop(config, loop(factor=factor))
-        assert {*row["cause"].split("+")} - inherent == expected and not (row["explained"] and expected), row["reasons"]
-        assert (f"in {config.precision} alone" in row["reasons"]) == bool(expected)
+        factor = partial(lambda arm, since: 5.0 if arm.precision == precision and arm.windows >= since else 1.0, since=since)
+        row = judged(loop(factor=factor), f"precision={precision}", task)
+        found = {*row["cause"].split("+")} - {"batch_statistics", "stochastic_layers", ""}
+        assert found == expected and not (row["explained"] and expected), row["reasons"]
+        assert (f"in {precision} alone" in row["reasons"]) == bool(expected)
 
 
 def in_groups(groups, lr):
@@ -216,9 +187,7 @@ def test_a_small_group_in_the_format_under_test_alone_is_judged_by_itself(factor
         arm.model.scale.grad.mul_(factor if arm.precision == "float32" else 1.0)
         return stepped(arm, None, total)
 
-    optimizer = OptimizerConfig(name=OptimizerName.custom, target=f"{__file__}:in_groups", lr=0.05)
-    workload = WorkloadConfig(data="custom", target=f"{tasks.__file__}:Temperature")
-    row = judge_loop(dataclasses.replace(CONFIG, workload=workload, optimizer=optimizer), take)
+    row = judged(take, f"optimizer.name=custom optimizer.target={__file__}:in_groups", "Temperature")
     assert row["verdict"] == outcome, row["reasons"]
     assert ("times the full batch's (5.0e-01)" in row["reasons"]) == (outcome == "degraded")
 
@@ -289,24 +258,16 @@ def stepped(arm, gradients, total):
     return total
 
 
-@pytest.mark.parametrize("take", [cast, rounded, differentiated, by_sample])
-def test_what_a_loop_may_do_otherwise_is_right(take):
-    row = judge_loop(CONFIG, take)
+@pytest.mark.parametrize(
+    ("take", "settings"),
+    [
+        *((take, "") for take in (loop(), cast, rounded, differentiated, by_sample)),
+        *((loop(), "ema_decay=0.9"), (loop(in_window(5, reloaded)), ADAM)),
+    ],
+)
+def test_what_a_loop_may_do_otherwise_is_right(take, settings):
+    row = judged(take, settings)
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
-
-
-def in_buffers(arm, window, factor=1.0):
-    """A buffer in the form of an attribute of each parameter, as Megatron's `main_grad`."""
-    for p in arm.model.parameters():
-        p.main_grad = torch.zeros_like(p)
-
-    def add(arm):
-        for p in arm.model.parameters():
-            p.main_grad += 0 if p.grad is None else p.grad * factor
-            p.grad = None
-
-    total = accumulate(arm, window, after=add)
-    return stepped(arm, [p.main_grad for p in arm.model.parameters()], total)
 
 
 def by_halves(arm, window):
@@ -317,10 +278,6 @@ def by_halves(arm, window):
             loss = plain(arm, rows) / len(window)
             loss.backward(inputs=half)
     return stepped(arm, None, plain(arm, window).detach() / len(window))
-
-
-def all_twice(arm, window):
-    return stepped(arm, None, accumulate(arm, window, parts=micro_batches(window) * 2) / 2)
 
 
 def later_on_old_weights(arm, window):
@@ -391,18 +348,6 @@ def repeated(arm, window):
     return stepped(arm, None, accumulate(arm, window, loss, [*parts[:-1], parts[0]]))
 
 
-def kept(arm, window):
-    """A sum of the loop's own, which is not emptied."""
-    weights, total = list(arm.model.parameters()), torch.zeros((), dtype=torch.float64)
-    sums = arm.memory.setdefault("sums", [torch.zeros_like(p) for p in weights])
-    for rows in micro_batches(window):
-        loss = plain(arm, rows) / len(window)
-        for own, one in zip(sums, torch.autograd.grad(loss, weights), strict=True):
-            own += one
-        total = total + loss.detach()
-    return stepped(arm, [own.clone() for own in sums], total)
-
-
 def twice(arm, window):
     """The last micro-batch's backward is run again."""
     total = accumulate(arm, window)
@@ -424,15 +369,11 @@ def one_small_tensor(arm, window):
         (loop(), "Signed", ""),
         (loop(factor=lambda arm: 5.0), "Signed", "loss_not_divided"),
         (loop(factor=lambda arm: math.nan if arm.windows == 7 else 1.0), "Temperature", "unexplained"),
-        (kept, "Temperature", "gradients_not_cleared"),
         (twice, "Temperature", "samples_repeated"),
         (one_small_tensor, "Temperature", "unexplained"),
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
-        (in_buffers, "Frozen", ""),
-        (partial(in_buffers, factor=5.0), "Frozen", "loss_not_divided"),
         (by_halves, "Frozen", ""),
-        (all_twice, "Frozen", "samples_repeated"),
         (repeated, "Alike", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
         pytest.param(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator", marks=pytest.mark.slow),
@@ -442,18 +383,17 @@ def one_small_tensor(arm, window):
     ],
 )
 def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take, task, cause):
-    workload = WorkloadConfig(data="custom", target=f"{tasks.__file__}:{task}")
-    row = judge_loop(dataclasses.replace(CONFIG, workload=workload), take)
+    row = judged(take, task=task)
     assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]
 
 
 def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits():
-    counted = judge_loop(CONFIG, loop(factor=lambda arm: 10 / 11))
+    counted = judged(loop(factor=lambda arm: 10 / 11))
     assert (counted["cause"], counted["explained"]) == ("counter_wrong", True), counted["reasons"]
 
     def first_is_heavier(arm):
         arm.memory["k"] = arm.memory.get("k", -1) + 1
         return 1.001 if arm.memory["k"] % 5 == 0 else 1.0
 
-    weighted = judge_loop(CONFIG, loop(factor=first_is_heavier))
+    weighted = judged(loop(factor=first_is_heavier))
     assert weighted["cause"] == "unexplained" and "enter with 1.001, 1, 1, 1, 1 of" in weighted["reasons"]

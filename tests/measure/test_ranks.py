@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from accumulation_harness.config import OptimizerConfig, Split, TrialConfig
+from accumulation_harness.config import Split
 from accumulation_harness.measure import lock_step, ranks
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.ranks import (
@@ -25,14 +24,13 @@ from accumulation_harness.measure.ranks import (
     sizes,
 )
 from accumulation_harness.recipes.recipe import Recipe
+from tests.commands import ENVIRONMENT, ROOT, eventually, is_alive
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
+from tests.trials import trial
 
-Array = NDArray[np.float64]
 N, WORLD = 3, 2
-CONFIG = TrialConfig(
-    effective_batch=13, accumulation_steps=(N,), split=Split.ragged, steps=1, seed=4, optimizer=OptimizerConfig(lr=0.5)
-)
+CONFIG = trial("effective_batch=13 accumulation_steps=[3] split=ragged steps=1 seed=4 optimizer.lr=0.5")
 PARAMETERS = 18
 
 
@@ -163,36 +161,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_ranks_die_with_a_killed_parent(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    root = Path(__file__).parents[2]
+def test_ranks_die_with_a_killed_parent():
     with subprocess.Popen(
-        [sys.executable, str(program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": f"{root}:{root}/harness", "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | ENVIRONMENT
     ) as parent:
-        assert parent.stdout is not None
         folder, *pids = parent.stdout.readline().split()
-        assert len(pids) == 2 and all(alive(int(pid)) for pid in pids) and Path(folder).exists()
+        assert len(pids) == 2 and all(is_alive(int(pid)) for pid in pids) and Path(folder).exists()
         parent.send_signal(signal.SIGKILL)
         parent.wait(20)
-    deadline = time.monotonic() + 30
-    while any(alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(int(pid)) for pid in pids)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except ProcessLookupError:  # also where it ends between the two looks
-        return False
-    except FileNotFoundError:  # there is no /proc, or no longer a process
-        return not Path("/proc/self").exists()
-
-
-# Shares -----------------------------------------------------------------------------------------------------------------------
+    assert eventually(lambda: not any(is_alive(int(pid)) for pid in pids), 30)

@@ -1,35 +1,23 @@
 """A trial's memory and time before it is trained: what is counted, against torch's own tracker and the trial itself."""
 
-import dataclasses
 import re
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from accumulation_harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import lock_step, memory, plan, rehearsal
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.studies import candidates
-from accumulation_harness.measure.trial import run_trial
 from accumulation_harness.workloads.layers import copied
 from tests.toy import CPU
+from tests.trials import arms, setting_of, trial
 
-CONFIG = TrialConfig(
-    workload=WorkloadConfig(model=Model.mlp, width=24),
-    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3),
-    effective_batch=8,
-    accumulation_steps=(2, 4),
-    steps=2,
-    algebra_steps=2,
-    nulls=1,
-)
+CONFIG = trial("optimizer.name=adamw optimizer.lr=1e-3 accumulation_steps=[2,4] steps=2 algebra_steps=2 nulls=1")
 
 
-@pytest.mark.parametrize("data", [Data.digits, Data.text])
-def test_a_window_on_fake_tensors_is_what_torch_tracks_and_a_real_one_takes(data, monkeypatch):
-    model = {Data.digits: Model.conv, Data.text: Model.transformer}[data]
-    setting = Setting(dataclasses.replace(CONFIG, workload=WorkloadConfig(data=data, model=model), effective_batch=64), CPU)
+@pytest.mark.parametrize("task", ["", "workload.data=text workload.model=transformer"])
+def test_a_window_on_fake_tensors_is_what_torch_tracks_and_a_real_one_takes(task, monkeypatch):
+    setting = setting_of(trial(task, base=CONFIG))
     counted = rehearsal.bytes_of_window(setting)
     [ids] = setting.windows(1)
     window = setting.exact.batch(ids)
@@ -49,10 +37,10 @@ def test_a_window_on_fake_tensors_is_what_torch_tracks_and_a_real_one_takes(data
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"optimizer": OptimizerConfig(lr=0.1), "accumulation_steps": (8,)},
-        {"norm": Norm.batch, "nulls": 3},
-        {"faults": ("mean_of_means",), "steps": 14},
+        "steps=2",
+        "optimizer.name=sgd optimizer.lr=0.1 accumulation_steps=[8]",
+        "norm=batch nulls=3",
+        "faults=[mean_of_means] steps=14",
     ],
 )
 def test_the_stand_in_keeps_what_the_trial_keeps(changes, monkeypatch):
@@ -61,11 +49,11 @@ def test_the_stand_in_keeps_what_the_trial_keeps(changes, monkeypatch):
     As of large models, what an earlier phase has left in cycles is collected before the next begins.
     """
     monkeypatch.setattr(lock_step, "LARGE", 0)
-    config = dataclasses.replace(CONFIG, workload=WorkloadConfig(model=Model.mlp, width=60), **{"effective_batch": 16, **changes})
-    setting = Setting(config, CPU)
+    config = trial("workload.model=mlp workload.width=60 effective_batch=16", changes, base=CONFIG)
+    setting = setting_of(config)
     counted = rehearsal.rehearse(setting)
     with memory.Live() as live:
-        run_trial(config, lambda step, rows: None, candidates(config))
+        arms(config, candidates(config))
     assert counted.per_parameter * setting.num_parameters == pytest.approx(live.most, rel=0.1)
     other = rehearsal.rehearse(setting, numbers=[*config.accumulation_steps, 16])
     assert other.per_parameter > 1.1 * counted.per_parameter

@@ -12,7 +12,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
@@ -22,7 +22,7 @@ class Lion(torch.optim.Optimizer):
 
 
 class Stuck(torch.optim.SGD):
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         raise RuntimeError("no such luck")
 
 
@@ -50,7 +50,7 @@ class Dice(torch.optim.SGD):
     factor = staticmethod(random.random)
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 p.mul_(self.factor())
@@ -65,7 +65,7 @@ class Wild(Dice):
 
 
 class Narrow(torch.optim.Adam):
-    def step(self, closure=None):  # type: ignore[override]
+    def step(self, closure=None):
         if any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
             raise RuntimeError("float32 alone")
         super().step()
@@ -74,7 +74,7 @@ class Narrow(torch.optim.Adam):
 class Centred(torch.optim.SGD):
     """Writes on its gradients."""
 
-    def step(self, *args, **options):  # type: ignore[override]
+    def step(self, *args, **options):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None and p.dim() > 1:

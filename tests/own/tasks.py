@@ -39,36 +39,35 @@ class Images:
         return F.cross_entropy(outputs, batch[1], reduction="none")
 
 
-def images(model, task=Images):
-    """The class of a task with another model."""
-    return type("Other", (task,), {"model": lambda self, norm: model()})
+def images(model=None, task=Images, **methods):
+    """The class of a task with another model, or with other methods."""
+    return type("Other", (task,), methods | ({"model": lambda self, norm: model()} if model else {}))
+
+
+def flat(*layers):
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def hidden(first):
-    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+    return flat(first, nn.Tanh(), nn.Linear(8, 3))
 
 
-class OddBatchNorm(Images):
-    """BatchNorm without scale and shift, and without running statistics."""
-
-    def model(self, norm):
-        layers = nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, track_running_stats=False)
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(50, 3))
+# BatchNorm without scale and shift, and without running statistics.
+OddBatchNorm = images(
+    lambda: nn.Sequential(nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, track_running_stats=False), flat(nn.Linear(50, 3)))
+)
 
 
-class Rows(Images):
-    """BatchNorm of vectors, which a single row does not have."""
-
-    def model(self, norm):
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(50), nn.Linear(50, 3))
+Rows = images(lambda: flat(nn.BatchNorm1d(50), nn.Linear(50, 3)))  # BatchNorm of vectors, which a single row does not have
 
 
-class Deep(Images):
+def deep():
     """BatchNorm of vectors in 24 layers, which magnify what rounding does to a batch of few rows."""
+    layers = [one for _ in range(24) for one in (nn.Linear(50, 50, bias=False), nn.BatchNorm1d(50), nn.ReLU())]
+    return flat(*layers, nn.Linear(50, 3))
 
-    def model(self, norm):
-        layers = [one for _ in range(24) for one in (nn.Linear(50, 50, bias=False), nn.BatchNorm1d(50), nn.ReLU())]
-        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(50, 3))
+
+Deep = images(deep)
 
 
 class Signs(nn.Module):
@@ -89,12 +88,12 @@ class Frozen(Images):
     """A part that is not trained."""
 
     def model(self, norm):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3))
+        model = flat(nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3))
         model[1].requires_grad_(False)
         return model
 
 
-Drops = images(lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3)))
+Drops = images(lambda: flat(nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3)))
 
 
 class Variational(Images):
@@ -229,7 +228,7 @@ class Counts(nn.Module):
 
     def __init__(self, kind, after):
         super().__init__()
-        self.net, self.after = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), after
+        self.net, self.after = flat(nn.Linear(50, 3)), after
         if kind == "buffer":
             self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         else:
@@ -238,7 +237,7 @@ class Counts(nn.Module):
     def forward(self, x):
         if self.training:
             self.calls = self.calls + 1
-        out: Tensor = self.net(x)
+        out = self.net(x)
         return out * 1.1 if self.calls > self.after else out
 
 
@@ -263,26 +262,12 @@ class Layers(nn.Module):
         return self.last(self.norm(self.first(views)).tanh()).chunk(2)
 
 
-class TwoViews(Images):
-    def model(self, norm):
-        return Layers()
-
-    def losses(self, outputs, batch):
-        return (outputs[0] - outputs[1]).square().sum(1) + super().losses(outputs[0], batch)
-
-
-class Masked(Layers):
-    """BatchNorm over [steps that are there, C], other numbers of them in each row."""
-
-    def forward(self, x):
-        steps = self.first(torch.stack([x.flatten(1) + k for k in range(3)], 1))
-        there = torch.stack([x[:, 0, 0, 0] > least for least in (-9, -9, 0)], 1)
-        out = torch.zeros_like(steps)
-        out[there] = self.norm(steps[there])
-        return self.last(out.tanh().sum(1))
-
-
-MaskedSteps = images(Masked)
+TwoViews = images(
+    Layers,
+    losses=lambda self, outputs, batch: (
+        (outputs[0] - outputs[1]).square().sum(1) + F.cross_entropy(outputs[0], batch[1], reduction="none")
+    ),
+)
 
 
 class Named(nn.Sequential):
@@ -306,16 +291,13 @@ class Weighing(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net, self.weights = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)), nn.Parameter(torch.zeros(2))
+        self.net, self.weights = flat(nn.Linear(50, 3)), nn.Parameter(torch.zeros(2))
 
     def forward(self, x):
         return self.net(x), self.weights
 
 
-class LearntWeights(Images):
-    def model(self, norm):
-        return Weighing()
-
+class LearntWeights(images(Weighing)):
     def losses(self, outputs, batch):
         out, (a, b) = outputs
         return (-a).exp() * super().losses(out, batch) + a + (-b).exp() * out.square().mean(1) + b
@@ -326,20 +308,14 @@ class Steps(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(50, 9 * 4))
+        self.net = flat(nn.Linear(50, 9 * 4))
 
     def forward(self, x):
         return self.net(x).view(len(x), 9, 4).transpose(0, 1).log_softmax(-1)
 
 
-class Turned(Images):
-    """A model that takes its rows along the second dimension."""
-
-    def model(self, norm):
-        return Turning(50, 3)
-
-    def forward(self, model, batch):
-        return model(batch[0].transpose(0, 1))
+# A model that takes its rows along the second dimension.
+Turned = images(lambda: Turning(50, 3), forward=lambda self, model, batch: model(batch[0].transpose(0, 1)))
 
 
 class TimeFirst(Images):
@@ -366,7 +342,9 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(x)[0][-1])
 
 
-class Padded(Images):
+class Padded(
+    images(lambda: nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten()))
+):
     """Rows of unequal lengths, filled up to the longest of the batch, and a mean over the filling too."""
 
     def train(self):
@@ -378,9 +356,6 @@ class Padded(Images):
         rows, labels = zip(*samples, strict=True)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(labels)
 
-    def model(self, norm):
-        return nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
-
 
 class Scene:
     """A class of somebody's own, as libraries for graphs and boxes have: points of all rows, the row of each, labels."""
@@ -389,16 +364,13 @@ class Scene:
         self.points, self.of, self.labels = points, of, labels
 
 
-class Scenes(Images):
+class Scenes(images(lambda: nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)))):
     """Rows of unequal numbers of points in one tensor, in an object."""
 
     def collate(self, samples):
         points = [image.flatten(1).mT[: 2 + label] for image, label in samples]
         of = torch.cat([torch.full((len(one),), k) for k, one in enumerate(points)])
         return Scene(torch.cat(points), of, torch.tensor([label for _, label in samples]))
-
-    def model(self, norm):
-        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
 
     def forward(self, model, batch):
         scores = model(batch.points)
@@ -433,10 +405,7 @@ class Turning(nn.Linear):
         return super().forward(x.transpose(0, 1).flatten(1))
 
 
-class Timewise(Images):
-    def model(self, norm):
-        return Steps()
-
+class Timewise(images(Steps)):
     def losses(self, outputs, batch):
         n, labels = outputs.shape[1], torch.stack([batch[1] % 3 + 1, (batch[1] + 1) % 3 + 1], 1)
         return F.ctc_loss(outputs, labels, torch.full((n,), 9), torch.full((n,), 2), reduction="none")
@@ -449,21 +418,18 @@ class Refuses(Frozen):
         return torch.distributions.Categorical(logits=model(batch[0]))
 
     def losses(self, outputs, batch):
-        losses: Tensor = -outputs.log_prob(batch[1])
+        losses = -outputs.log_prob(batch[1])
         assert losses.isfinite().all()
         return losses
 
 
-class Narrow(Images):
+class Narrow(images(lambda: flat(nn.Linear(50, 8), RootMeanSquare(8), nn.Tanh(), RootMeanSquare(8), nn.Linear(8, 3)))):
     """Code that is written for float32: casts, a constant, a new tensor, a loss."""
-
-    def model(self, norm):
-        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), RootMeanSquare(8), nn.Tanh(), RootMeanSquare(8), nn.Linear(8, 3))
 
     def forward(self, model, batch):
         shift = torch.zeros(len(batch[0]), 1, 1, 1)
         shift[:, 0] = 0.5
-        outputs: Tensor = model(batch[0].float() + shift)
+        outputs = model(batch[0].float() + shift)
         return F.softmax(outputs, dim=1, dtype=torch.float32)
 
     def losses(self, outputs, batch):
@@ -500,13 +466,13 @@ class Doubled(torch.autograd.Function):
 
 class OfKernel(nn.Module):
     def forward(self, x):
-        doubled: Tensor = Doubled.apply(x)
+        doubled = Doubled.apply(x)
         return doubled
 
 
 def of_kernel(*norms):
     """A part that has no float64."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
+    return flat(nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
 
 
 Kernel = images(of_kernel)
@@ -604,20 +570,14 @@ class Experts(nn.Module):
         return Routed(logits, 3 * chosen.mean(0) @ shares.mean(0))
 
 
-class Balanced(Images):
+class Balanced(images(Experts)):
     share = 0.5
-
-    def model(self, norm):
-        return Experts()
 
     def losses(self, outputs, batch):
         return F.cross_entropy(outputs.logits, batch[1], reduction="none") + self.share * outputs.balance
 
 
-class Unbalanced(Balanced):
-    """The same model; its balance takes no part in the loss."""
-
-    share = 0.0
+Unbalanced = images(task=Balanced, share=0.0)  # the same model; its balance takes no part in the loss
 
 
 BalancedAfterBatchNorm = images(lambda: nn.Sequential(nn.BatchNorm2d(2), Experts()), Balanced)
@@ -636,29 +596,36 @@ class NoLosses:
     held_out = train
 
 
-class Raises(Images):
-    def losses(self, outputs, batch):
-        raise RuntimeError("no such luck")
+def raises(*_):
+    raise RuntimeError("no such luck")
 
 
-class MeanLoss(Images):
-    def losses(self, outputs, batch):
-        return F.cross_entropy(outputs, batch[1])
+def scaled(by):
+    return lambda self, outputs, batch: by * F.cross_entropy(outputs, batch[1], reduction="none")
 
 
-class NotANumber(Images):
-    def losses(self, outputs, batch):
-        return super().losses(outputs, batch) * float("nan")
-
-
-class Detached(Images):
-    def losses(self, outputs, batch):
-        return super().losses(outputs, batch).detach()
-
-
-class Constant(Images):
-    def losses(self, outputs, batch):
-        return super().losses(outputs * 0, batch)
+Raises = images(losses=raises)
+MeanLoss = images(losses=lambda self, outputs, batch: F.cross_entropy(outputs, batch[1]))
+NotANumber = images(losses=scaled(float("nan")))
+Detached = images(losses=lambda *given: Images.losses(*given).detach())
+Constant = images(losses=scaled(0))
+DrawnLoss = images(losses=lambda self, outputs, batch: Images.losses(self, outputs + torch.randn_like(outputs), batch))
+# Random numbers that are not torch's.
+Foreign = images(forward=lambda self, model, batch: model(batch[0]) + np.random.default_rng().standard_normal())
+Sparse = images(
+    lambda: nn.EmbeddingBag(4, 3, mode="sum", sparse=True), forward=lambda self, model, batch: model(batch[1][:, None])
+)
+HeldOutOfOtherShape = images(held_out=lambda self: [(image[:, :4], label) for image, label in Images.held_out(self)])
+InPlace = images(forward=lambda self, model, batch: model(batch[0].mul_(2)))
+NegativeTerms = images(terms=lambda self, batch: torch.full((len(batch[1]),), -0.5))
+TermsRaise = images(terms=lambda self, batch: batch["labels"])
+Stream = images(train=lambda self: iter(Images.train(self)))
+Endless = images(train=lambda self: range(10**18))
+NoLength = images(train=lambda self: type("Rows", (list,), {"__len__": lambda rows: None})(Images.train(self)))
+Meta = images(train=lambda self: [(image.to("meta"), label) for image, label in Images.train(self)])
+WrongRows = images(
+    collate=lambda self, samples: (torch.stack([image for image, _ in samples])[1:], torch.zeros(len(samples)).long())
+)
 
 
 class ChangingData(Images):
@@ -675,33 +642,12 @@ class ChangingData(Images):
         return Augmented()
 
 
-class Foreign(Images):
-    """Random numbers that are not torch's."""
-
-    def forward(self, model, batch):
-        outputs: Tensor = model(batch[0])
-        return outputs + np.random.default_rng().standard_normal()
-
-
-class DrawnLoss(Images):
-    def losses(self, outputs, batch):
-        return super().losses(outputs + torch.randn_like(outputs), batch)
-
-
-class Sparse(Images):
-    def model(self, norm):
-        return nn.EmbeddingBag(4, 3, mode="sum", sparse=True)
-
-    def forward(self, model, batch):
-        return model(batch[1][:, None])
-
-
 class Checkpointed(nn.Module):
     """Recomputed in the backward by the older of PyTorch's two ways."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Sequential(nn.Flatten(), nn.Linear(50, 8)), nn.Linear(8, 3)
+        self.first, self.second = flat(nn.Linear(50, 8)), nn.Linear(8, 3)
 
     def forward(self, x):
         return self.second(torch.utils.checkpoint.checkpoint(self.first, x.clone().requires_grad_(), use_reentrant=True))
@@ -728,17 +674,7 @@ class ForcesSwitchedOn(Forces):
         return torch.enable_grad()
 
 
-class HeldOutOfOtherShape(Images):
-    def held_out(self):
-        return [(image[:, :4], label) for image, label in super().held_out()]
-
-
-class InPlace(Images):
-    def forward(self, model, batch):
-        return model(batch[0].mul_(2))
-
-
-Lazy = images(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+Lazy = images(lambda: flat(nn.LazyLinear(3)))
 
 
 class NoDisk(Images):
@@ -757,7 +693,7 @@ class Leaving(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
         prune.l1_unstructured(self.layers[0], "weight", amount=0.4)
-        self.last: list[Tensor] = []
+        self.last = []
 
     def forward(self, x):
         self.last = [self.layers(x.flatten(1))]
@@ -782,8 +718,6 @@ class Weighted(Frozen):
 class Queueing(nn.Module):
     """Rows of the last forwards, in their order, are what the next one is compared with."""
 
-    queue: Tensor
-
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(50, 4)
@@ -797,24 +731,9 @@ class Queueing(nn.Module):
         return scores
 
 
-class Queue(Images):
-    def model(self, norm):
-        return Queueing()
-
-    def losses(self, outputs, batch):
-        return F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
-
-
-class Mirroring(nn.Linear):
-    def forward(self, x):
-        return super().forward((0.7 * x + 0.3 * x.flip(0)).flatten(1))
-
-
-class Mirrored(Images):
-    """Each row is mixed with its mirror image's, as by mixup."""
-
-    def model(self, norm):
-        return Mirroring(50, 3)
+Queue = images(
+    Queueing, losses=lambda self, outputs, batch: F.cross_entropy(outputs, torch.zeros_like(batch[1]), reduction="none")
+)
 
 
 class Cancelling(Images):
@@ -856,63 +775,8 @@ Temperature = images(Scaling)  # a tensor with 1e-12 of the whole gradient
 HiddenGradient = images(Checkpointed)  # a reentrant checkpoint: no path of the graph but that of the inputs leads to its layers
 
 
-class Hooked(nn.Module):
-    """Keeps no gradients, as where an optimizer steps in the backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(50, 3)
-
-    def forward(self, x):
-        if not self.layer.weight._post_accumulate_grad_hooks:
-            self.layer.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        return self.layer(x.flatten(1))
-
-
-TakenGradient = images(Hooked)
-
-
 class Scripted(Images):
     def model(self, norm):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(50, 3)))
-
-
-class NegativeTerms(Images):
-    def terms(self, batch):
-        return torch.full((len(batch[1]),), -0.5)
-
-
-class TermsRaise(Images):
-    def terms(self, batch):
-        result: Tensor = batch["labels"]
-        return result
-
-
-class Stream(Images):
-    def train(self):
-        return iter(super().train())
-
-
-class Endless(Images):
-    def train(self):
-        return range(10**18)
-
-
-class NoLength(Images):
-    def train(self):
-        return type("Rows", (list,), {"__len__": lambda rows: None})(super().train())
-
-
-class Meta(Images):
-    def train(self):
-        return [(image.to("meta"), label) for image, label in super().train()]
-
-
-class WrongRows(Images):
-    def collate(self, samples):
-        return torch.stack([image for image, _ in samples])[1:], torch.tensor([label for _, label in samples])
-
-
-not_callable = 3
+            return torch.jit.script(flat(nn.Linear(50, 3)))

@@ -1,7 +1,6 @@
 """Two targets in two folders, whose modules have the same names."""
 
-import subprocess
-import sys
+from tests.commands import python
 
 MODULE = """
 from helper import WHO
@@ -32,5 +31,4 @@ def test_each_target_sees_its_own_modules(tmp_path):
         "assert made[:2] == made[2:]\n"
         "print([made[k]().known for k in (1, 0, 1)])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
-    assert done.stdout == f"{[(name,) * 4 for name in 'bab']}\n", done.stderr
+    assert python("-c", code, tmp_path).stdout == f"{[(name,) * 4 for name in 'bab']}\n"

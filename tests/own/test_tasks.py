@@ -1,6 +1,5 @@
 """Tasks of the user's own: judged right through every level, and refused in one line where they cannot be."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -8,17 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.config import (
-    ConfigError,
-    Data,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)
+from accumulation_harness.config import ConfigError
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.verdict import (
@@ -27,68 +16,46 @@ from accumulation_harness.judge.verdict import (
     Doubt,
     Outcome,
 )
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.measure.trial import run_trial, with_faults
+from accumulation_harness.measure.trial import with_faults
 from accumulation_harness.recipes.catalogue import named
 from tests.own import optimizers, tasks
-from tests.toy import CPU
+from tests.trials import arms, setting_of, trial
 
 FILE = Path(tasks.__file__)
-CONFIG = TrialConfig(
-    norm=Norm.as_is,
-    effective_batch=9,
-    accumulation_steps=(2, 4),
-    split=Split.ragged,
-    steps=2,
-    algebra_steps=5,  # the last is short
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=1e-3),
+BASE = (  # the last of five windows is short
+    "norm=as_is effective_batch=9 accumulation_steps=[2,4] split=ragged steps=2 algebra_steps=5 "
+    "optimizer.name=adam optimizer.lr=1e-3"
 )
+SHORT = "steps=4 algebra_steps=3 accumulation_steps=[3] split=even"
 
 
-def own(name, **changes):
-    workload = WorkloadConfig(data=Data.custom, target=f"{FILE}:{name}", args=changes.pop("args", {}))
-    return dataclasses.replace(CONFIG, workload=workload, **changes)
-
-
-SHORT = {"steps": 4, "algebra_steps": 3, "accumulation_steps": (3,), "split": Split.even}
+def own(name, *settings):
+    return trial(f"workload.data=custom workload.target={FILE}:{name}", BASE, *settings)
 
 
 def planted(config, *faults):
     """The arms by name: the right ones and those with a fault."""
     recipes = with_faults(config, {name: named(name, config.precision) for name in faults})
-    return {arm["arm"]: arm for arm in run_trial(config, lambda step, rows: None, recipes).arms}
-
-
-def verdicts(config):
-    return run_trial(config, lambda step, rows: None).arms
+    return {arm["arm"]: arm for arm in arms(config, recipes)}
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("name", "settings"),
     [
-        own("Images", norm=Norm.group, args={"width": 6}),
-        own("Images", norm=Norm.none, precision=Precision.bfloat16),
-        own("Images", norm=Norm.layer, precision=Precision.float16),
-        own("Frozen", clip_norm=0.1),
-        own("Complex", accumulation_steps=(4,)),
-        own("Ragged"),
-        own("Unbalanced"),
-        own("ForcesSwitchedOn", accumulation_steps=(4,)),
-        own("LearntWeights"),
-        own("Timewise"),
-        own("TimeFirst"),
-        pytest.param(own("Scenes"), marks=pytest.mark.slow),
-        own("Refuses"),
-        own("TwoNames", norm=Norm.layer),
-        own("Leaves", accumulation_steps=(4,)),
-        own("Weighted", accumulation_steps=(4,)),
-        own("Cancelling", effective_batch=10, accumulation_steps=(5,), split=Split.even, algebra_steps=20, probe_every=1),
-        own("Ragged", precision=Precision.float64, ema_decay=0.9),
+        ("Images", "norm=group workload.args.width=6"),
+        ("Images", "norm=none precision=bfloat16"),
+        ("Images", "norm=layer precision=float16"),
+        ("Frozen", "clip_norm=0.1"),
+        ("TwoNames", "norm=layer"),
+        ("Cancelling", "effective_batch=10 accumulation_steps=[5] split=even algebra_steps=20 probe_every=1"),
+        ("Ragged", "precision=float64 ema_decay=0.9"),
+        *((name, "accumulation_steps=[4]") for name in ("Complex", "ForcesSwitchedOn", "Leaves", "Weighted")),
+        *((name, "") for name in ("Ragged", "Unbalanced", "LearntWeights", "Timewise", "TimeFirst", "Refuses")),
+        pytest.param("Scenes", "", marks=pytest.mark.slow),
     ],
-    ids=str,
 )
-def test_an_accumulated_task_is_the_large_batch(config):
-    for arm in verdicts(config):
+def test_an_accumulated_task_is_the_large_batch(name, settings):
+    for arm in arms(own(name, settings)):
         assert arm["verdict"] == Outcome.equivalent, arm["reasons"]
         assert arm["algebra_error"] < 1e-13
 
@@ -107,10 +74,8 @@ def test_an_accumulated_task_is_the_large_batch(config):
         ("Variational", Cause.stochastic_layers),
         ("Spectral", Cause.stateful_forward),
         ("TwoViews", Cause.batch_statistics),
-        ("MaskedSteps", Cause.batch_statistics),
         ("Queue", Cause.stateful_forward),
         ("Capacity", Cause.non_separable_loss),
-        ("Mirrored", Cause.non_separable_loss),
         pytest.param("Padded", Cause.non_separable_loss, marks=pytest.mark.slow),
         pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
@@ -118,21 +83,19 @@ def test_an_accumulated_task_is_the_large_batch(config):
     ],
 )
 def test_what_couples_rows_is_named_and_reproduced(name, cause):
-    *accumulated, permuted = verdicts(own(name))
+    *accumulated, permuted = arms(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
-    shuffled = (
-        str(cause) if cause == Cause.stochastic_layers or name in ("Queue", "Capacity", "Mirrored") else ""
-    )  # these see their order
+    shuffled = str(cause) if cause == Cause.stochastic_layers or name in ("Queue", "Capacity") else ""  # these see their order
     assert (permuted["cause"], permuted["explained"]) == (shuffled, bool(shuffled))
 
 
 @pytest.mark.parametrize("kind", ["buffer", "attribute"])
 def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind):
     """Four forwards a window: the function changes between windows, inside of one, or never."""
-    for after, right in ((20, False), (18, False), (math.inf, True)):
-        args = {"kind": kind, "after": after if after < math.inf else 1e9}
-        arm, permuted = verdicts(own("Counting", args=args, accumulation_steps=(4,), steps=10, algebra_steps=10))
+    for after, right in ((20, False), (18, False), (10**9, True)):
+        settings = f"workload.args.kind={kind} workload.args.after={after} accumulation_steps=[4] steps=10 algebra_steps=10"
+        arm, permuted = arms(own("Counting", settings))
         cause = "" if right else "stateful_forward"
         assert (arm["verdict"], arm["cause"]) == ("equivalent" if right else "different", cause), arm["reasons"]
         assert ("model.calls is " in arm["reasons"]) == right
@@ -141,39 +104,15 @@ def test_state_that_a_forward_moves_is_compared_with_the_full_batchs(kind):
 
 def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told():
     """A draw of 8 x 4 numbers is two of 4 x 4 in a row, since the CPU's stream comes in sixteens; not four of 2 x 4."""
-    two, four, permuted = verdicts(own("OneDraw", effective_batch=8, split=Split.even, steps=3, algebra_steps=3))
+    two, four, permuted = arms(own("OneDraw", "effective_batch=8 split=even steps=3 algebra_steps=3"))
     assert two["verdict"] == Outcome.equivalent and two["reasons"].startswith(SHARED_DRAWS) and two["algebra_error"] < 1e-13
     for arm in (four, permuted):
         assert arm["cause"] == Cause.stochastic_layers and SHARED_DRAWS not in arm["reasons"]
-    assert all(SHARED_DRAWS not in arm["reasons"] for arm in verdicts(own("Frozen", **SHORT)))
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_large_batch(frozen):
-    """What the remedy says, written out; without it the gradients differ."""
-    task = tasks.Spectral()
-    torch.manual_seed(0)
-    model = task.model("as_is").double()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    images, labels = task.images[:8].double(), task.labels[:8]
-
-    def gradients(num):
-        model.load_state_dict(state)
-        model.train()
-        model.zero_grad()
-        for image, label in zip(images.chunk(num), labels.chunk(num), strict=True):
-            (task.losses(model(image), (image, label)).sum() / 8).backward()
-            for layer in model.modules():
-                if frozen and nn.utils.parametrize.is_parametrized(layer):
-                    layer.parametrizations.eval()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    error = torch.linalg.vector_norm(gradients(4) - gradients(1)) / torch.linalg.vector_norm(gradients(1))
-    assert error <= 1e-14 if frozen else error > 1e-4
+    assert all(SHARED_DRAWS not in arm["reasons"] for arm in arms(own("Frozen", SHORT)))
 
 
 def test_the_float64_batch_is_the_float32_one():
-    setting = Setting(own("Contrast"), CPU)
+    setting = setting_of(own("Contrast"))
     ids = torch.tensor([3, 0, 7])
     wide, narrow = (setting.workloads[dtype].batch(ids).inputs for dtype in (torch.float64, torch.float32))
     assert type(wide).__name__ == "Pair" and wide.left.dtype == torch.float64
@@ -181,62 +120,55 @@ def test_the_float64_batch_is_the_float32_one():
     assert not torch.equal(wide.left, torch.from_numpy(tasks.Contrast().pairs[3].left).expand_as(wide.left))
 
 
-@pytest.mark.parametrize("norm", [Norm.group, Norm.layer, Norm.none])
-def test_batch_norm_is_exchanged(norm):
-    layers = list(Setting(own("Images", norm=norm, args={"width": 6}), CPU).initial)  # type: ignore[arg-type]
-    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
-    if norm == Norm.none:
-        assert isinstance(layers[1], nn.Identity)
-    else:
-        assert isinstance(layers[1], nn.GroupNorm) and layers[1].num_groups == (6 if norm == Norm.group else 1)
+@pytest.mark.parametrize(("norm", "groups"), [("group", 6), ("layer", 1), ("none", None)])
+def test_batch_norm_is_exchanged(norm, groups):
+    layer = setting_of(own("Images", f"norm={norm} workload.args.width=6")).initial[1]
+    assert isinstance(layer, nn.GroupNorm if groups else nn.Identity) and getattr(layer, "num_groups", None) == groups
 
 
-def of_class(name):
-    """A trial with an optimizer of the user's own."""
-    target = f"{Path(optimizers.__file__)}:{name}"
-    return own("Frozen", **SHORT, optimizer=OptimizerConfig(name=OptimizerName.custom, target=target, lr=0.1))
+def with_optimizer(name, *settings, task="Ragged"):
+    return own(task, f"optimizer.name=custom optimizer.target={optimizers.__file__}:{name}", *settings)
 
 
 @pytest.mark.parametrize(
-    ("config", "right", "fault", "wrong"),
+    ("config", "inherent", "fault"),
     [
-        (own("Balanced", **SHORT), "non_separable_loss", "loss_not_divided", "non_separable_loss+loss_not_divided"),
-        (own("Spectral", **SHORT), "stateful_forward", "loss_not_divided", "stateful_forward+loss_not_divided"),
-        (own("Ragged", **SHORT), "equivalent", "mean_of_means", "mean_of_means"),
-        (own("Ragged", **SHORT), "equivalent", "cached_weights_stale", "cached_weights_stale"),
-        (of_class("Narrow"), "equivalent", "loss_not_divided", "loss_not_divided"),  # it has no float64
-        (of_class("Narrow"), "equivalent", "optimizer_state_per_micro_batch", "optimizer_state_per_micro_batch"),
-        (of_class("Centred"), "equivalent", "gradients_not_cleared", "gradients_not_cleared"),  # it rewrites its gradients
+        (own("Balanced", SHORT), "non_separable_loss", "loss_not_divided"),
+        (own("Spectral", SHORT), "stateful_forward", "loss_not_divided"),
+        (own("Ragged", SHORT), "", "mean_of_means"),
+        (own("Ragged", SHORT), "", "cached_weights_stale"),
+        (with_optimizer("Narrow", SHORT, "optimizer.lr=0.1", task="Frozen"), "", "loss_not_divided"),  # it has no float64
+        (with_optimizer("Narrow", SHORT, "optimizer.lr=0.1", task="Frozen"), "", "optimizer_state_per_micro_batch"),
+        (with_optimizer("Centred", SHORT, "optimizer.lr=0.1", task="Frozen"), "", "gradients_not_cleared"),
     ],
-    ids=["balance", "spectral", "ragged", "stale", "narrow optimizer", "its state", "rewritten"],
+    ids=str,
 )
-def test_a_fault_is_named_beside_what_the_task_is(config, right, fault, wrong):
-    arms = planted(config, fault)
-    assert (arms["accumulated"]["cause"] or arms["accumulated"]["verdict"]) == right, arms["accumulated"]["reasons"]
-    assert arms[fault]["cause"] == wrong, arms[fault]["reasons"]
+def test_a_fault_is_named_beside_what_the_task_is(config, inherent, fault):
+    found = planted(config, fault)
+    assert found["accumulated"]["cause"] == inherent, found["accumulated"]["reasons"]
+    assert found["accumulated"]["verdict"] == ("different" if inherent else "equivalent")
+    assert found[fault]["cause"] == "+".join(filter(None, (inherent, fault))), found[fault]["reasons"]
 
 
 def test_batch_norm_without_float64_is_named():
-    arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
-    assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
+    found = planted(own("KernelAndBatchNorm", SHORT, "accumulation_steps=[2] split=ragged"))
+    assert found["accumulated"]["cause"] == Cause.batch_statistics and found["permuted"]["verdict"] == Outcome.inconclusive
 
 
 def test_code_that_narrows_its_numbers_is_judged_in_float64():
     """Casts to float32 in the model and in the loss, a tensor of the default format."""
-    arms = planted(own("Narrow", **SHORT), "loss_not_divided", "low_precision_accumulator")
-    for name, arm in arms.items():
+    for name, arm in planted(own("Narrow", SHORT), "loss_not_divided", "low_precision_accumulator").items():
         right = name in ("accumulated", "permuted")
         assert (arm["verdict"], arm["cause"]) == (("equivalent", "") if right else ("different", name)), arm["reasons"]
         assert WIDENED in arm["reasons"]
         assert (arm["algebra_error"] < 1e-13) == right
-    assert WIDENED not in planted(own("Frozen", **SHORT))["accumulated"]["reasons"]
+    assert WIDENED not in planted(own("Frozen", SHORT))["accumulated"]["reasons"]
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, pytest.param(Precision.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_task_without_float64_is_judged_by_what_remains(precision):
     faults = ("mean_of_means", "loss_not_divided", "counter_wrong", "optimizer_state_per_micro_batch")
-    config = own("Kernel", **SHORT | {"split": Split.ragged, "precision": precision})
-    for name, arm in planted(config, *faults).items():
+    for name, arm in planted(own("Kernel", SHORT, f"split=ragged precision={precision}"), *faults).items():
         right = name in ("accumulated", "permuted")
         assert (arm["verdict"], arm["cause"]) == (("inconclusive", "") if right else ("different", name)), arm["reasons"]
         assert not arm["explained"] and math.isnan(arm["algebra_error"]) and math.isnan(arm["rounding_ratio"])
@@ -255,7 +187,6 @@ REFUSED = {
     "Foreign": "forwards that repeat from the same weights, buffers and seed of torch; two of them differ",
     "DrawnLoss": "random numbers of the model's forward alone, by rand, rand_like, randn",
     "Sparse": "dense gradients, got sparse ones",
-    "TakenGradient": "torch.autograd.grad and backward() give the same gradients; those of layer.weight differ",
     "HiddenGradient": "torch.autograd.grad and backward() give the same gradients; those of first.1.weight differ",
     "Scripted": "a model whose forwards can be seen, got a scripted one",
     "Forces": "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)",
@@ -271,14 +202,13 @@ REFUSED = {
     "Meta": "it raised NotImplementedError: Cannot copy out of meta tensor",
     "WrongRows": "it raised ValueError: Expected input batch_size (8) to match target batch_size (9). (tasks.py:",
     "Missing": "a class or function of that name; tasks.py has Images",
-    "not_callable": "a class or function of that name",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_judged_is_told_in_one_line(name):
     with pytest.raises(ConfigError) as caught:
-        verdicts(own(name))
+        arms(own(name))
     text = str(caught.value)
     assert text.startswith(f"workload.target={FILE}:{name}: expected ") and REFUSED[name] in text, text
     assert "\n" not in text
@@ -286,71 +216,65 @@ def test_what_cannot_be_judged_is_told_in_one_line(name):
 
 def test_wrong_arguments_are_told():
     with pytest.raises(ConfigError, match=r"makes a task with workload.args; it raised TypeError.*'depth'"):
-        Setting(own("Images", args={"depth": 3}), CPU)
+        setting_of(own("Images", "workload.args.depth=3"))
 
 
 def test_a_micro_batch_of_one_row_under_batch_norm_is_told():
     expected = r"accumulation_steps=4: expected micro-batches of at least 2 samples with norm=as_is and the model of Rows"
     with pytest.raises(ConfigError, match=expected):
-        verdicts(own("Rows"))
-    [arm, _] = verdicts(own("Rows", accumulation_steps=(2,)))
+        arms(own("Rows"))
+    [arm, _] = arms(own("Rows", "accumulation_steps=[2]"))
     assert arm["cause"] == Cause.batch_statistics and arm["explained"]
 
 
 def test_batch_norm_that_is_not_there_is_told():
     with pytest.raises(ConfigError, match="norm=batch: expected as_is, group, layer or none: the task's model has no BatchNorm"):
-        Setting(own("Frozen", norm=Norm.batch), CPU)
+        setting_of(own("Frozen", "norm=batch"))
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------------------
 
 
-def with_optimizer(name, **settings):
-    chosen = OptimizerConfig(name=OptimizerName.custom, target=f"{optimizers.__file__}:{name}", lr=1e-3, **settings)
-    return own("Ragged", optimizer=chosen)
-
-
 def test_an_optimizer_of_ones_own_is_judged():
-    config = with_optimizer("Lion", weight_decay=0.1, args={"beta": 0.9})
-    faults = {"loss_not_divided": named("loss_not_divided", config.precision)}
-    for arm in run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms:
+    config = with_optimizer("Lion", "optimizer.weight_decay=0.1 optimizer.args.beta=0.9 accumulation_steps=[4]")
+    for name, arm in planted(config, "loss_not_divided").items():
         assert arm["optimizer"] == "Lion(beta=0.9)"
-        assert arm["cause"] == ("loss_not_divided" if arm["arm"] == "loss_not_divided" else ""), arm["reasons"]
+        assert arm["cause"] == ("loss_not_divided" if name == "loss_not_divided" else ""), arm["reasons"]
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "expected"),
     [
-        ("plain", {"weight_decay": 0.1}, "optimizer.weight_decay=0.1: expected 0: plain takes none"),
-        ("not_one", {}, "expected a torch.optim.Optimizer, got int"),
-        ("Bare", {}, "expected an optimizer that calls super().__init__()"),
-        ("closing", {}, "this one asks for a closure"),
-        ("raises", {}, "it raised RuntimeError: no such luck (optimizers.py:"),
-        ("Lion", {"args": {"gamma": 1}}, "it raised TypeError"),
-        ("Stuck", {}, "an optimizer whose step() runs; it raised RuntimeError: no such luck (optimizers.py:"),
-        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, Stuck, plain, not_one, raises"),
-        ("partial", {}, "an optimizer of all parameters that require gradients; its groups lack norm.weight"),
-        ("Dice", {}, "a step() that repeats from the same seed of torch; two of them differ"),
-        ("Idle", {}, "an optimizer whose step() moves weights or keeps state; it did nothing"),
-        ("Wild", {}, "an optimizer whose step() gives finite weights, got NaN or infinity"),
+        ("plain", "optimizer.weight_decay=0.1", "optimizer.weight_decay=0.1: expected 0: plain takes none"),
+        ("not_one", "", "expected a torch.optim.Optimizer, got int"),
+        ("Bare", "", "expected an optimizer that calls super().__init__()"),
+        ("closing", "", "this one asks for a closure"),
+        ("raises", "", "it raised RuntimeError: no such luck (optimizers.py:"),
+        ("Lion", "optimizer.args.gamma=1", "it raised TypeError"),
+        ("Stuck", "", "an optimizer whose step() runs; it raised RuntimeError: no such luck (optimizers.py:"),
+        ("Tiger", "", "a class or function of that name; optimizers.py has Lion, Stuck, plain, not_one, raises"),
+        ("partial", "", "an optimizer of all parameters that require gradients; its groups lack norm.weight"),
+        ("Dice", "", "a step() that repeats from the same seed of torch; two of them differ"),
+        ("Idle", "", "an optimizer whose step() moves weights or keeps state; it did nothing"),
+        ("Wild", "", "an optimizer whose step() gives finite weights, got NaN or infinity"),
     ],
 )
 def test_what_makes_no_optimizer_is_told_in_one_line(name, settings, expected):
     with pytest.raises(ConfigError) as caught:
-        verdicts(with_optimizer(name, **settings))
+        arms(with_optimizer(name, settings))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "steps"), [(4, (2,)), (8, (4,))])
+@pytest.mark.parametrize(("size", "steps"), [(4, 2), (8, 4)])
 def test_batch_norm_over_two_values_is_explained(size, steps):
     """In batches of 4 the shuffled full batch itself differs by 1e-10.
 
     In micro-batches of 2 gradients and running statistics are as ill-conditioned, and what float64 resolves of them is no error.
     A fault in the loop is named beside BatchNorm all the same, and a shuffled full batch is not judged where it resolves little.
     """
-    short = {"effective_batch": size, "accumulation_steps": steps, "steps": 1, "algebra_steps": 1, "nulls": 1}
-    rows = planted(own("Deep", precision=Precision.float64, split=Split.even, **short), "loss_not_divided")
+    short = f"effective_batch={size} accumulation_steps=[{steps}] steps=1 algebra_steps=1 nulls=1 split=even precision=float64"
+    rows = planted(own("Deep", short), "loss_not_divided")
     right, wrong, permuted = rows["accumulated"], rows["loss_not_divided"], rows["permuted"]
     assert (right["cause"], right["explained"]) == (Cause.batch_statistics, True), right["reasons"]
     assert Cause.loss_not_divided in wrong["cause"] and wrong["verdict"] == Outcome.different, wrong["reasons"]

@@ -1,28 +1,18 @@
 """How a model runs: compiled and captured it computes what it computes op by op, and what would differ is seen."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.config import Execution, Model, Precision, TrialConfig, WorkloadConfig
-from accumulation_harness.measure.trial import run_trial
+from accumulation_harness.config import Execution
 from accumulation_harness.recipes.execution import exchange_forward
 from tests.simgpu.graphs import graphed_on_cpu
-
-SMALL: dict[str, Any] = {
-    "workload": WorkloadConfig(model=Model.mlp),
-    "execution": Execution.compile,
-    "effective_batch": 12,
-    "accumulation_steps": (3,),
-    "steps": 4,
-    "algebra_steps": 2,
-}
+from tests.trials import arms, trial
 
 
-def verdicts(config):
-    return {row["arm"]: row["verdict"] for row in run_trial(config, lambda step, rows: None).arms}
+def verdicts(settings):
+    small = "workload.model=mlp effective_batch=12 accumulation_steps=[3] steps=4 algebra_steps=2"
+    return {row["verdict"] for row in arms(trial(small, settings))}
 
 
 def make_model():
@@ -70,15 +60,11 @@ def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch):
         return lambda inputs: forward(inputs) * 1.01
 
     monkeypatch.setattr(torch, "compile", wrong)
-    assert verdicts(TrialConfig(**SMALL)) == {"accumulated": "degraded", "permuted": "degraded"}
-    assert verdicts(TrialConfig(**{**SMALL, "execution": Execution.eager})) == {
-        "accumulated": "equivalent",
-        "permuted": "equivalent",
-    }
+    assert verdicts("execution=compile") == {"degraded"} and verdicts("execution=eager") == {"equivalent"}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.float64, Precision.bfloat16])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 def test_compiled_arms_are_equivalent_to_the_eager_full_batch(precision):
-    assert verdicts(TrialConfig(**SMALL, precision=precision)) == {"accumulated": "equivalent", "permuted": "equivalent"}
+    assert verdicts(f"execution=compile precision={precision}") == {"equivalent"}

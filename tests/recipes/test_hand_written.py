@@ -1,42 +1,26 @@
 """Loops as everyone writes them: the right ones are equivalent, the wrong ones are named from the evidence."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from accumulation_harness.config import (
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    ScheduleConfig,
-    ScheduleName,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)  # fmt: skip
-from accumulation_harness.measure.trial import Candidate, judge_loop, run_trial, split_plan, standard_candidates
+from accumulation_harness.config import Precision
+from accumulation_harness.measure.trial import Candidate, judge_loop, split_plan, standard_candidates
 from accumulation_harness.recipes.hand_written import hand_written, sample_ids
-from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.workloads import Batch
 from tests.toy import Toy
+from tests.trials import arms, trial
 
-CONFIG = TrialConfig(
-    accumulation_steps=(4,), effective_batch=32, steps=1, algebra_steps=2, workload=WorkloadConfig(width=2),
-    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
-)  # fmt: skip
-
+CONFIG = (
+    "accumulation_steps=[4] effective_batch=32 steps=1 algebra_steps=2 workload.width=2 optimizer.name=momentum optimizer.lr=0.05"
+)
 # Many loops as arms of one trial: momentum, a moving average, clipping that is sometimes active, and a short window of 3.
-MANY = TrialConfig(
-    accumulation_steps=(4,), effective_batch=400, steps=1, algebra_steps=5, clip_norm=0.8, ema_decay=0.9,
-    workload=WorkloadConfig(model=Model.mlp), schedule=ScheduleConfig(name=ScheduleName.cosine),
-    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.003),
-)  # fmt: skip
+MANY = trial(
+    "accumulation_steps=[4] effective_batch=400 steps=1 algebra_steps=5 clip_norm=0.8 ema_decay=0.9 workload.model=mlp",
+    "schedule.name=cosine optimizer.name=adam optimizer.lr=0.003",
+)
 
 
 def parts_of(window, micro_batch=100):
@@ -44,7 +28,6 @@ def parts_of(window, micro_batch=100):
 
 
 def finish(arm):
-    assert arm.clip_norm is not None and arm.ema is not None
     torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
     arm.optimizer.step()
     arm.ema.update_parameters(arm.model)
@@ -86,7 +69,7 @@ def whole_window(arm, window):
 
 
 def test_a_loop_that_does_not_accumulate_is_not_judged():
-    row = judge_loop(CONFIG, whole_window)
+    row = judge_loop(trial(CONFIG), whole_window)
     assert (row["verdict"], row["cause"]) == ("inconclusive", ""), row["reasons"]
 
 
@@ -108,8 +91,7 @@ def test_a_loop_that_scales_is_followed_in_float16():
         arm.optimizer.zero_grad()
         return total
 
-    config = dataclasses.replace(CONFIG, precision=Precision.float16, split=Split.ragged, algebra_steps=2)
-    row = judge_loop(config, scaled)
+    row = judge_loop(trial(CONFIG, "precision=float16 split=ragged"), scaled)
     assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
 
 
@@ -139,7 +121,6 @@ def leaves_a_lost_window_out(arm, window):
 def zeros_for_lost_entries(arm, window):
     total = accumulate(arm, window)
     for p in arm.model.parameters():
-        assert p.grad is not None
         p.grad.nan_to_num_(0.0, 0.0, 0.0)
     finish(arm)
     return total
@@ -164,7 +145,7 @@ def keeps_half(arm, window):
 
 
 def begins_with_something(arm, window):
-    sum(p.square().sum() for p in arm.model.parameters()).backward()  # type: ignore[union-attr]
+    sum(p.square().sum() for p in arm.model.parameters()).backward()
     return finished(arm, window)
 
 
@@ -199,7 +180,6 @@ def second_moment_of_each(arm, window):
 
     def advance(k):
         for p in arm.model.parameters() if k < len(window) // 100 - 1 else ():
-            assert p.grad is not None
             for state in filter(None, [arm.optimizer.state.get(p)]):
                 state["exp_avg_sq"].mul_(beta).addcmul_(p.grad, p.grad, value=1 - beta)
 
@@ -213,7 +193,6 @@ def second_moment_of_something(arm, window):
 
 
 def averages_before_the_step(arm, window):
-    assert arm.ema is not None
     total = accumulate(arm, window)
     arm.ema.update_parameters(arm.model)
     average, arm.ema = arm.ema, torch.optim.swa_utils.AveragedModel(arm.model)
@@ -314,7 +293,7 @@ def no_backward(arm, window):
     return loss
 
 
-LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
+LOOPS = {
     reports_in_float32: "",
     looks_before_and_after: "",
     undivided: "loss_not_divided",
@@ -347,7 +326,7 @@ def judged(part):
     """A third of the loops, as arms of one trial."""
     split = split_plan(MANY, 4)
     mine = [Candidate(loop.__name__, hand_written(loop, accumulation_steps=4, split=split)) for loop in [*LOOPS][part::3]]
-    return {row["arm"]: row for row in run_trial(MANY, lambda step, rows: None, [*mine, *standard_candidates(MANY)]).arms}
+    return {row["arm"]: row for row in arms(MANY, [*mine, *standard_candidates(MANY)])}
 
 
 @pytest.mark.parametrize(

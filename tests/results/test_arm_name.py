@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accumulation_harness.config.arm_name import FULL, ArmName
-from accumulation_harness.measure.lock_step import REFERENCE
+from accumulation_harness.config.arm_name import ArmName
 
 names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: "\n" not in text)
 
@@ -20,7 +19,3 @@ def test_what_is_written_is_read_back(name, accumulation_steps, replicate):
 def test_what_names_no_arm_is_refused(text):
     with pytest.raises(ValueError, match="expected the name of an arm"):
         ArmName.parse(text)
-
-
-def test_the_reference_is_the_full_batch():
-    assert str(ArmName(FULL)) == REFERENCE

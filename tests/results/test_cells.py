@@ -1,12 +1,11 @@
 """Verdicts by cell and the caveats they earn, from rows written by hand."""
 
 import math
-from typing import Any
 
 from accumulation_harness.results.cells import by_cell, caveats, control_failed
 from accumulation_harness.results.judged_arm import VerdictRow
 
-ROW: dict[str, Any] = {
+ROW = {
     "experiment": "single", "trial": "t", "workload": "digits", "norm": "none", "optimizer": "sgd", "precision": "float32",
     "seed": 0, "effective_batch": 64, "accumulation_steps": 2, "micro_batch": 32, "arm": "accumulated", "algebra_error": 1e-16,
     "rounding_ratio": 1.0, "scale": 1.0, "cosine": 1.0, "residual": 0.0, "counters_ok": True, "trajectory_ratio": 1.0,

@@ -14,6 +14,7 @@ import pytest
 from accumulation_harness.results import measurements
 from accumulation_harness.results.measurements import Measurement, Measurements
 from accumulation_harness.system.enums import StrEnum
+from tests.commands import eventually
 
 
 class Colour(StrEnum):
@@ -95,20 +96,13 @@ def slowly(root, log):
 def started(root, log):
     process = multiprocessing.get_context("fork").Process(target=slowly, args=(root, log))
     process.start()
-    return process  # type: ignore[return-value]
-
-
-def until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    return process
 
 
 def test_many_at_once_make_it_once(tmp_path):
     log = tmp_path / "log"
     many = [started(tmp_path, log) for _ in range(4)]
-    until(lambda: Measurements(tmp_path).is_being_made(measurement(never)))
+    assert eventually(lambda: Measurements(tmp_path).is_being_made(measurement(never)))
     for process in many:
         process.join()
         assert process.exitcode == 0
@@ -121,8 +115,7 @@ def test_who_dies_or_stops_over_it_is_not_waited_for(tmp_path, monkeypatch, how)
     monkeypatch.setattr(measurements, "MOST_WAIT", 0.3)
     ours, own = Measurements(tmp_path, "ours"), Whole((3, 3.0), {}, {})
     process = started(tmp_path, tmp_path / "log")
-    until(lambda: ours.is_being_made(measurement(never)))
-    assert process.pid is not None
+    assert eventually(lambda: ours.is_being_made(measurement(never)))
     os.kill(process.pid, how)
     try:
         assert ours.of(measurement(lambda: own)) == own

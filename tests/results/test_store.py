@@ -9,14 +9,10 @@ import shutil
 import signal
 import stat
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -28,10 +24,10 @@ from accumulation_harness.results.record import read_trial, write_record
 from accumulation_harness.results.store import State, Store, StoreError, StoreWarning, TrialTaken
 from accumulation_harness.system import files
 from accumulation_harness.system.files import keep_others_out
+from tests.commands import python
 
-ROOT = Path(__file__).parents[2]
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)
-SUMMARY: dict[str, Any] = {"arms": [{"arm": "accumulated", "scale": 1.0}], "environment": {"torch": "2.13.0"}, "seconds": {}}
+SUMMARY = {"arms": [{"arm": "accumulated", "scale": 1.0}], "environment": {"torch": "2.13.0"}, "seconds": {}}
 
 
 @pytest.fixture
@@ -162,7 +158,7 @@ def of_another(path):
     write_record(path.parent, other)
 
 
-DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+DAMAGES = {
     **{f"bit {n}": ("trial.json", lambda path, n=n: flip(path, n)) for n in (0, 79, 200)},
     **{f"{text!r:.9}": ("trial.json", lambda path, text=text: path.write_text(text)) for text in ("", "{}")},
     "of another trial": ("trial.json", of_another),
@@ -253,8 +249,7 @@ def test_a_store_of_somebody_else_can_be_read(store, tmp_path):
     for path in (tmp_path, *tmp_path.parents[:3]):  # pytest's own folders are closed to others; root becomes nobody in the child
         path.chmod(path.stat().st_mode | 0o011)
     with store.open_trial("e", "now", {}):
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}/harness"}
-        subprocess.run([sys.executable, "-c", READER, str(store.root)], check=True, env=environment)
+        python("-c", READER, store.root)
 
 
 def test_file_is_whole_before_it_is_seen(tmp_path, monkeypatch):
@@ -332,8 +327,8 @@ class Killed(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.store = Store(mkdtemp(prefix="store-"))
-        self.workers: list[Any] = []
-        self.marks: dict[str, tuple[int, int]] = {}
+        self.workers = []
+        self.marks = {}
         self.damaged = 0
 
     @rule()

@@ -124,7 +124,7 @@ def test_killed_offline_run_keeps_what_was_handed_over(tmp_path, environment, se
     time.sleep(60)
     """
     with start(tmp_path, environment, body) as child:
-        assert child.stdout is not None and child.stdout.readline() == "logged\n"
+        assert child.stdout.readline() == "logged\n"
         time.sleep(1.0)
         if everything:
             os.killpg(child.pid, signal.SIGKILL)
@@ -261,7 +261,7 @@ def test_server_killed_in_mid_run(tmp_path, environment, server):
     assert time.monotonic() - start < 4, "nor must the end, beyond its limit"
     """
     with start(tmp_path, online(environment, server.url), body) as child:
-        assert child.stdout is not None and child.stdout.readline() == "half\n"
+        assert child.stdout.readline() == "half\n"
         server.kill()
         begin = time.monotonic()
         _, errors = child.communicate("go on\n", timeout=20)

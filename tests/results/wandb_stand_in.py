@@ -9,7 +9,6 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 API_KEY = "0123456789abcdef" * 2 + "01234567"  # any 40 characters
 
@@ -21,10 +20,10 @@ class StandIn(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.operations: list[tuple[str, dict[str, Any]]] = []
-        self.history: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
-        self.completed: list[int] = []  # exit codes of the runs that said good-bye
+        self.operations = []
+        self.history = []
+        self.summary = {}
+        self.completed = []  # exit codes of the runs that said good-bye
         self.silent = threading.Event()  # set: accept, read, never answer
         self.knows_key = True
         self.closing = threading.Event()
@@ -45,8 +44,6 @@ class StandIn(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: StandIn
-
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.headers.get("Content-Encoding") == "gzip":

@@ -8,60 +8,43 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.audit import audit
-from accumulation_harness.config import (
-    Data,
-    Model,
-    Norm,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Split,
-    TrialConfig,
-    WorkloadConfig,
-)
 from accumulation_harness.measure import plan, studies
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
-from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
+from accumulation_harness.measure.trial import full_batch, judge_loop, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.watch import watch
+from tests.trials import arms, trial
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MLP = WorkloadConfig(model=Model.mlp, width=2)
-DROPOUT = {"workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)}
-TOWERS = {"workload": WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4)}
-ADAM, ADAMW = OptimizerConfig(name=OptimizerName.adam, lr=1e-3), OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1)
-F16, F64, BATCH_NORM = {"precision": Precision.float16}, {"precision": Precision.float64}, {"norm": Norm.batch}
-BASE: dict[str, Any] = {
-    **{"workload": MLP, "effective_batch": 16, "accumulation_steps": (4,)},
-    **{"steps": 3, "algebra_steps": 2, "probe_every": 2, "referee_every": 2},
-}
+MLP = "workload.model=mlp workload.width=2"
+TOWERS = "workload.data=docstrings workload.model=towers workload.width=4"
+ADAM, F64, BATCH_NORM = "optimizer.name=adam optimizer.lr=1e-3", "precision=float64", "norm=batch"
+BASE = f"{MLP} effective_batch=16 accumulation_steps=[4] steps=3 algebra_steps=2 probe_every=2 referee_every=2"
 # Not `replicas`, which refuses any device but the CPU, nor `resumption`: torch loads no subclass of Tensor from a checkpoint.
-STUDIES: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("convergence", "model_bytes", "memory_and_time", "batch_sizes", "gradient_noise", "accumulators")},
+STUDIES = {
+    **dict.fromkeys(("convergence", "model_bytes", "memory_and_time", "batch_sizes", "gradient_noise", "accumulators"), ""),
     **dict.fromkeys(("epoch_tail", "update_size", "clipping_threshold", "tensor_norms"), F64),
-    **{name: {"steps": 8} for name in ("learning_curves", "batch_order")},
+    **dict.fromkeys(("learning_curves", "batch_order"), "steps=8"),
     **dict.fromkeys(("remedies", "fine_tuning"), BATCH_NORM),
     **dict.fromkeys(("retrieval", "method_memory"), TOWERS),
-    "negatives": F64 | TOWERS,
-    "batch_statistics": F64 | BATCH_NORM,
-    "optimizer_states": F64 | {"optimizer": ADAM},
-    "optimizer_memory": F64 | {"optimizer": OptimizerConfig(name=OptimizerName.momentum)},
-    "adaptive_windows": F64 | {"accumulation_steps": (2, 4)},
-    "adam_scale": F64 | {"optimizer": ADAM, "clip_norm": 0.5},
-    "randomness": F64 | DROPOUT,
-    "loss_scaling": F16,
+    "negatives": f"{F64} {TOWERS}",
+    "batch_statistics": f"{F64} {BATCH_NORM}",
+    "optimizer_states": f"{F64} {ADAM}",
+    "optimizer_memory": f"{F64} optimizer.name=momentum",
+    "adaptive_windows": f"{F64} accumulation_steps=[2,4]",
+    "adam_scale": f"{F64} {ADAM} clip_norm=0.5",
+    "randomness": f"{F64} workload.dropout=0.5",
+    "loss_scaling": "precision=float16",
 }
-FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
+FAULTS = "loss_not_divided,cached_weights_stale,samples_repeated,resume_in_window"
 RIGHT = {"accumulated": "equivalent", "permuted": "equivalent"}
 
 
@@ -72,12 +55,12 @@ def on():
     return device
 
 
-def trial(**changes):
+def judged(*settings):
     """By arm the cause, or the verdict where there is none; of a study, whether it measured anything."""
     device = on()
     before = torch.get_rng_state(), device.GENERATOR.get_state()
     with device.entered():
-        record = studies.run(TrialConfig(**{**BASE, **changes}), lambda step, rows: None)
+        record = studies.run(trial(BASE, *settings), lambda step, rows: None)
     after = torch.get_rng_state(), device.GENERATOR.get_state()
     assert record["environment"]["device"] == "simgpu" and all(map(torch.equal, before, after)), "generators are put back"
     return {row["arm"]: row["cause"] or row["verdict"] for row in record["arms"]} or (
@@ -85,14 +68,11 @@ def trial(**changes):
     )
 
 
-def of(data, **changes):
-    return partial(trial, workload=WorkloadConfig(data=data, model=Model.mlp, width=2, **changes))
-
-
-def example(file, name, args=None, **changes):
+def example(file, settings="norm=as_is"):
     """A trial of a task in `examples/`."""
-    workload = WorkloadConfig(data=Data.custom, target=f"{EXAMPLES / file}.py:{name}", args=args or {})
-    return partial(trial, **{"workload": workload, "norm": Norm.as_is, **changes})
+    return partial(
+        judged, f"workload.data=custom workload.model=conv workload.width=8 workload.target={EXAMPLES}/{file}", settings
+    )
 
 
 def loop(model, window, batch_size, num, divides):
@@ -159,7 +139,7 @@ def watched(divides):
                     optimizer.step()
                     optimizer.zero_grad()
             report, ends = seen.report() if seen else report, [*ends, device.GENERATOR.get_state()]
-    assert report is not None and torch.equal(*ends) and bool(report.checked["replays"]) == divides
+    assert torch.equal(*ends) and bool(report.checked["replays"]) == divides
     return report.verdict, [str(cause) for cause in report.causes]
 
 
@@ -173,30 +153,31 @@ def by_hand(divides):
         for rows in torch.arange(len(window)).chunk(4):
             part = window.rows(rows)
             loss = arm.workload.losses(arm.model(part.inputs), part).sum() / (num if divides else num / 4)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         arm.optimizer.step()
         arm.schedule.step()
         return total
 
     with on().entered():
-        row = judge_loop(TrialConfig(**BASE), written)
+        row = judge_loop(trial(BASE), written)
     return str(row["cause"] or row["verdict"])
 
 
 def reads_of_a_step():
     """Reads back to the host, and copies that it waits for, in one lock-step step of all arms."""
     device, found = on(), {}
-    for precision in (Precision.float32, Precision.float16):
-        with device.entered(), deterministic(precision, device.DEVICE):
-            setting = Setting(TrialConfig(**{**BASE, "precision": precision, "clip_norm": 1.0}), device.DEVICE)
+    for precision in ("float32", "float16"):
+        config = trial(BASE, f"precision={precision} clip_norm=1")
+        with device.entered(), deterministic(config.precision, device.DEVICE):
+            setting = Setting(config, device.DEVICE)
             recipes = {REFERENCE: full_batch(setting.config)}
             recipes |= {one.label: one.recipe for one in standard_candidates(setting.config)}
             lock, ids = LockStep(setting.arms(recipes, steps=3, clip_norm=1.0), 0), next(setting.windows())
             for _ in range(2):
                 device.READS.clear(), device.WAITED.clear()
                 lock.step(ids, gradients="compared")
-            found[str(precision)] = sum(device.READS.values()) - (2 * len(recipes) if precision == Precision.float16 else 0)
+            found[precision] = sum(device.READS.values()) - (2 * len(recipes) if precision == "float16" else 0)
             found["copies"] = sum(device.WAITED.values())
     return found
 
@@ -205,7 +186,7 @@ def unsteady(relative):
     """Verdicts where matrix products differ from run to run by that share of themselves."""
     device = on()
     with device.entered(), device.unsteady(relative):
-        return [row["verdict"] for row in run_trial(TrialConfig(**BASE), lambda step, rows: None).arms]
+        return [row["verdict"] for row in arms(trial(BASE))]
 
 
 def refused():
@@ -228,43 +209,58 @@ def planned():
     device = on()
     with device.entered():
         before = device.MEMORY.peak = device.MEMORY.now
-        static, per_sample, step = plan.fit_memory(TrialConfig(**{**BASE, "optimizer": ADAM}))
+        static, per_sample, step = plan.fit_memory(trial(BASE, ADAM))
         return per_sample > 0 and step > 0 and device.MEMORY.peak - before > static > 0
 
 
-TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1, width=8)
-LION = OptimizerConfig(name=OptimizerName.custom, target=f"{EXAMPLES / 'images.py'}:Lion", lr=3e-4)
 NO_KERNEL = "kthvalue_simgpu_kernel does not have a deterministic implementation"
 # Run in every test run, in one process.
-QUICK: dict[str, tuple[Callable[[], Any], Any]] = {
+QUICK = {
     "refused": (refused, ["Expected all tensors to be on the same device"] * 2 + [NO_KERNEL]),
     "watched": (partial(watched, True), ["equivalent", []]),
     "watched_undivided": (partial(watched, False), ["different", ["loss_not_divided"]]),
     "audited": (audited, []),
     "audited_undivided": (partial(audited, divides=False), ["loss_not_divided"]),
-    "adaptive_windows": (partial(trial, study="adaptive_windows", **STUDIES["adaptive_windows"]), "measured"),
+    "adaptive_windows": (partial(judged, "study=adaptive_windows", STUDIES["adaptive_windows"]), "measured"),
 }  # fmt: skip
 CASES = QUICK | {
-    **{name: (partial(trial, study=name, **changes), "measured") for name, changes in STUDIES.items() if name not in QUICK},
-    "trial": (partial(trial, clip_norm=1.0, ema_decay=0.9, optimizer=ADAM), RIGHT),
-    "trial_float16": (partial(trial, **F16, clip_norm=1.0), RIGHT),
-    "trial_text": (partial(trial, workload=TEXT, norm=Norm.layer, split=Split.ragged), RIGHT),
-    "trial_policy": (of(Data.policy), RIGHT),
-    "trial_ignored": (of(Data.ignored_labels, penalty=0.1), RIGHT),
-    "trial_weights": (of(Data.class_weights), RIGHT),
-    "trial_pairs": (of(Data.pairs), RIGHT | {"accumulated": "non_separable_loss"}),
-    "trial_batch_norm": (partial(trial, workload=WorkloadConfig(), norm=Norm.batch), RIGHT | {"accumulated": "batch_statistics"}),
-    "trial_faults": (partial(trial, faults=FAULTS, optimizer=ADAMW, clip_norm=0.4), RIGHT | {name: name for name in FAULTS}),
+    **{name: (partial(judged, f"study={name}", own), "measured") for name, own in STUDIES.items() if name not in QUICK},
+    **{
+        name: (partial(judged, settings), RIGHT)
+        for name, settings in {
+            "trial": f"clip_norm=1 ema_decay=0.9 {ADAM}",
+            "trial_float16": "precision=float16 clip_norm=1",
+            "trial_text": "workload.data=text workload.model=transformer workload.depth=1 norm=layer split=ragged",
+            "trial_policy": "workload.data=policy",
+            "trial_ignored": "workload.data=ignored_labels workload.penalty=0.1",
+            "trial_weights": "workload.data=class_weights",
+        }.items()
+    },
+    "trial_pairs": (partial(judged, "workload.data=pairs"), RIGHT | {"accumulated": "non_separable_loss"}),
+    "trial_batch_norm": (partial(judged, "workload.model=conv norm=batch"), RIGHT | {"accumulated": "batch_statistics"}),
+    "trial_faults": (
+        partial(judged, f"faults=[{FAULTS}] optimizer.name=adamw optimizer.weight_decay=0.1 clip_norm=0.4"),
+        RIGHT | {name: name for name in FAULTS.split(",")},
+    ),
     "audited_dropout": (lambda: audited(nn.Dropout(0.5), nn.Dropout(0.5)), ["stochastic_layers"]),
     "audited_masks": (lambda: audited(Masked(), Masked()), ["stochastic_layers"]),
     "by_hand": (partial(by_hand, True), "equivalent"),
     "by_hand_undivided": (partial(by_hand, False), "loss_not_divided"),
     "language_model": (
-        example("language_model", "Lines", {"width": 8, "layers": 1, "samples": 96}, effective_batch=8), RIGHT,
+        example(
+            "language_model.py:Lines",
+            "workload.args.width=8 workload.args.layers=1 workload.args.samples=96 effective_batch=8 norm=as_is",
+        ),
+        RIGHT,
     ),
-    "images": (example("images", "Digits", norm=Norm.group, optimizer=LION), RIGHT),
-    "coupled_loss": (example("coupled_loss", "Embeddings"), RIGHT | {"accumulated": "non_separable_loss"}),
-    "my_sweep": (example("my_sweep/task", "MyTask", norm=Norm.group), RIGHT),
+    "images": (
+        example(
+            "images.py:Digits", f"norm=group optimizer.name=custom optimizer.target={EXAMPLES}/images.py:Lion optimizer.lr=3e-4"
+        ),
+        RIGHT,
+    ),
+    "coupled_loss": (example("coupled_loss.py:Embeddings"), RIGHT | {"accumulated": "non_separable_loss"}),
+    "my_sweep": (example("my_sweep/task.py:MyTask", "norm=group"), RIGHT),
     "one_read_a_step": (reads_of_a_step, {"float32": 1, "float16": 1, "copies": 0}),
     "products_differ_at_1e-6": (partial(unsteady, 1e-6), ["inconclusive"] * 2),
     "products_differ_at_1e-15": (partial(unsteady, 1e-15), ["equivalent"] * 2),

@@ -36,9 +36,9 @@ SIZES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecuti
 NUMBERS = {"masked_fill", "masked_fill_", "fill_", "fill", "index_put", "index_put_"}
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, simgpu:0 and cpu!"
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-READS: Counter[str] = Counter()  # operations that brought numbers back to the host
-WAITED: Counter[str] = Counter()  # blocking copies from the host, by shape, and calls of `synchronize`
-IN_STEPS: Counter[str] = Counter()  # of both kinds, by operation and function
+READS = Counter()  # operations that brought numbers back to the host
+WAITED = Counter()  # blocking copies from the host, by shape, and calls of `synchronize`
+IN_STEPS = Counter()  # of both kinds, by operation and function
 NOISE = {"relative": 0.0}  # of matrix products: see `unsteady`
 GENERATOR = torch.Generator().manual_seed(0)
 ATOMICS = torch.Generator().manual_seed(0)  # of the noise of products, which no seed of the caller repeats
@@ -113,12 +113,10 @@ AUTOCAST.fallback(torch.library.fallthrough_kernel)  # autocast casts nothing he
 class Sim(torch.Tensor):
     """A tensor of the device; `raw` holds its data."""
 
-    raw: Tensor
-
     @staticmethod
     def __new__(cls, raw):
         MEMORY.see(raw)
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
@@ -129,9 +127,9 @@ class Sim(torch.Tensor):
             requires_grad=False,
         )
         made.raw = raw
-        return made  # type: ignore[no-any-return]
+        return made
 
-    def __repr__(self):  # type: ignore[override]
+    def __repr__(self):
         return f"Sim({self.raw})"
 
     def tolist(self):
@@ -144,7 +142,7 @@ class Sim(torch.Tensor):
     def __array__(self, *_, **__):
         return self.numpy()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -1,18 +1,14 @@
 """The whole path on a device that is not the CPU, in a process of its own (`device.py` says why): every question and way in."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from accumulation_harness.config.questions import studies
+from tests.commands import python
 from tests.simgpu.cases import CASES, QUICK, STUDIES
 
-ROOT = Path(__file__).parents[2]
 # For what a recipe's steps may wait: float16's scaler; a count that torch's moving average copies; rows, terms and notes by hand;
 # and where the weights of each forward are looked at, whether they have moved.
 WAITS = {
@@ -27,9 +23,7 @@ WAITS = {
 @cache
 def run(*names):
     """What each case found, by its name."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness"}
-    command = [sys.executable, "-m", "tests.simgpu.cases", *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python("-m", "tests.simgpu.cases", *names, code=None)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["case"] for row in rows] == list(names), done.stderr
     return {row["case"]: row for row in rows}

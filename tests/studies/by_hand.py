@@ -1,38 +1,20 @@
-"""What a study measures, and the loop that everyone writes, of the same weights and windows in float64."""
+"""The loop that everyone writes, of the same weights and windows as a study has, in float64."""
 
 import itertools
 
-import omegaconf
 import torch
 import torch.nn.functional as F
 
-from accumulation_harness.config import TrialConfig
-from accumulation_harness.config.compose import _made
-from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.referee.gradients import flatten
-from tests.toy import CPU
-
-
-def trial(*told, base=TrialConfig):
-    """The trial of settings as on a command line, between blanks; later ones win."""
-    schema = omegaconf.OmegaConf.structured(base)
-    for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], omegaconf.DictConfig))):
-        omegaconf.OmegaConf.set_readonly(node, None)
-    settings = omegaconf.OmegaConf.from_dotlist(" ".join(told).split())
-    return _made(TrialConfig, omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.merge(schema, settings)))
-
-
-def measured(config):
-    return studies.run(config, lambda step, rows: None)["measurements"]
+from tests.trials import setting_of
 
 
 class Loop:
     """A model and its data."""
 
     def __init__(self, config):
-        setting = Setting(config, CPU)
+        setting = setting_of(config)
         self.config, self.model, self.data = config, setting.initial.double(), setting.exact
 
     def windows(self, size=None, last=None):

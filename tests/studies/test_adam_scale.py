@@ -7,10 +7,9 @@ import torch
 from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName
 from accumulation_harness.experiments.adam import adam_scale
 from accumulation_harness.experiments.adam.adam_scale import as_if_right, first_update
-from accumulation_harness.measure import lock_step
 from tests.reference import adam, sgd
-from tests.studies.by_hand import trial
-from tests.toy import CPU, Toy
+from tests.toy import Toy
+from tests.trials import trial
 
 
 class EqualTerms(Toy):
@@ -21,11 +20,10 @@ class EqualTerms(Toy):
 
 
 @pytest.fixture
-def row_of(monkeypatch):
+def row_of(toy_setting):
     def row(*settings):
-        monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
         config = trial("optimizer.lr=0.05 precision=float64 effective_batch=8 accumulation_steps=[4] steps=6", *settings)
-        [found] = adam_scale.measurements(lock_step.Setting(config, CPU), lambda step, rows: None)
+        [found] = adam_scale.measurements(toy_setting(config, EqualTerms), lambda step, rows: None)
         return found
 
     return row

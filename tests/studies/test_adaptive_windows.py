@@ -1,6 +1,6 @@
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])

@@ -10,10 +10,9 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.batch_order import batch_order
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import take_step
-from tests.studies.by_hand import trial
+from tests.trials import setting_of, trial
 
 CONFIG = trial(
     "study=batch_order effective_batch=32 accumulation_steps=[4] steps=4 workload.model=mlp workload.width=1",
@@ -23,12 +22,12 @@ CONFIG = trial(
 
 @pytest.fixture(scope="module")
 def setting():
-    return Setting(CONFIG, torch.device("cpu"))
+    return setting_of(CONFIG)
 
 
 def test_the_halves_of_every_order(setting):
     """Before the switch the orders that begin alike are alike to the bit; after it none is another."""
-    found: list[dict[str, float]] = []
+    found = []
     rows = batch_order.measurements(setting, lambda t, own: found.append({row["arm"]: float(row["loss"]) for row in own}))
     for t, losses in enumerate(found):
         assert (losses["large"] == losses["large_then_small"]) is (t < 2)
@@ -44,7 +43,7 @@ def test_an_order_alone_is_trained_as_beside_the_others(setting):
         return {row["arm"]: row["test_loss"] for row in batch_order.measurements(own, lambda t, rows: None)}
 
     alone = dataclasses.replace(CONFIG, trained_arm="small_then_large-4")
-    found, every = ends(Setting(alone, torch.device("cpu"))), ends(setting)
+    found, every = ends(setting_of(alone)), ends(setting)
     assert found == {"small_then_large": every["small_then_large"]}
     with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=.*batch_order"):
         validate(dataclasses.replace(alone, study="gradient_noise", trained_arm="large-4"))

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from accumulation_harness.experiments.learning_rate import batch_sizes
-from tests.studies.by_hand import trial
+from tests.toy_setting import Numpy
+from tests.trials import trial
 
 
-def test_every_batch_size_against_numpy(toy_setting, make_numpy):
+def test_every_batch_size_against_numpy(toy_setting):
     """B = 10 of 24 samples: windows of 10, 10, 4; with N = 5 the short one has two micro-batches of 2."""
     setting = toy_setting(trial("optimizer.lr=0.3 precision=float64 effective_batch=10 accumulation_steps=[5,2] steps=7"))
-    oracle, rows = make_numpy(setting), {}
+    oracle, rows = Numpy(setting), {}
     for row in batch_sizes.measurements(setting, lambda step, rows: None):
         rows[row["accumulation_steps"]] = row
     everything = np.arange(24)

@@ -11,7 +11,8 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.recipes.remedies import REMEDIES
 from accumulation_harness.referee.gradients import relative_distance
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 EXACT = 1e-12
 CONFIG = trial(

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 CONFIG = trial("study=clipping_threshold effective_batch=24 accumulation_steps=[4] seed=4")
 EPSILON = 1e-4  # PyTorch adds 1e-6 to the norm it divides by; the norms here are near 1

@@ -2,7 +2,8 @@ import pytest
 
 from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.measure import studies
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = (
@@ -13,7 +14,7 @@ SAME = 1e-10  # relative, of losses after 33 float64 steps whose gradients agree
 
 
 def test_arms_end_where_the_loop_everyone_writes_ends():
-    steps: list[list[studies.Row]] = []
+    steps = []
     record = studies.run(trial(CONFIG), lambda step, rows: steps.append(rows))
     assert record["arms"] == [] and record["seconds"]["convergence"] > 0
     loop = Loop(trial(CONFIG))

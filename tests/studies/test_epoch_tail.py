@@ -1,7 +1,8 @@
 import pytest
 
 from accumulation_harness.config import LastWindow
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 # Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
 CONFIG = "study=epoch_tail workload.model=mlp effective_batch=225 accumulation_steps=[3] seed=2"

@@ -6,10 +6,8 @@ import torch
 
 from accumulation_harness.config import Data
 from accumulation_harness.experiments.gradient_noise.gradient_noise import batch_variance, moments, sample_gradients
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import snapshot
-from tests.studies.by_hand import trial
-from tests.toy import CPU
+from tests.trials import setting_of, trial
 
 CONFIG = (
     "study=gradient_noise workload.width=2 norm=group effective_batch=44 accumulation_steps=[4,2] steps=3 probe_every=2 "
@@ -24,7 +22,7 @@ CONFIG = (
 )  # fmt: skip
 def test_every_sample_has_its_own_gradient(changes):
     """Against one backward per sample of the referee's forward; the mean of the rows is the batch's gradient."""
-    setting = Setting(trial(CONFIG, changes), CPU)
+    setting = setting_of(trial(CONFIG, changes))
     referee = setting.referee()
     state, batch = snapshot(referee.model), setting.exact.batch(torch.arange(3, 14))
     each = sample_gradients(referee, state, batch)

@@ -1,7 +1,6 @@
 """Curves at equal samples against numpy, the samples that are set aside, and small batches at their rates."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +10,20 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.experiments.convergence import learning_curves
 from accumulation_harness.experiments.convergence.learning_curves import SMALL, SMALL_MEMORY, Samples
-from tests.studies.by_hand import trial
+from tests.toy_setting import Numpy
+from tests.trials import trial
 
 CONFIG = "optimizer.lr=0.3 precision=float64 effective_batch=10 accumulation_steps=[2,5] steps=7"
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
+def test_every_arm_against_numpy(toy_setting, schedule):
     """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2.
 
     A cosine ends at the same samples for all, small batches too.
     """
     setting = toy_setting(trial(CONFIG, f"schedule.name={schedule}"))
-    seen: list[Any] = []
+    seen = []
     rows = {
         (row["arm"], row["accumulation_steps"]): row for row in learning_curves.measurements(setting, lambda t, r: seen.append(r))
     }
@@ -32,7 +32,7 @@ def test_every_arm_against_numpy(toy_setting, make_numpy, schedule):
         ("permuted", 1),
         *((arm, n) for arm in ("accumulated", SMALL, SMALL_MEMORY) for n in (2, 5)),
     }
-    oracle, chosen = make_numpy(setting), Samples.drawn(setting)
+    oracle, chosen = Numpy(setting), Samples.drawn(setting)
     windows = [ids.numpy() for ids in chosen.windows(setting)]
     for (arm, num), row in rows.items():
         small = arm in (SMALL, SMALL_MEMORY)

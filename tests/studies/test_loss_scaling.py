@@ -1,6 +1,6 @@
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast

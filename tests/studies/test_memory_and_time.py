@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 
 def test_rows_of_the_study():

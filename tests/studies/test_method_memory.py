@@ -1,20 +1,16 @@
 import pytest
-import torch
 
 from accumulation_harness.experiments.contrastive.method_memory import of_sizes, peak
 from accumulation_harness.experiments.contrastive.retrieval import make_methods
-from accumulation_harness.measure.lock_step import Setting
 from tests.small_corpus import config, corpus
-from tests.studies.by_hand import measured
+from tests.trials import measured, setting_of
 
 __all__ = ["corpus"]
-METHODS = ("grad_cache", "dual_bank@8", "momentum_bank@8")
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def trial(corpus):
-    return config(corpus, study="method_memory", methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(4,))
+    return config(corpus, "study=method_memory methods=[grad_cache,dual_bank@8,momentum_bank@8] steps=2 effective_batch=16")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +23,8 @@ def peaks(trial):
 def test_a_method_is_weighed_as_where_it_is_alone(trial, peaks):
     """In fresh arms, so that what is counted is the method's own and not its neighbours'."""
     largest = list(of_sizes(trial))[-1]
-    for place in range(len(make_methods(Setting(largest, CPU)))):
-        setting = Setting(largest, CPU)
+    for place in range(len(make_methods(setting_of(largest)))):
+        setting = setting_of(largest)
         method = make_methods(setting)[place]
         first, second = (method.arm.workload.batch(ids) for ids in setting.windows(2))
         method.take(first)

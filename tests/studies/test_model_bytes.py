@@ -1,6 +1,6 @@
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 

@@ -2,16 +2,13 @@
 
 import pytest
 
-from accumulation_harness.config import (
-    ConfigError,
-    TrialConfig,
-)
+from accumulation_harness.config import ConfigError
 from accumulation_harness.config.questions import VERDICTS, studies
 from accumulation_harness.config.validation import validate
 from tests.simgpu.cases import BASE, STUDIES
-from tests.studies.by_hand import trial
+from tests.trials import trial
 
-TINY = STUDIES | {VERDICTS: {}, "resumption": {}, "replicas": {}}
+TINY = STUDIES | dict.fromkeys((VERDICTS, "resumption", "replicas"), "")
 # Settings of which each study that needs something refuses one at least.
 ODD = (
     "norm=group", "norm=batch", "split=ragged", "steps=2", "accumulation_steps=[1]", "precision=float32",
@@ -22,7 +19,7 @@ ODD = (
 
 @pytest.mark.parametrize("name", studies())
 def test_what_is_needed_is_refused_by_name(name):
-    tiny = TrialConfig(**BASE | {"study": name} | TINY[name])
+    tiny = trial(BASE, f"study={name}", TINY[name])
     validate(tiny)
     refused = set()
     for odd in ODD:

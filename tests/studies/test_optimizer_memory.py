@@ -3,7 +3,7 @@
 import pytest
 
 from accumulation_harness.experiments.momentum import optimizer_memory
-from tests.studies.by_hand import trial
+from tests.trials import trial
 
 BETAS = {"momentum_buffer": 0.8, "exp_avg": 0.7, "exp_avg_sq": 0.9}
 

@@ -9,7 +9,8 @@ from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, Optimiz
 from accumulation_harness.experiments.momentum import optimizer_states
 from accumulation_harness.experiments.momentum.optimizer_states import same_memory
 from tests.reference import sgd
-from tests.studies.by_hand import measured, trial
+from tests.toy_setting import Numpy
+from tests.trials import measured, trial
 
 CONFIG = (  # B = 10 of 24 samples: every third window is short (4), and its third micro-batch smaller than the others
     "optimizer.name=momentum optimizer.lr=0.1 precision=float64 effective_batch=10 accumulation_steps=[5] steps=7 "
@@ -37,9 +38,9 @@ def test_states_of_every_optimizer(toy_setting, name, split):
     assert (fault["parameter_error"] < 1e-13) if name == OptimizerName.sgd else fault["state_error_now"] > 1e-3
 
 
-def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy):
+def test_small_steps_and_full_batch_against_numpy(toy_setting):
     setting = toy_setting(trial(CONFIG))
-    oracle = make_numpy(setting)
+    oracle = Numpy(setting)
     full, small, reordered = [], [], []
 
     def train(steps, lr, momentum):

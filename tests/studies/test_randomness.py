@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from accumulation_harness.experiments.randomness.randomness import distribution
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 CONFIG = trial(
     "study=randomness workload.model=mlp workload.width=1 workload.dropout=0.5 effective_batch=22 accumulation_steps=[5]",

@@ -1,6 +1,7 @@
 import pytest
 
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 CONFIG = trial(
     "study=remedies norm=batch precision=float64 effective_batch=24 accumulation_steps=[6] steps=5 optimizer.lr=0.05 seed=4"

@@ -1,15 +1,10 @@
 import pytest
 
 from accumulation_harness.analysis import load, report
-from accumulation_harness.config import ConfigError, to_dict
-from accumulation_harness.config.identity import identity
+from accumulation_harness.config import ConfigError
 from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.experiments.replicas.answers import EXPERIMENT
-from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.results.store import Store
-from tests.studies.by_hand import trial
-from tests.toy import CPU
+from tests.trials import setting_of, stored, trial
 
 
 def config(split, nums):
@@ -20,11 +15,7 @@ def config(split, nums):
 @pytest.mark.slow
 def test_every_way_on_two_processes_and_the_page(tmp_path):
     for split, nums in (("even", "[1,13]"), ("ragged", "[1,3]")):
-        own = config(split, nums)
-        with Store(tmp_path / "results").open_trial("replicas", identity(own), to_dict(own)) as writer:
-            record = studies.run(own, lambda step, rows: None)
-            writer.finish(record)
-        rows = record["measurements"]
+        rows = stored(tmp_path / "results", config(split, nums))["measurements"]
         assert len(rows) == 20 and {row["unequal_terms"] for row in rows} == {split == "ragged"}
         assert [row["cause"] for row in rows] == [row["expected"] for row in rows]
         for row in rows:
@@ -44,6 +35,6 @@ def test_every_way_on_two_processes_and_the_page(tmp_path):
 
 
 def test_too_many_micro_batches_for_the_smallest_share():
-    setting = Setting(config("ragged", "[13]"), CPU)
+    setting = setting_of(config("ragged", "[13]"))
     with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):
         replicas.measurements(setting, lambda step, rows: None)

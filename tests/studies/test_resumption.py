@@ -1,6 +1,6 @@
 import pytest
 
-from tests.studies.by_hand import measured, trial
+from tests.trials import measured, trial
 
 CONFIG = "study=resumption effective_batch=24 accumulation_steps=[4] steps=5 seed=1 schedule.name=cosine"
 

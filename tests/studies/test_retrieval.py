@@ -5,21 +5,17 @@ import pytest
 import torch
 
 from accumulation_harness.config.arm_name import ArmName
-from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.workloads.contrastive import losses
 from tests.small_corpus import config, corpus
-from tests.studies.by_hand import measured
+from tests.trials import measured, setting_of
 
 __all__ = ["corpus"]
-METHODS = ("grad_cache", "dual_bank@12", "momentum_bank@12")
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def trial(corpus):
-    return config(corpus, study="retrieval", methods=METHODS, steps=8, probe_every=4)
+    return config(corpus, "study=retrieval methods=[grad_cache,dual_bank@12,momentum_bank@12] steps=8 probe_every=4")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +25,7 @@ def rows(trial):
 
 def by_hand(trial, size):
     """Recall at 1 and reciprocal rank after training on batches of `size`, an optimizer step each."""
-    setting = Setting(trial, CPU)
+    setting = setting_of(trial)
     model, data = setting.initial, setting.workloads[torch.float32]
     optimizer = torch.optim.Adam(model.parameters(), lr=trial.optimizer.lr)
     for ids in itertools.islice(windows(48, 12, trial.seed, trial.data.last_window), trial.steps):
@@ -54,7 +50,7 @@ def test_recall_is_that_of_a_loop_by_hand(arm, size, trial, rows):
 
 @pytest.mark.parametrize("arm", ["full-1", "momentum_bank@12-4"])
 def test_a_method_alone_is_trained_as_beside_the_others(arm, trial, rows):
-    [alone] = studies.run(dataclasses.replace(trial, trained_arm=arm), lambda step, rows: None)["measurements"]
+    [alone] = measured(dataclasses.replace(trial, trained_arm=arm))
     beside = rows[ArmName.parse(arm).name]
     assert repr({**alone, "seconds": 0}) == repr({**beside, "seconds": 0})  # repr: NaN is NaN
 

@@ -1,6 +1,7 @@
 import pytest
 
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 CONFIG = "study=tensor_norms effective_batch=24 accumulation_steps=[3,12] steps=3 probe_every=2 seed=6"
 

@@ -1,7 +1,8 @@
 import pytest
 
 from accumulation_harness.config import LastWindow
-from tests.studies.by_hand import Loop, measured, trial
+from tests.studies.by_hand import Loop
+from tests.trials import measured, trial
 
 CONFIG = "study=update_size effective_batch=120 accumulation_steps=[2,12] steps=2 seed=5 optimizer.lr=0.03"
 

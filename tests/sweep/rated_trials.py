@@ -9,7 +9,6 @@ from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
 
 BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}
-CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
 ARMS = {
     "learning_curves": ("full", "accumulated", "permuted", "small_batch"),
     "batch_order": ("large", "small", "large_then_small", "small_then_large"),

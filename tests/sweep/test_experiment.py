@@ -16,6 +16,7 @@ from accumulation_harness.config import Device, HarnessConfig
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment
+from tests.commands import ENVIRONMENT, eventually, is_alive
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
 
@@ -26,17 +27,17 @@ class Sweep:
     def __init__(self, folder):
         self.folder = folder
         self.results = folder / "results"
-        self.started: list[subprocess.Popen[str]] = []
+        self.started = []
 
     def start(self, *kinds, workers=2, preload="", launcher="forkserver", stderr=subprocess.PIPE, seconds=0):
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
-        paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness", self.folder)
+        environment["PYTHONPATH"] = f"{PROGRAM.parent}:{ENVIRONMENT['PYTHONPATH']}:{self.folder}"
         settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
         settings += [f"trial_seconds={seconds}"]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), "-m", *settings],
-            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -58,7 +59,7 @@ class Sweep:
         return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
 
     def wait_for_starts(self, number):
-        eventually(lambda: len(self.journal()) >= number)
+        assert eventually(lambda: len(self.journal()) >= number)
 
     def go(self):
         (self.folder / "go").touch()
@@ -85,21 +86,6 @@ def seed_of(trial):
     found = re.search(r"-seed(\d+)-", trial)
     assert found
     return int(found[1])
-
-
-def eventually(ready, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def is_alive(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
 def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep):
@@ -200,7 +186,7 @@ def test_a_signal_stops_all_and_the_same_command_resumes(sweep, number, whole_gr
 def test_ctrl_c_while_the_fork_server_is_still_importing(sweep):
     (sweep.folder / "slow_import.py").write_text(f"import time\nopen('{sweep.folder}/importing', 'w')\ntime.sleep(1)\n")
     process = sweep.start("ok", preload="slow_import")
-    eventually((sweep.folder / "importing").exists)
+    assert eventually((sweep.folder / "importing").exists)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
@@ -212,7 +198,7 @@ def test_children_die_with_a_killed_parent_and_the_next_call_resumes(sweep):
     sweep.wait_for_starts(2)
     process.kill()
     process.wait()
-    eventually(lambda: not any(is_alive(child) for _, child in sweep.journal()), seconds=5)
+    assert eventually(lambda: not any(is_alive(child) for _, child in sweep.journal()), seconds=5)
     assert set(sweep.states().values()) == {State.unfinished}
     sweep.go()
     assert sweep.run("wait", "wait")[0] == 0
@@ -234,7 +220,7 @@ def test_a_forkserver_that_is_killed_is_started_again_and_so_are_its_trials(swee
 def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(sweep):
     kinds = ["wait"] + ["ok"] * 7
     processes = [sweep.start(*kinds) for _ in range(2)]
-    eventually(lambda: sorted({seed for seed, _ in sweep.journal()}) == list(range(8)))
+    assert eventually(lambda: sorted({seed for seed, _ in sweep.journal()}) == list(range(8)))
     time.sleep(0.5)
     assert [process.poll() for process in processes] == [None, None], "one left while the other's trial was under way"
     sweep.go()

@@ -1,7 +1,6 @@
 """A sweep that chooses its learning rates first, against the same sweep run in full."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pandas as pd
 import pytest
@@ -18,7 +17,7 @@ from tests.sweep.rated_trials import rated_trial
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 JUDGING, TUNING = (0, 1, 2), (100, 101)
-LOOKED_AT: dict[str, Callable[[load.Results], pd.DataFrame]] = {  # what the page makes of the trials
+LOOKED_AT = {  # what the page makes of the trials
     "learning_curves": lambda results: convergence.judged(convergence.trainings(results)),
     "batch_order": batch_order.judged,
     "retrieval": lambda results: contrastive.decided(results.study("retrieval")),

@@ -64,7 +64,6 @@ def behave(kind, folder, writer):
 
 
 def wait_until(ready, seconds=20.0):
-    assert callable(ready)
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:

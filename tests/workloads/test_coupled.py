@@ -4,22 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.pairs import TEMPERATURE
+from tests.toy import CPU
+from tests.trials import trial
 
-CPU = torch.device("cpu")
-PAIRS = TrialConfig(workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2, penalty=0.3))
-POLICY = TrialConfig(workload=WorkloadConfig(data=Data.policy, penalty=0.3))
+POLICY = "workload.data=policy workload.penalty=0.3"
 ROUNDING = 1e-13
 
 
-def workload(config, dtype=torch.float64):
-    return make_workload(config, device=CPU, dtype=dtype)
+def workload(settings, dtype=torch.float64):
+    return make_workload(trial(settings), device=CPU, dtype=dtype)
 
 
 def test_pairs_loss_is_info_nce_in_both_directions():
-    pairs, z = workload(PAIRS), torch.randn(7, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pairs, z = (
+        workload("workload.data=pairs workload.model=mlp"),
+        torch.randn(7, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
     unit = z.numpy() / np.linalg.norm(z.numpy(), axis=2, keepdims=True)
     scores = unit[:, 0] @ unit[:, 1].T / TEMPERATURE
     exps = np.exp(scores)

@@ -4,10 +4,11 @@ import platform
 import numpy as np
 import pytest
 
-from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.config import ConfigError
 from accumulation_harness.config.validation import validate
 from accumulation_harness.workloads.docstrings import HELD_OUT, pairs_of, read_pairs
 from tests.small_corpus import NOUNS, corpus, function
+from tests.trials import trial
 
 __all__ = ["corpus"]
 # Of the standard library and numpy in these versions; others have other pairs, and other results.
@@ -58,7 +59,6 @@ def test_what_has_no_end_is_no_source(what, tmp_path):
 
 
 def test_an_address_is_refused_and_its_password_told_to_nobody():
-    workload = WorkloadConfig(data=Data.docstrings, model=Model.towers)
     with pytest.raises(ConfigError, match="expected a local folder") as caught:
-        validate(TrialConfig(workload=workload, data=DataConfig(root="https://me:s3cret@host/mnist")))
+        validate(trial("workload.data=docstrings workload.model=towers data.root=https://me:s3cret@host/mnist"))
     assert "s3cret" not in repr(caught.value)

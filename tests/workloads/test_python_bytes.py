@@ -2,16 +2,17 @@
 
 import torch
 
-from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import _transformer
 from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload
+from tests.toy import CPU
+from tests.trials import trial
 
-CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.python_bytes, model=Model.transformer, width=24), norm=Norm.layer)
+CONFIG = trial("workload.data=python_bytes workload.model=transformer norm=layer")
 FILES = tuple(bytes([65 + i]) * (LENGTH * (i % 3 + 1) + i) for i in range(20))
 
 
 def made(seed=0):
-    return BytesWorkload(FILES, _transformer(CONFIG, LENGTH - 1), seed=seed, device=torch.device("cpu"))
+    return BytesWorkload(FILES, _transformer(CONFIG, LENGTH - 1), seed=seed, device=CPU)
 
 
 def test_a_sample_lies_in_one_file_and_a_file_in_one_half():

@@ -3,18 +3,14 @@
 import pytest
 import torch
 
-from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, read_corpus
-
-CPU = torch.device("cpu")
+from accumulation_harness.workloads.text import IGNORED, PADDING, read_corpus
+from tests.toy import CPU
+from tests.trials import trial
 
 
 def text():
-    config = TrialConfig(workload=WorkloadConfig(data=Data.text, model=Model.transformer), norm=Norm.layer)
-    workload = make_workload(config, device=CPU, dtype=torch.float64)
-    assert isinstance(workload, TextWorkload)
-    return workload
+    return make_workload(trial("workload.data=text workload.model=transformer norm=layer"), device=CPU, dtype=torch.float64)
 
 
 def test_rows_spell_lines_of_the_text():
