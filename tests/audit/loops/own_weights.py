@@ -287,17 +287,15 @@ def temperature_times_n(batch_size, accumulation_steps):
     torch.manual_seed(0)
     images, texts, scale = nn.Linear(data.FEATURES, 6), nn.Linear(data.FEATURES, 6), nn.Parameter(torch.tensor(1.0))
     optimizer = torch.optim.SGD([*images.parameters(), *texts.parameters(), scale], lr=0.05)
-    for window in full_windows(batch_size * accumulation_steps):
+    for window, parts in frame.At(batch_size, accumulation_steps, None, optimizer).windows(full_windows):
         with torch.no_grad():
             cached = images(X[window]), texts(X[window].flip(1))
-        for k, ids in enumerate(window.split(batch_size)):
+        for k, ids in enumerate(parts):
             start, end = k * batch_size, (k + 1) * batch_size
             a = torch.cat([cached[0][:start], images(X[ids]), cached[0][end:]])
             b = torch.cat([cached[1][:start], texts(X[ids].flip(1)), cached[1][end:]])
             scores, pairs = scale * a @ b.T, torch.arange(len(window))
             ((ce(scores, pairs) + ce(scores.T, pairs)) / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 RIGHT, WRONG = frame.tables(globals())

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from scoreboard import data
 from tests.audit.loops import frame
-from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, mean_over_window, sgd, train
+from tests.audit.loops.frame import TOKENS, At, X, Y, ce, full_windows, mean_over_window, sgd, train
 
 
 def sgd_mean_over_window(batch_size, accumulation_steps, dtype=torch.float32, order_seed=0):
@@ -101,15 +101,12 @@ def autograd_grad(batch_size, accumulation_steps):
     """`torch.autograd.grad` differentiates, and the sums are assigned as gradients by hand."""
     model = data.model()
     parameters = list(model.parameters())
-    optimizer = sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
+    for window, micro_batches in At(batch_size, accumulation_steps, model, sgd(model)).windows():
         total = [torch.zeros_like(p) for p in parameters]
-        for ids in window.split(batch_size):
+        for ids in micro_batches:
             parts = torch.autograd.grad(mean_over_window(model, ids, window), parameters)
             total = [a + b for a, b in zip(total, parts, strict=True)]
-        for p, gradient in zip(parameters, total, strict=True):
-            p.grad = gradient
-        optimizer.step()
+        frame.assign(model, total)
 
 
 def functional_model(batch_size, accumulation_steps):
@@ -266,15 +263,13 @@ def group_norm(batch_size, accumulation_steps):
 def dropout_by_row(batch_size, accumulation_steps):
     """Masks belong to (step, row), not to the order in which rows are computed."""
     model = data.model()
-    optimizer = sgd(model)
-    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
-        for ids in window.split(batch_size):
+    at = At(batch_size, accumulation_steps, model, sgd(model))
+    for step, (window, parts) in enumerate(at.windows()):
+        for ids in parts:
             hidden = torch.tanh(model[0](X[ids]))
             seeds = [torch.Generator().manual_seed(1000 * step + int(row)) for row in ids]
             keep = torch.stack([torch.rand(16, generator=seed) > 0.2 for seed in seeds])
             frame.share(model[2](hidden * keep / 0.8), ids, window).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def penalty_once(batch_size, accumulation_steps):
@@ -293,29 +288,27 @@ def broken_window_skipped(batch_size, accumulation_steps):
     x[5] = torch.nan
     model = data.model()
     optimizer = sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            frame.share(model(x[ids]), ids, window).backward()
-        if all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+
+    def step():
+        if all(bool(p.grad.isfinite().all()) for p in model.parameters()):
             optimizer.step()
-        optimizer.zero_grad()
+
+    loss = lambda model, ids, window: frame.share(model(x[ids]), ids, window)  # noqa: E731
+    train(batch_size, accumulation_steps, model, loss, optimizer, step=step)
 
 
 def contrastive_cached(batch_size, accumulation_steps):
     """In-batch negatives over the whole window: representations first, then their gradients passed back in parts (GradCache)."""
     model = data.model()
-    optimizer = sgd(model)
-    for window in full_windows(batch_size * accumulation_steps):
+    for window, micro_batches in At(batch_size, accumulation_steps, model, sgd(model)).windows(full_windows):
         with torch.no_grad():
-            parts = [model(torch.cat([X[ids], X[ids] + 0.1])).view(2, len(ids), -1) for ids in window.split(batch_size)]
+            parts = [model(torch.cat([X[ids], X[ids] + 0.1])).view(2, len(ids), -1) for ids in micro_batches]
             cached = torch.cat(parts, dim=1)
         cached.requires_grad_()
         z = functional.normalize(cached, dim=2)
         (slope,) = torch.autograd.grad(ce(z[0] @ z[1].T / 0.1, torch.arange(len(window))), cached)
-        for part, ids in zip(slope.split(batch_size, dim=1), window.split(batch_size), strict=True):
+        for part, ids in zip(slope.split(batch_size, dim=1), micro_batches, strict=True):
             model(torch.cat([X[ids], X[ids] + 0.1])).backward(part.flatten(0, 1))
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 class Outer(torch.optim.Optimizer):

@@ -273,17 +273,12 @@ def ema_inside(at):
 @frame.wrong("loss_report_differs")
 def report_wrong(batch_size, accumulation_steps):
     """The gradients are right; the reported loss is the last micro-batch's."""
-    model = data.model()
-    optimizer = frame.sgd(model)
-    losses = []
-    for window in data.windows(batch_size * accumulation_steps):
-        loss = torch.zeros(())
-        for ids in window.split(batch_size):
+    model, losses = data.model(), []
+    for window, parts in frame.At(batch_size, accumulation_steps, model, frame.sgd(model)).windows():
+        for ids in parts:
             loss = mean_over_window(model, ids, window)
             loss.backward()
         losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
     return losses
 
 
