@@ -289,7 +289,7 @@ def test_a_loss_that_fails_in_a_replay_is_the_users_and_all_else_is_ours(monkeyp
 
 
 def test_threads_are_watched_by_themselves():
-    loops = [Loop(), Loop(loss=mean), Loop(), Loop(loss=mean)]
+    loops, others = ([Loop(), Loop(loss=mean), Loop(), Loop(loss=mean)] for _ in range(2))
     said = {}
 
     def run(place):
@@ -303,7 +303,7 @@ def test_threads_are_watched_by_themselves():
         thread.join()
     assert replaced() == before
     assert [said[place].verdict for place in range(4)] == ["equivalent", "different"] * 2, said
-    for loop, other in zip(loops, [Loop(), Loop(loss=mean), Loop(), Loop(loss=mean)], strict=True):
+    for loop, other in zip(loops, others, strict=True):
         other.run()
         assert is_same(loop.weights, other.weights)
 
