@@ -98,6 +98,8 @@ def least_squares(fault, given, adam=True):
             for part in kept:
                 gradient = gradient + part / (accumulation_steps if fault == "divided again" else 1)
                 gradient *= min(1.0, 0.1 / np.linalg.norm(gradient)) if fault == "sum clipped" else 1
+            if fault == "clipped unseen":
+                gradient = gradient * accumulation_steps * min(1.0, 4.0 / np.linalg.norm(gradient * accumulation_steps))
             give(gradient=gradient)
             for _ in range(accumulation_steps if fault == "averaged too often" else 1):
                 average = 0.9 * average + 0.1 * weights
@@ -140,6 +142,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("decayed too often", GRADIENTS, "weight_decay_per_micro_batch", ""),
         ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
         ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
+        ("clipped unseen", GRADIENTS, "unexplained", "has a norm of 4: it is clipped"),
         ("scaled", ALL, "unexplained", "the learning rate is 4 times that of N=1 in every step"),
         ("averaged too often", GRADIENTS, "ema_per_micro_batch", "`average`"),
     ],

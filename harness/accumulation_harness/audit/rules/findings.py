@@ -16,7 +16,7 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import ALONG_WEIGHTS
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
-from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, explain_step
+from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, ONE_NORM, explain_step
 from accumulation_harness.audit.rules.weights import growth
 from accumulation_harness.audit.rules.whole_run import (
     buffers,
@@ -28,7 +28,7 @@ from accumulation_harness.audit.rules.whole_run import (
     schedule,
     structure,
 )
-from accumulation_harness.compare.linear import CERTAIN
+from accumulation_harness.compare.linear import CERTAIN, norm
 from accumulation_harness.judge.cause import Cause
 
 OF_THE_WHOLE = (Cause.counter_wrong, Cause.loss_not_divided, Cause.loss_divided_twice)  # factors of all gradients of a run
@@ -213,8 +213,20 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
     more = _held_divisor(run, off) or _more_terms(off) if nameless else ""
     if more:
         return [replace(f, cause=Cause.counter_wrong, kind="predicted", message=more) if f in nameless else f for f in found]
-    counted = any(_predicted(f, Cause.counter_wrong) for f in found)
-    return [f for f in found if not (counted and f in nameless)]
+    if any(_predicted(f, Cause.counter_wrong) for f in found):
+        return [f for f in found if f not in nameless]
+    if (size := _one_norm(off)) and not _one_norm([facts.but(a=facts.g) for facts in off]):
+        message = (
+            f"every gradient that differs has a norm of {size:.4g}: it is clipped, and by what it is too large does not show"
+        )
+        return [replace(f, message=message) if f in nameless else f for f in found]
+    return found
+
+
+def _one_norm(steps: Sequence[StepFacts]) -> float:
+    """The norm that all gradients have; 0 where they have others, or are too few to tell."""
+    sizes = tuple(norm(facts.a) for facts in steps)
+    return sizes[0] if len(sizes) >= FEWEST_WINDOWS and max(sizes) - min(sizes) <= ONE_NORM * max(sizes) else 0.0
 
 
 def _held_divisor(run: RunFacts, steps: Sequence[StepFacts]) -> str:
