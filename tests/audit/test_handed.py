@@ -103,7 +103,9 @@ def least_squares(fault, given, adam=True):
             give(gradient=gradient)
             for _ in range(accumulation_steps if fault == "averaged too often" else 1):
                 average = 0.9 * average + 0.1 * weights
-            mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
+            mean = 0.9 * mean + 0.1 * gradient
+            for part in parts if fault == "squared too often" else [gradient]:
+                square = 0.99 * square + 0.01 * part**2
             rate = 0.01 * np.exp((1 - step * (accumulation_steps if fault == "early" else 1)) / 50)
             rate *= accumulation_steps if fault == "scaled" else 1
             count = step * (accumulation_steps if fault == "counted too often" else 1)
@@ -142,6 +144,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("decayed too often", GRADIENTS, "weight_decay_per_micro_batch", ""),
         ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
         ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
+        ("squared too often", ALL, "optimizer_state_per_micro_batch", "`square`"),
         ("clipped unseen", GRADIENTS, "unexplained", "has a norm of 4: it is clipped"),
         ("scaled", ALL, "unexplained", "the learning rate is 4 times that of N=1 in every step"),
         ("averaged too often", GRADIENTS, "ema_per_micro_batch", "`average`"),

@@ -10,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from accumulation_harness.audit.compare.floors import is_handed, stands_in
-from accumulation_harness.audit.compare.held import numbers
-from accumulation_harness.audit.compare.run import Facts, RunFacts, steps_of
+from accumulation_harness.audit.compare.held import Apart, numbers
+from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
+from accumulation_harness.audit.compare.windows import slices
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.computation import ALONG_WEIGHTS
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
@@ -28,10 +29,11 @@ from accumulation_harness.audit.rules.whole_run import (
     schedule,
     structure,
 )
-from accumulation_harness.compare.linear import CERTAIN, norm
+from accumulation_harness.compare.linear import CERTAIN, cosine, norm
 from accumulation_harness.judge.cause import Cause
 
 OF_THE_WHOLE = (Cause.counter_wrong, Cause.loss_not_divided, Cause.loss_divided_twice)  # factors of all gradients of a run
+GOES_ON, SAME_WAY = 0.5, 0.9999  # cosines
 FEWEST_WINDOWS = 3  # in which micro-batches reach the same tensors by their place, and not by chance
 ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
 
@@ -79,7 +81,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    named = _cut_off(_lost_again(_seen_closely(found, steps), steps), steps)
+    named = _cut_off(_lost_again(_seen_closely(_by_own_state(found, run), steps), steps), steps)
     return first_of_each(_told_apart(_made_of_kept(named, run, steps), run, steps))
 
 
@@ -123,6 +125,31 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
     message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
     return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
+
+
+def _by_own_state(found: list[Finding], run: RunFacts) -> list[Finding]:
+    """Arrays handed over, equal gradients, and another update: what local variables keep beside the weights."""
+    others = [f for f in found if f.cause is Cause.unexplained and f.kind == "update"]
+    kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
+    names = ", ".join(f"`{path}`" for path in kept[:4])
+    cause = Cause.optimizer_state_per_micro_batch
+    return [
+        replace(f, cause=cause, message=f"{f.message}, and other states: {names}") if kept and f in others else f for f in found
+    ]
+
+
+def _is_kept(one: Apart, usual: RunSeen) -> bool:
+    """Whether it is a tensor that goes on from what it was, and no gradient, update or weights of the step before."""
+    last = min(len(usual.run.held.states) - 1, usual.steps)
+    before, now = (usual.run.held.at(window, one.path) for window in (last - 1, last))
+    if one.number is not None or one.share or before is None or now is None or not cosine(before, now) > GOES_ON:
+        return False
+    step = usual.effective[last - 1]
+    known = [
+        vector[place] for vector in (step.gradient, step.movement, step.after) for place in (slice(None), *slices(step).values())
+    ]
+    alike = [vector for vector in known if vector.size == now.size]
+    return bool(alike) and all(abs(cosine(now, vector)) < SAME_WAY for vector in alike)
 
 
 def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
