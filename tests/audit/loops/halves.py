@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from scoreboard import data
-from tests.audit.loops.frame import X, full_windows, sgd
+from tests.audit.loops.frame import At, X, full_windows, sgd
 
 HELD = ("1", "0")  # layer of each rank: not in the order of the model
 
@@ -33,12 +33,9 @@ class _Part(nn.Module):
 def train(names, batch_size, accumulation_steps, divisor):
     """Train these layers with SGD."""
     model = _Part(names)
-    optimizer = sgd(model)
-    for window in full_windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
+    for _, parts in At(batch_size, accumulation_steps, model, sgd(model)).windows(full_windows):
+        for ids in parts:
             (model(X[ids]).mean() / divisor).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def whole(batch_size, accumulation_steps):

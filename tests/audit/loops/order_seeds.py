@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from scoreboard import data
-from tests.audit.loops.frame import X, Y, ce, sgd
+from tests.audit.loops.frame import At, X, Y, ce, sgd
 
 # Loss: (model, rows, classes, rows of the window)
 
@@ -22,19 +22,17 @@ def _train(
 ):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Dropout(dropout), nn.Tanh(), nn.Linear(16, data.CLASSES))
-    optimizer = sgd(model)
+    at = At(batch_size, accumulation_steps, model, sgd(model))
     torch.manual_seed(100 + order_seed)
     share = torch.rand(data.SAMPLES, 1, generator=torch.Generator().manual_seed(order_seed)) if mixup else 1.0
     rows = share * X + (1 - share) * X.flip(0)
     for _ in range(data.EPOCHS):
         order = torch.randperm(data.SAMPLES, generator=torch.Generator().manual_seed(order_seed if shuffled else 5))
-        for window in order.split(batch_size * accumulation_steps):
-            for ids in window.split(batch_size):
+        for window, parts in at.windows(order.split):
+            for ids in parts:
                 if cleared:
-                    optimizer.zero_grad()
+                    at.optimizer.zero_grad()
                 loss(model, rows[ids], Y[ids], len(window)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 _KINDS = {"dropout": {"dropout": 0.3}, "mixup": {"mixup": True}, "shuffled": {"shuffled": True}}
