@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -213,11 +213,11 @@ class Clip:
     """One call that clips gradients."""
 
     after: int  # backwards of the window before it
-    before: Vector | None  # [P] gradients it was given, loss scale left in; None in windows that were not kept
+    before: Vector | None  # [P] gradients it was given, loss scale left in; of the first one where a window was not kept
+    left: Vector | None  # [P] what it made of them; of the last one there
     active: bool
     limit: float
     scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
-    size: float | None = None  # norm of all elements before; None where all are kept
 
 
 class Whole(Protocol):
@@ -311,13 +311,14 @@ class Step:
 
     @property
     def clip(self) -> Clip | None:
-        """The one call that clips its gradients, at the boundary, with the gradients before it kept."""
-        (one,) = self.clips if len(self.clips) == 1 else (None,)
-        return one if one is not None and one.after == len(self.backwards) and one.before is not None else None
+        """What all calls that clip its gradients did to them, where these are at the boundary (one for each group, say)."""
+        if not self.clips or self.clips[0].before is None or any(one.after < len(self.backwards) for one in self.clips):
+            return None
+        return replace(self.clips[0], left=self.clips[-1].left)
 
     @property
     def unclipped(self) -> Vector:
-        """[P] The gradients before they were clipped once at the boundary; those taken where they were not, or more often."""
+        """[P] The gradients before they were clipped at the boundary; those taken where they were not, or elsewhere."""
         clip = self.clip
         return self.gradient if clip is None or clip.before is None else clip.before / clip.scale
 

@@ -29,6 +29,7 @@ CAUSE_OF: dict[Layer, Cause] = {Layer.dropout: Cause.stochastic_layers, Layer.ba
 NAME_OF: dict[Layer, str] = {Layer.dropout: "dropout", Layer.batch_norm: "batch statistics"}
 FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
 AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
+LEFT_BEHIND = 100.0  # roundings; what later micro-batches give is no other where it moves by less
 COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)  # what a layer of `CAUSE_OF` may look like
 OWN_DIVISORS = (Cause.mean_of_means, Cause.normaliser_depends_on_split)
 
@@ -154,7 +155,7 @@ class ExtraRuns:
             judged = self._looked_into(judged)
         if not judged.settled:
             judged = self._without_layers(judged)
-        if judged.open and (judged.is_handed or any(step.without_terms for step in judged.off)):
+        if judged.open and (judged.is_handed or any(step.without_terms or not step.backwards for step in judged.off)):
             judged = self._one_by_one(judged)
         if not (judged.settled or judged.is_handed):
             judged = self._placed(judged)
@@ -238,8 +239,9 @@ class ExtraRuns:
         """With whether gradients agree only while some state moves once per window; and a second fault, which is left then."""
         carried = self._carried(judged)
         apart = [one for item in judged.compared for one in item.run.apart]
-        moved, averages = (one for one in apart if one.of_model or one.average or one.kept), {o.path for o in apart if o.average}
-        paths = tuple(dict.fromkeys([*(one.path for one in moved), *carried]))
+        averages = {one.path for one in apart if one.average or one.is_copied}
+        moved = {one.path: None for one in apart if one.of_model or one.kept or one.path in averages}
+        paths = (*dict.fromkeys([*moved, *carried]),)
         if not paths:
             return judged
         following = _following(self.family.reference)
@@ -248,7 +250,7 @@ class ExtraRuns:
         if held is None or _gives_the_same(judged, held):
             return judged
         agreeing = {(step.track, step.step) for step in held.steps if step.gradients_agree}
-        known = {"held": paths, "is_bank": any(carried.values()), "is_average": averages.issuperset(paths)}
+        known = {"held": paths, "is_bank": any(carried.values()), "is_average": bool(moved) and averages.issuperset(moved)}
         judged = judged.learning(lambda _, step: known | {"agrees_when_held": (step.track, step.step) in agreeing})
         if judged.averages_differ and all(step.probe.agrees_when_held for step in judged.off):  # they take part in the loss
             return replace(judged, said=[f for f in judged.found if not f.unreproduced], settled=True)
@@ -299,7 +301,8 @@ class ExtraRuns:
         window = judged.furthest.step
         kept = replace(_following(self.family.reference), keep=frozenset({window}))
         usual, other = self._at_n(kept), self._at_n(replace(kept, leaves=window))
-        leaves = other.error is None and usual.ranks == 1 and leaves_something(usual, other, window, judged.furthest.gate)
+        gate = max(judged.furthest.gate, LEFT_BEHIND * usual.roundoff)  # of tensors without a gradient at N=1 none is known
+        leaves = other.error is None and usual.ranks == 1 and leaves_something(usual, other, window, gate)
         return judged.learning(lambda *_: {"leaves": leaves})
 
     def _one_by_one(self, judged: Judged) -> Judged:

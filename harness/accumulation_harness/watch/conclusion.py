@@ -76,9 +76,9 @@ def _doubts_of_all(judge: Judge) -> Iterator[str]:
         yield REACH
     steps = sum(judge.sizes.values())
     micro_batches = sum(size * many for size, many in judge.sizes.items())
-    if micro_batches > steps and micro_batches in judge.laid_out:
+    if micro_batches > steps and (of_them := {micro_batches, micro_batches + 1} & judge.laid_out):  # one more, to be safe
         yield (
-            f"a schedule is laid out for {micro_batches} steps, which is the number of micro-batches, and the run took {steps} "
+            f"a schedule is laid out for {min(of_them)} steps, and the run took {steps} with {micro_batches} micro-batches "
             "(schedule_per_micro_batch)"
         )
 
@@ -93,6 +93,8 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
             continue
+        if cause is Cause.gradients_cleared_in_window and Cause.optimizer_state_per_micro_batch in judge.findings:
+            continue  # the state has taken them
         if cause is not Cause.gradients_not_cleared or not every:
             yield finding
         elif 0 < judge.still < judge.windows:

@@ -86,6 +86,19 @@ def target_for_later_by_micro_batches(at):
     return _target(at, inside=True)
 
 
+@loop("ema_per_micro_batch")
+def target_in_the_loss_by_micro_batches(at):
+    """Micro-batches are counted, and the target's outputs are in the loss."""
+    target, counted = copy.deepcopy(at.model).requires_grad_(False), count(1)
+
+    def loss(model, ids, window):
+        if next(counted) % 3 == 0:
+            target.load_state_dict(model.state_dict())
+        return (model(X[ids]) - target(X[ids].flip(1))).square().sum() / len(window)
+
+    return {"loss": loss}
+
+
 def _squares(at, inside):
     """A running mean of squared gradients is kept for later (a penalty on a second task)."""
     kept = [torch.zeros_like(p) for p in at.model.parameters()]

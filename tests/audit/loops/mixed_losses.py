@@ -192,8 +192,11 @@ def boxes_by_clamped_count(at):
     return _detector(at, lambda loss, _, window: 0 * loss, own)
 
 
-def _criticised(batch_size, accumulation_steps, divide, *, frozen):
-    """A critic with a gradient penalty, made second; unless `frozen`, the maker's backwards leave gradients in it."""
+def _criticised(batch_size, accumulation_steps, divide, *, frozen, inside=False):
+    """A critic with a gradient penalty, made second; unless `frozen`, the maker's backwards leave gradients in it.
+
+    It may step `inside`, after every micro-batch.
+    """
     maker, critic, noise = frame.adversaries()
     make, judge = frame.sgd(maker, 0.05), frame.sgd(critic, 0.05)
     for window in full_windows(batch_size * accumulation_steps):
@@ -204,6 +207,9 @@ def _criticised(batch_size, accumulation_steps, divide, *, frozen):
             (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
             penalty = slope.square().sum() / divide(ids, window)
             ((critic(maker(noise[ids]).detach()) - scores).sum() / len(window) + penalty).backward()
+            if inside:
+                judge.step()
+                judge.zero_grad()
         judge.step()
         critic.requires_grad_(not frozen)
         for ids in window.split(batch_size):
@@ -222,6 +228,45 @@ def critic_penalty_in_full(batch_size, accumulation_steps):
 def critic_with_a_penalty(batch_size, accumulation_steps):
     """A right one, cleared before its own window."""
     _criticised(batch_size, accumulation_steps, lambda ids, window: len(window), frozen=False)
+
+
+@frame.wrong("step_every_micro_batch")
+def critic_steps_inside(batch_size, accumulation_steps):
+    """The critic's optimizer steps after every micro-batch, and once more on nothing."""
+    _criticised(batch_size, accumulation_steps, lambda ids, window: len(window), frozen=False, inside=True)
+
+
+def _bare(batch_size, accumulation_steps, *, in_full=False, drawn=False):
+    """Without any module: weights are drawn around their means, once a window or for every micro-batch, and penalised."""
+    torch.manual_seed(0)
+    mean, spread = (torch.full((4, data.FEATURES), value, requires_grad=True) for value in (0.1, -3.0))
+    optimizer = torch.optim.SGD([mean, spread], lr=0.1)
+    for window in full_windows(batch_size * accumulation_steps):
+        for k, ids in enumerate(window.split(batch_size)):
+            if drawn or not k:
+                noise = torch.randn(mean.shape)
+            penalty = 1e-2 * (mean.square().sum() - spread.sum())
+            loss = ce(X[ids] @ (mean + spread.exp() * noise).T, Y[ids], reduction="sum") / len(window)
+            (loss + penalty * (1 if in_full else len(ids) / len(window))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def bare_weights(batch_size, accumulation_steps):
+    """Drawn once for a window, the penalty shared among its micro-batches."""
+    _bare(batch_size, accumulation_steps)
+
+
+@frame.wrong("auxiliary_loss_scale")
+def bare_weights_penalty_in_full(batch_size, accumulation_steps):
+    """Each micro-batch adds all of the penalty."""
+    _bare(batch_size, accumulation_steps, in_full=True)
+
+
+@frame.wrong("stochastic_layers")
+def bare_weights_drawn_anew(batch_size, accumulation_steps):
+    """Each micro-batch draws its own weights."""
+    _bare(batch_size, accumulation_steps, drawn=True)
 
 
 OLD_AVERAGES = []  # of earlier runs; they stay, as in a registry or in reference cycles

@@ -241,7 +241,8 @@ def means_of_shortened_rows(at):
 
 @loop("weight_decay_per_micro_batch")
 def decay_added_after_each_backward(at):
-    """The run adds it to `.grad`."""
+    """The run adds it to `.grad`, where the first layer has nothing else yet: the last one begins with zeros."""
+    nn.init.zeros_(at.model[-1].weight)
     return {"after_backward": lambda: [p.grad.add_(p.detach(), alpha=0.01) for p in at.model.parameters()]}
 
 

@@ -41,9 +41,8 @@ def sharpness_aware(at):
                     p.add_(move, alpha=-1.0 if second else 1.0)
 
 
-@loop()
-def sample_gradients(at):
-    """Gradients per sample come from `torch.func`, are summed and assigned: no backward is called."""
+def _sample_gradients(at, first):
+    """Those of the parts of a window from `first` on."""
 
     def loss(parameters, row, label):
         return ce(functional_call(at.model, parameters, (row[None],)), label[None])
@@ -51,10 +50,22 @@ def sample_gradients(at):
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
     for window, each in at.windows():
         frame.assign(at.model, map(torch.zeros_like, at.model.parameters()))
-        for ids in each:
+        for ids in each[first:]:
             parts = per_sample({name: p.detach() for name, p in at.model.named_parameters()}, X[ids], Y[ids])
             for name, p in at.model.named_parameters():
                 p.grad += parts[name].sum(0) / len(window)
+
+
+@loop()
+def sample_gradients(at):
+    """Gradients per sample come from `torch.func`, are summed and assigned: no backward is called."""
+    _sample_gradients(at, 0)
+
+
+@loop("micro_batches_lost")
+def sample_gradients_of_the_last(at):
+    """They are assigned and not summed."""
+    _sample_gradients(at, -1)
 
 
 def master_weights(batch_size, accumulation_steps):

@@ -149,14 +149,35 @@ def clip_scaled(at):
     return stages | {"before_step": frame.clip(at.model, 1.0)}
 
 
-@loop("clip_before_unscale")
-def clip_undivided(at):
-    """The sum over the window is clipped, and divided by N afterwards."""
+def _clip_undivided(at, clipped):
     for _, parts in at.windows(full_windows):
         for ids in parts:
             ce(at.model(X[ids]), Y[ids]).backward()
-        clip_grad_norm_(at.model.parameters(), 0.1)
+        for module in clipped:
+            clip_grad_norm_(module.parameters(), 0.1)
         frame.divide_gradients(at.model, at.n)
+
+
+@loop("clip_before_unscale")
+def clip_undivided(at):
+    """The sum over the window is clipped, and divided by N afterwards."""
+    _clip_undivided(at, [at.model])
+
+
+@loop("clip_before_unscale")
+def clip_undivided_by_layer(at):
+    """Each layer is clipped by itself."""
+    _clip_undivided(at, at.model)
+
+
+@loop("micro_batches_lost")
+def total_cut_off(at):
+    """The losses of a window are added up, and the sum so far is detached each time."""
+    for window, parts in at.windows():
+        total = torch.zeros(())
+        for ids in parts:
+            total = total.detach() + mean_over_window(at.model, ids, window)
+        total.backward()
 
 
 @loop("scaler_updated_in_window")

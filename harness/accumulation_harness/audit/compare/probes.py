@@ -96,7 +96,7 @@ class Probe:
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
     held: tuple[str, ...] = ()  # paths of what the next micro-batch found as the window's first one did, in a further run
     is_bank: bool = False  # whether some of that is replaced in part, and the rest of it stays
-    is_average: bool = False  # whether all of that are averages of the weights
+    is_average: bool = False  # whether all of it that moves otherwise than at N=1 are averages or copies of the weights
     agrees_when_held: bool = False  # the difference is gone then
     alone: tuple[Vector, ...] = ()  # [P] what each micro-batch gives on its own, at N=1
     leaves: bool = False  # a micro-batch gives something else where the window's first one met other weights

@@ -224,6 +224,11 @@ class StepFacts:
         """a - g from a multiple of something that has an entry for each parameter."""
         return off_line(self.a - self.g, direction) if self._predicted and self.a.size >= FEWEST else math.inf
 
+    @property
+    def sum_is_known(self) -> bool:
+        """Whether predictions are made of s, which may be zero."""
+        return self._total is not None
+
     @cached_property
     def own_sum(self) -> float:
         """a from s."""
@@ -265,11 +270,10 @@ class StepFacts:
     @cached_property
     def clipped_then_divided(self) -> float:
         """What was taken from the clipped sum, divided by N afterwards."""
-        clip = self.mine.clip
-        if self._total is None or clip is None or clip.before is None:
+        left = None if self.mine.clip is None else self.mine.clip.left
+        if left is None:
             return math.inf
-        size = norm(clip.before) if clip.size is None else clip.size
-        return distance(self.mine.gradient, clip.before * min(1.0, clip.limit / size) / self.accumulation_steps)
+        return min(distance(self.mine.gradient, left / count) for count in {self.accumulation_steps, self.backwards or 1})
 
     @cached_property
     def since_clear(self) -> float:

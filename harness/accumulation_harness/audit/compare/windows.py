@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from accumulation_harness.audit.evidence import SUMMED, Backward, Clip, Run, Step, Track, Vector, given_by, norms_by
-from accumulation_harness.compare.linear import distance, norm
+from accumulation_harness.compare.linear import distance
 
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 R = TypeVar("R", Step, Backward, Clip)
@@ -308,9 +308,6 @@ def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
         kept = frozenset(places[place] for place in b.emptied if place in places)
         return cut(b, locals=tuple(v[own] if v.size == size else v for v in b.locals), emptied=kept)
 
-    def cut_clip(c: Clip) -> Clip:
-        return cut(c, size=norm(c.before) if c.size is None and c.before is not None else c.size)
-
     return cut(
         step,
         tensors=tuple(step.tensors[i] for i in chosen),
@@ -319,7 +316,7 @@ def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
         spreads=tuple(step.spreads[i] for i in chosen),
         roundoffs=tuple(step.roundoffs[i] for i in chosen),
         backwards=tuple(map(cut_backward, step.backwards)),
-        clips=tuple(map(cut_clip, step.clips)),
+        clips=tuple(map(cut, step.clips)),
     )
 
 

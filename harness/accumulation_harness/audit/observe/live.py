@@ -340,7 +340,10 @@ class LiveTrack(Followed):
             window.backwards = [
                 replace(b, contribution=None, local=None, bare=None, hooked=None, changed=()) for b in window.backwards
             ]
-            window.clips = [replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
+            window.clips = [
+                replace(c, before=c.before if c is window.clips[0] else None, left=c.left if c is window.clips[-1] else None)
+                for c in window.clips
+            ]
         else:
             self._note_arithmetic(coarsest)
         step = Step(
@@ -404,10 +407,10 @@ class LiveTrack(Followed):
         clip = Clip(
             after=len(self.window.backwards),
             before=_shared(values, self.last_gradient),
+            left=_shared(now, values),
             active=size != now_size or not np.array_equal(values, now, equal_nan=True),
             limit=limit,
             scale=1.0 if self.window.unscaled else scale,
-            size=size,
         )
         self.window.clips.append(clip)
         self.note("clip")

@@ -207,7 +207,7 @@ class Observed(Loop[LiveTrack]):
         lives, probing = self.lives, self.forwards.probing
         if probing:
             self._probe(root)
-        taken_apart = (probing or self.intervention.terms == self.at[0]) and not in_a_group()
+        taken_apart = (probing or self.at[0] in (self.intervention.terms, self.intervention.probe)) and not in_a_group()
         terms = self._terms(root, lives) if taken_apart else [()] * len(lives)
         unowned = self._unowned()
         self.run.copies |= bool(unowned)

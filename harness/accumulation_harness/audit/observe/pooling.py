@@ -332,8 +332,8 @@ class Layout:
         """None where the parts are clipped at other places of the window."""
         if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
             return ()
-        rules: Rules = {"before": self.join, "active": any}
-        return tuple(_merged(clips, rules, size=None) for clips in zip(*(step.clips for step in steps), strict=True))
+        rules: Rules = {"before": self.join, "left": self.join, "active": any}
+        return tuple(_merged(clips, rules) for clips in zip(*(step.clips for step in steps), strict=True))
 
 
 def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:

@@ -277,8 +277,8 @@ def moved_state(facts: StepFacts, what: str) -> Iterator[Finding]:
     if _undisturbed(facts):
         moved = ", ".join(f"`{path}`" for path in held[:4]) + (", ..." if len(held) > 4 else "")
         message = f"{what} every micro-batch finds {moved} as the window's first one does: each moves and uses it"
-        kept = Cause.ema_per_micro_batch if facts.probe.is_average else Cause.stateful_forward
-        cause = Cause.memory_bank if facts.probe.is_bank else kept
+        kept = Cause.memory_bank if facts.probe.is_bank else Cause.stateful_forward
+        cause = Cause.ema_per_micro_batch if facts.probe.is_average else kept
         yield at(facts, cause, "gradient", message, held=held)
 
 
@@ -300,7 +300,7 @@ def _random_draws(facts: StepFacts) -> Iterator[Finding]:
     known = facts.candidate.dropout_calls or facts.candidate.norm_calls or facts.rows == "different"
     if _outside(facts) and facts.drawn_inside and not known:
         yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn inside the forward")
-    elif facts.drawn_between and facts.rows == "same" and _outside(facts) and not known:
+    elif facts.drawn_between and _outside(facts) and not known:
         yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn by the loop for every micro-batch")
     elif facts.drawn_between and facts.sums <= facts.gate:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"

@@ -108,7 +108,7 @@ def _clipped_inside(facts: StepFacts) -> Iterator[Finding]:
 
 def _not_the_sum(facts: StepFacts) -> bool:
     """Whether the step took something else than the sum of what the backwards gave."""
-    return facts.gate < facts.own_sum < math.inf
+    return facts.sum_is_known and facts.own_sum > facts.gate
 
 
 def _other_limit(facts: StepFacts) -> Iterator[Finding]:
@@ -203,11 +203,12 @@ def _factors(facts: StepFacts) -> list[Factor]:
     again = "times too small: something divides again"
     not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
     alone = facts.probe.same_at_one  # the reference is another function
-    short = Factor(k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
+    short, full = Cause.short_window_divided_by_n, facts.candidate.batch_size * n
     also = f" (its {rows} rows, added, would look alike)" if rows == n * n else ""
     squared = f"the gradient is {n} times {n} too large: losses are added, and divided by what is {n} times smaller than at N=1"
     return [
-        *([short] if n > 1 and k < n else []),
+        *([Factor(k / n, short, f"a window of {k} micro-batches is divided by {n}")] if n > 1 and k < n else []),
+        *([Factor(rows / full, short, f"a window of {rows} rows is divided by {full}")] if n > 1 and rows < full else []),
         Factor(n, not_divided, f"the gradient is {n} {added}"),
         *([Factor(n * n, Cause.counter_wrong, squared + also)] if n > 1 and not alone else []),
         Factor(k, not_divided, f"the gradient is {k} {added}"),

@@ -14,7 +14,7 @@ from accumulation_harness.audit.compare.replayed import ahead
 from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
-from accumulation_harness.audit.evidence import Finding, Kind, Vector
+from accumulation_harness.audit.evidence import Backward, Finding, Kind, Step, Vector
 from accumulation_harness.audit.rules.finding import MOVED, equal, finding, known_weights
 from accumulation_harness.judge.cause import Cause
 
@@ -231,7 +231,7 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
         yield 0, Cause.optimizer_state_per_micro_batch, message
     if often := _one_backward_each(run):
         yield 0, Cause.step_every_micro_batch, f"the optimizer steps after every micro-batch: {often}"
-    for facts in others:
+    for facts in [facts for facts in others if facts.kept] or others:  # of other windows nobody knows what they gave
         if not _accounted(run, facts):
             yield facts.step, *_other_rows(run, facts)
     if mine.steps != reference.steps:
@@ -254,7 +254,7 @@ def _other_rows(run: RunFacts, facts: StepFacts) -> tuple[Cause, str]:
     if run.never and facts.backwards < run.accumulation_steps and forwards > usual:
         seen = f"{forwards} forwards and {facts.backwards} backward in a window"
         unused = forwards // max(1, usual) - facts.backwards
-        return Cause.unexplained, f"{seen}: the losses of {unused} micro-batches are never differentiated"
+        return Cause.micro_batches_lost, f"{seen}: the losses of {unused} micro-batches are never differentiated"
     message = "takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
     return Cause.window_misplaced, f"optimizer step {facts.step} {message}"
 
@@ -274,10 +274,14 @@ def _accounted(run: RunFacts, facts: StepFacts) -> bool:
 
 def _cleared_to_rows_of_the_window(facts: StepFacts) -> bool:
     """Whether gradients are cleared inside the window, and what counts after that are rows of the reference's."""
-    backwards = facts.mine.backwards
-    last = max((k for k, b in enumerate(backwards) if b.start == "cleared"), default=0)
-    counted = {row for b in backwards[last:] for row in b.rows or ()}
-    return bool(last and counted) and counted <= (facts.theirs.rows or {}).keys()
+    since = _since_cleared(facts.mine)
+    counted = {row for b in since for row in b.rows or ()}
+    return bool(len(since) < facts.backwards and counted) and counted <= (facts.theirs.rows or {}).keys()
+
+
+def _since_cleared(step: Step) -> tuple[Backward, ...]:
+    """The backwards of a window after its gradients were last cleared: what came before may be of another loss."""
+    return step.backwards[max((k for k, b in enumerate(step.backwards) if b.start == "cleared"), default=0) :]
 
 
 def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
@@ -291,7 +295,8 @@ def _of_other_windows(run: RunFacts, facts: StepFacts) -> bool:
 def _one_backward_each(run: RunFacts) -> str:
     """Whether every step follows one backward: N times as many steps, or where runs were ended, so many fewer rows."""
     mine, theirs = run.mine, run.reference
-    if max(mine.backwards, default=0) > max(theirs.backwards, default=1) or run.accumulation_steps == 1:
+    most, usual = (max((len(_since_cleared(step)) for step in seen.effective), default=1) for seen in (mine, theirs))
+    if most > usual or run.accumulation_steps == 1:
         return ""
     if mine.steps > theirs.steps and mine.steps >= MANY_MORE * theirs.steps:
         return f"{mine.steps} steps instead of {theirs.steps}"
