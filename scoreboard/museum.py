@@ -212,7 +212,7 @@ def released(advisory: Advisory) -> str:
 
 def first(advisory: Advisory) -> str:
     distance = advisory["error"]["4"]["distance"]
-    return f"{distance:.3g}" if distance > VISIBLE else "nothing"
+    return f"{distance:.3g}" if distance > VISIBLE else "0: it shows later"
 
 
 def linked(causes: Sequence[str]) -> list[str]:

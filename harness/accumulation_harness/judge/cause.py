@@ -220,7 +220,7 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="mean and sum over replicas are confused",
         remedy="Mean and sum over replicas are confused. DDP and FSDP average gradients over ranks. Divide the summed loss "
         "by the number of terms on all ranks, and multiply it by the number of ranks; with equally many terms on "
-        "every rank this is the number that a rank has in the window.",
+        "every rank that is to divide by the number that one rank has in the window.",
     ),
     Cause.replicas_not_synchronised: Meaning(
         fault="F16",
