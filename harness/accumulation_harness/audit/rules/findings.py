@@ -73,9 +73,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found += [f for f in rated if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
     else:
         found += rated + counters(run)
-        if all(
-            facts.agrees or not is_handed(facts.mine) for facts in steps
-        ):  # what a loop makes of its own other weights differs
+        goes_elsewhere = any(is_handed(facts.mine) and not facts.agrees for facts in steps)
+        if not goes_elsewhere:  # with weights of its own all that a loop keeps differs
             found += held(run, unread=all(facts.gradients_agree for facts in steps))
         found += ended(run)
         found = found or buffers(run)
@@ -243,9 +242,7 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
     if any(_predicted(f, Cause.counter_wrong) for f in found):
         return [f for f in found if f not in nameless]
     if (size := _one_norm(off)) and not _one_norm([facts.but(a=facts.g) for facts in off]):
-        message = (
-            f"every gradient that differs has a norm of {size:.4g}: it is clipped, and by what it is too large does not show"
-        )
+        message = f"every gradient that differs was clipped to a norm of {size:.4g}: how much too large it was does not show"
         return [replace(f, message=message) if f in nameless else f for f in found]
     return found
 
