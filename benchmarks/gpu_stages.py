@@ -56,10 +56,9 @@ from accumulation_harness.recipes.determinism import choose_device, deterministi
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.results.store import Store
 from accumulation_harness.results.sweeps import announced
-from accumulation_harness.system import accelerator, doctor
+from accumulation_harness.system import accelerator, doctor, pytree
 from accumulation_harness.watch import watch
 from accumulation_harness.watch.report import Report
-from accumulation_harness.workloads import nest
 
 ROOT = Path(__file__).parents[1]
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
@@ -137,7 +136,7 @@ def versions(here: Here) -> Iterator[Found]:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         **describe(device),
     }
-    yield {"what": "versions", "number": "; ".join(doctor.told())}
+    yield {"what": "versions", "number": "; ".join(doctor.machine_lines())}
 
 
 def products(here: Here) -> Iterator[Found]:
@@ -571,7 +570,7 @@ def planner(here: Here, **settings: Any) -> Iterator[Found]:
             before = device.memory_allocated(here.device)
             arm = setting.arm(accumulated(config, size // b), steps=10)
             window = arm.workload.batch(ids)
-            before += num_bytes(nest.tensors((window.inputs, window.targets)))
+            before += num_bytes(pytree.tensors((window.inputs, window.targets)))
             take_step(arm, window)
             device.reset_peak_memory_stats(here.device)
             seconds = timed(here, lambda arm=arm, window=window: take_step(arm, window), 3)  # type: ignore[misc]

@@ -145,7 +145,7 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
         ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
         ("squared too often", ALL, "optimizer_state_per_micro_batch", "`square`"),
-        ("clipped unseen", GRADIENTS, "unexplained", "has a norm of 4: it is clipped"),
+        ("clipped unseen", GRADIENTS, "unexplained", "clipped to a norm of 4"),
         ("scaled", ALL, "unexplained", "the learning rate is 4 times that of N=1 in every step"),
         ("averaged too often", GRADIENTS, "ema_per_micro_batch", "`average`"),
     ],

@@ -5,7 +5,8 @@ something of that parts although every probe was right, the run is repeated with
 before which all was alike: each is then compared at the arm's own weights, and the step it takes with that of a twin optimizer.
 
 A training may amplify rounding (Adam where the second moment is nearly zero, a large learning rate), so that right arms part as
-well. That is said only where the controls part too, at about the same window and as far.
+well. That is said only where the controls part too, at about the same window and as far, or where the exact gradient itself jumps
+between the arm's weights and the full batch's, which rounding alone tells apart.
 
 What a model computes within its micro-batches (BatchNorm's statistics) or leaves to the next forward makes another trajectory
 than the full batch's, and no second fault is hidden by it: each split has an *oracle* beside it, trained on the whole window in
@@ -85,6 +86,7 @@ class Run:
     carried: dict[int, Mapping[str, Difference]] = field(default_factory=dict)  # window -> what else differs before it
     of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
+    jumps: dict[int, float] = field(default_factory=dict)  # window, begun alike and ended apart -> of the exact gradient between
     strayed_at: float = math.inf  # window from which it is not its oracle's, by no rounding, although each one since is right
     clipped_share: float = 0.0  # of the windows
     steps: int = 0  # windows that were taken, the one in which the run ended included
@@ -126,6 +128,15 @@ class Run:
         if first == len(self.nearer) and not self.carried.get(first):
             return None
         return max((t for t in self.carried if t < first), default=0)
+
+    @property
+    def is_on_a_kink(self) -> bool:
+        """Whether it parts where the exact gradient itself jumps between weights that rounding tells apart.
+
+        A ReLU at zero, say, which flips in this arm and in no control.
+        """
+        t = _parted(self.distances)
+        return t in self.jumps and self.distances[t] <= COMPARABLE * self.jumps[t]
 
     @property
     def follows_oracle(self) -> bool:
@@ -429,9 +440,9 @@ def _followed(
         if not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
             continue
         others = [] if label == floor_arm else band[:1]
-        if not _is_amplified(run.nearer, others) and len(band) == 1:
+        if not (own.is_on_a_kink or _is_amplified(run.nearer, others)) and len(band) == 1:
             band += moved(recipes[REFERENCE])
-        if _is_amplified(run.nearer, [*others, *band[1:]]):
+        if own.is_on_a_kink or _is_amplified(run.nearer, [*others, *band[1:]]):
             run.parted_at = _parted(run.nearer)
         elif label in of and not _is_amplified(run.beside, beside(of[label])):
             run.strayed_at = _parted(run.beside)
@@ -620,6 +631,9 @@ class Looks:
                 run.seen.append(self.probe.after(label, ids, t))
             except NotRemembered:
                 self.unnamed.append(label)
+        begun = run.distances[-1] if run.distances else 0.0
+        if label != REFERENCE and begun <= ALGEBRA_GATE and distance > TRAJECTORY_GATE * self.movement:
+            run.jumps[t] = self.probe.jump(label, ids, t)
         self.probe.forget(label)
         lock.offload.release()
 

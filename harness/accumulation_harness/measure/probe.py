@@ -74,6 +74,7 @@ class Probe:
         self.contexts = inside_causes(setting)
         self.arms = {label: arm for label, arm in lock.arms.items() if lock.watches[label].compares}
         self.states: dict[str, State] = {}
+        self.usual: Tensor | None = None  # [P] the reference's weights at the start of the window
         self.consumed_before: dict[str, Tensor | None] = {}
         self.carried: dict[str, Before] = {}
         self.earlier: dict[str, list[Tensor]] = {label: [] for label in lock.arms}  # weights at the start of earlier windows
@@ -85,6 +86,8 @@ class Probe:
         state = snapshot(arm.model)
         watch.began = offload.put(flatten(state[name] for name in self.referee.names))
         self.states[label] = offload.put_all(state | self._named(watch.began))
+        if label == REFERENCE:
+            self.usual = watch.began
         if self.remembers:
             self.consumed_before[label] = watch.gradient if watch.written is None else watch.written
         self.carried[label] = carried = Before.of(arm)
@@ -147,6 +150,15 @@ class Probe:
         elif found.gradient_error <= ALGEBRA_GATE:  # a sample may be used twice, for some of the parameters each time
             found = dataclasses.replace(found, samples=dataclasses.replace(found.samples, repeated=0))
         return found
+
+    def jump(self, label: str, ids: Tensor, step: int) -> float:
+        """The relative distance of the exact gradients at the arm's weights and at the reference's, all else being the arm's."""
+        assert self.usual is not None
+        state, window = self.states[label], self.setting.exact.batch(ids)
+        with self.lock.randomness(step):
+            own = self.referee.gradient(state, window)
+        with self.lock.randomness(step):
+            return relative_distance(own, self.referee.gradient({**state, **self._named(self.usual)}, window))
 
     def _lost(self, seen: ConsumedWindow, start: Tensor) -> Signature:
         """Of a consumed gradient that is not finite: wrong where the window's own is well within range, else not measured."""

@@ -56,12 +56,13 @@ def schedule(run: RunFacts) -> list[Finding]:
         cause, what = Cause.unexplained, "the learning rates differ" if name == RATE else f"`{name}` of the optimizer differs"
         told = "" if name == RATE else f": {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
         message = f"{what}{told}, and not as if the schedule counted micro-batches"
-        if name == RATE and (times := _one_ratio(mine, theirs)):
+        times = _one_ratio(mine, theirs) if name == RATE else 0.0
+        if times:
             message = f"the learning rate is {times:.4g} times that of N=1 in every step: it is scaled, or updates are made again"
-        elif _same_way(mine, theirs):
+        if _same_way(mine, theirs):
             message += (
-                "; it goes the same way at another speed: where its length is that of an epoch, let its micro-batches "
-                "fill the last window"
+                f"; {'or ' * bool(times)}it goes the same way at another speed: where its length is that of an epoch, "
+                "let its micro-batches fill the last window"
             )
     evidence = {
         "laid_out_otherwise": {path: (own, wanted) for path, own, wanted in run.laid_out},
