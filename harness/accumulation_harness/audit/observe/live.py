@@ -292,7 +292,8 @@ class LiveTrack(Followed):
         self._moved = self._movement()
         self._before = self.last_parameters = self.weights()
         self._options = self.options
-        self._given = _shared(self.gradients(), self.last_gradient)
+        clipped = self.window.clips[-1].left if self.window.clips else None
+        self._given = _shared(self.gradients(), self.last_gradient if clipped is None else clipped)
         self._look_for_returned(self._given)
         if self.store is not None and not self.sample.whole and not self.track.weights:
             self.track.weights.append(self.store.add(self.parameters))
