@@ -250,9 +250,9 @@ def test_learning_rates_are_those_of_the_rule_that_makes_the_updates(corrected):
         weights = weights - rate * (mean / np.sqrt(square) / over + 0.1 * weights)
         handed.take({"w": weights}, gradient={"w": g})
     steps = handed.track.steps
-    assert any(found == pytest.approx(rates) for found in replayed(steps, steps).values())
+    assert any(found == pytest.approx(rates) for found in replayed(steps).values())
     turned = [replace(step, after=step.before - 0.01 * step.gradient[::-1]) for step in steps]
-    assert not replayed(turned, turned) and not replayed(turned, steps)
+    assert not replayed(turned) and not replayed(turned, replayed(steps))
 
 
 def test_numbers_rounded_to_16_bits_are_told_from_counts():

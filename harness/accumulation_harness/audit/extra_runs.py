@@ -339,7 +339,7 @@ class ExtraRuns:
         if run.error is not None or len(run.tracks) != len(judged.compared) or judged.said:
             return judged
         pairs = zip(judged.compared, run.tracks, strict=True)
-        longer = [(item, RunSeen(run, track, effective(track), item.run.reference.effective)) for item, track in pairs]
+        longer = [(item, RunSeen(run, track, effective(track), item.run.reference)) for item, track in pairs]
         return replace(judged, compared=[replace(item, run=replace(item.run, longer=one)) for item, one in longer])
 
     def _placed(self, judged: Judged) -> Judged:

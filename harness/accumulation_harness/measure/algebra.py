@@ -86,7 +86,7 @@ class Run:
     carried: dict[int, Mapping[str, Difference]] = field(default_factory=dict)  # window -> what else differs before it
     of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
-    jumps: dict[int, float] = field(default_factory=dict)  # window, begun alike and ended apart -> of the exact gradient between
+    jumps: dict[int, float] = field(default_factory=dict)  # window, right, begun alike and ended apart -> of the exact gradient
     strayed_at: float = math.inf  # window from which it is not its oracle's, by no rounding, although each one since is right
     clipped_share: float = 0.0  # of the windows
     steps: int = 0  # windows that were taken, the one in which the run ended included
@@ -631,9 +631,11 @@ class Looks:
                 run.seen.append(self.probe.after(label, ids, t))
             except NotRemembered:
                 self.unnamed.append(label)
-        begun = run.distances[-1] if run.distances else 0.0
-        if label != REFERENCE and begun <= ALGEBRA_GATE and distance > TRAJECTORY_GATE * self.movement:
-            run.jumps[t] = self.probe.jump(label, ids, t)
+            else:
+                begun = run.distances[-1] if run.distances else 0.0
+                parts = begun <= ALGEBRA_GATE and distance > TRAJECTORY_GATE * self.movement
+                if label != REFERENCE and parts and run.seen[-1].is_exact:
+                    run.jumps[t] = self.probe.jump(label, ids, t)
         self.probe.forget(label)
         lock.offload.release()
 

@@ -155,10 +155,12 @@ class Probe:
         """The relative distance of the exact gradients at the arm's weights and at the reference's, all else being the arm's."""
         assert self.usual is not None
         state, window = self.states[label], self.setting.exact.batch(ids)
-        with self.lock.randomness(step):
-            own = self.referee.gradient(state, window)
-        with self.lock.randomness(step):
-            return relative_distance(own, self.referee.gradient({**state, **self._named(self.usual)}, window))
+
+        def gradient(state: State) -> Tensor:
+            with self.lock.randomness(step):
+                return self.referee.gradient(state, window)
+
+        return relative_distance(gradient(state), gradient({**state, **self._named(self.usual)}))
 
     def _lost(self, seen: ConsumedWindow, start: Tensor) -> Signature:
         """Of a consumed gradient that is not finite: wrong where the window's own is well within range, else not measured."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 import accumulation_harness.audit.observe.torch_run  # noqa: F401 (else the first run imports it, and what it defines counts as called)
 from accumulation_harness.audit import audit, observe
 from accumulation_harness.audit.evidence import Intervention
-from accumulation_harness.audit.observe import frames, places, states, variables
+from accumulation_harness.audit.observe import frames, places, variables
 from accumulation_harness.audit.observe.handed import OBSERVER, Most
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.observe import tensors
@@ -97,7 +97,7 @@ def reached(what):
 
 def fails(target, event):
     fired = []
-    remembered = (variables._is_ours, variables.places, states._places, frames._owner, places._places, tensors._adds_nothing)
+    remembered = (variables._is_ours, variables.places, frames._owner, places._places, tensors._adds_nothing)
     for kept in remembered:  # is not called again
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))

@@ -89,9 +89,10 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
             tensors={name: compared(a[part], g[part]) for name, part in slices(one).items()},
         )
         steps.append(_alone(replace(whole, update=_update(whole, aligned)), aligned.tensors[t]))
+    seen = RunSeen(reference, other, theirs)
     run = RunFacts(
-        mine=RunSeen(candidate, track, mine, theirs),
-        reference=RunSeen(reference, other, theirs),
+        mine=RunSeen(candidate, track, mine, seen),
+        reference=seen,
         nulls=nulls,
         apart=held if index == 0 else (),
         enters=floor.enters,

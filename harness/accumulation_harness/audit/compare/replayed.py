@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -52,20 +52,19 @@ RULES: tuple[partial[Iterator[Vector]], ...] = (
 )
 
 
-def rates(steps: Sequence[Step], usual: Sequence[Step]) -> dict[int, tuple[float, ...]]:
+def rates(steps: Sequence[Step], among: Iterable[int] = range(len(RULES))) -> dict[int, tuple[float, ...]]:
     """Find the learning rates r in movement = -r (direction + c weights), of each rule whose directions make up every update.
 
     Directions with corrected moments and without are multiples, by numbers that go with the step: no update tells which it was.
 
     Args:
         steps: Those of one optimizer from its first on, with the gradients that it took.
-        usual: Those of the reference, which every rule fits as well.
+        among: Places of the rules that are tried: of the reference all, of another run those that fit the reference.
 
     Returns:
         Place of the rule -> one for each step.
     """
-    fitting = {k: _along(rule, steps) for k, rule in enumerate(RULES) if _along(rule, usual)}
-    return {k: found for k, found in fitting.items() if found}
+    return {k: found for k in among if (found := _along(RULES[k], steps))}
 
 
 def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:

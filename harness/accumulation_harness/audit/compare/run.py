@@ -33,7 +33,7 @@ class RunSeen:
     run: Run
     track: Track
     effective: Sequence[Step]
-    usual: Sequence[Step] = ()  # the reference's; empty where this is it
+    usual: RunSeen | None = None  # the reference; None where this is it
 
     @property
     def steps(self) -> int:
@@ -60,7 +60,7 @@ class RunSeen:
         """Learning rates per parameter group; of an optimizer that was handed over one, by each rule that its updates follow."""
         if not self.is_handed:
             return {0: tuple(s.lrs for s in self.effective)}
-        found = rates(self.effective, self.usual or self.effective)
+        found = rates(self.effective) if self.usual is None else rates(self.effective, self.usual.ways)
         return {rule: tuple((rate,) for rate in each) for rule, each in found.items()}
 
     @property

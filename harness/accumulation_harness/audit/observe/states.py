@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -148,9 +147,4 @@ def _vectors(found: Snapshot) -> dict[str, Vector]:
 def _sampled(tensor: Tensor) -> Tensor:
     """A few elements of a large tensor, the same places in all of that size."""
     flat = tensor.detach().reshape(-1)
-    return (flat if len(flat) <= HELD else flat[_places(len(flat)).to(flat.device)]).clone()
-
-
-@lru_cache(maxsize=64)
-def _places(count: int) -> Tensor:
-    return torch.from_numpy(places(count))
+    return (flat if len(flat) <= HELD else flat[torch.from_numpy(places(len(flat))).to(flat.device)]).clone()

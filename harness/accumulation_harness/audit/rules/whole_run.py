@@ -11,7 +11,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.held import OWN, Apart, laid_out_alike
 from accumulation_harness.audit.compare.replayed import ahead
-from accumulation_harness.audit.compare.run import RATE, RunFacts, RunSeen
+from accumulation_harness.audit.compare.run import RATE, SAME_MEASURED, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Backward, Finding, Kind, Step, Vector
@@ -21,7 +21,6 @@ from accumulation_harness.judge.cause import Cause
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 STRETCHED_MOVEMENT = 0.2  # and of how far the rates have moved
 FEWEST_RATES = 3  # below which any two schedules are stretched ones of each other
-SAME_PLACES = 1e-3  # relative; rates that differ by less are one
 SAME_PLACE = 0.1  # steps, by which a place between two steps may be off: rates are put on straight lines between them
 
 
@@ -94,7 +93,7 @@ def _counts_ahead(run: RunFacts) -> bool:
     n = run.accumulation_steps
     for rule, own in run.mine.ways.items():
         usual, factors = _firsts(run.reference.ways[rule]), ahead(rule, n, run.mine.steps) if run.mine.is_handed else ()
-        if factors and len(factors) == len(usual) > 1 and np.allclose(_firsts(own), factors * usual, rtol=SAME_PLACES, atol=0):
+        if factors and len(factors) == len(usual) > 1 and np.allclose(_firsts(own), factors * usual, rtol=SAME_MEASURED, atol=0):
             return True
     return False
 
@@ -102,7 +101,7 @@ def _counts_ahead(run: RunFacts) -> bool:
 def _are_the_same(rates: Vector, others: Vector) -> bool:
     """Whether two rates or more, which are not one, are those of the other run at these places."""
     pairs = [*zip(rates, others, strict=False)]
-    return len({round(math.log(b), 2) for _, b in pairs if b > 0}) > 1 and all(abs(a - b) <= SAME_PLACES * b for a, b in pairs)
+    return len({round(math.log(b), 2) for _, b in pairs if b > 0}) > 1 and all(abs(a - b) <= SAME_MEASURED * b for a, b in pairs)
 
 
 def _too_long(run: RunFacts) -> bool:
