@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -58,6 +58,21 @@ class ConsumedWindow:
         return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.arm.seen)))
 
 
+@dataclass(frozen=True)
+class Within:
+    """A window's gradient with what the model computes within micro-batches, beside what was consumed."""
+
+    errors: Errors = field(default_factory=dict)
+    resolved: Errors = field(default_factory=dict)  # what float64 resolves of those that are not exact
+    loss_error: float = 0.0  # of the reported loss, where it is exact
+    statistics_error: float = 0.0  # of the running statistics, likewise
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it gives what was consumed."""
+        return min(self.errors.values(), default=math.inf) <= ALGEBRA_GATE
+
+
 class NotRemembered(Exception):
     """What is wrong in a window takes earlier windows to name."""
 
@@ -79,6 +94,7 @@ class Probe:
         self.carried: dict[str, Before] = {}
         self.earlier: dict[str, list[Tensor]] = {label: [] for label in lock.arms}  # weights at the start of earlier windows
         self.started: dict[str, set[tuple[float, float]]] = {label: set() for label in lock.arms}  # fingerprints of all of them
+        self.furthest = dict.fromkeys(lock.arms, -1.0)  # relative error of the worst gradient so far, which is taken apart
 
     def before(self, label: str) -> None:
         """Keep an arm's parameters, buffers and optimizer state at the window's start, until `after` or `forget`."""
@@ -196,6 +212,7 @@ class Probe:
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
         arm, samples = seen.arm, torch.cat(seen.arm.seen)
+        taken = seen.in_its_order if seen.is_whole else None
         exact = clipped(gradient, arm.clip_norm)
         stepped_once = self.lock.watches[label].steps_in_window == 1
         error = relative_distance(seen.consumed, exact)
@@ -209,24 +226,26 @@ class Probe:
             )
         if error <= ALGEBRA_GATE:
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
-            if own[0] > ALGEBRA_GATE and seen.is_whole:
-                taken = seen.in_its_order
+            if own[0] > ALGEBRA_GATE and taken is not None:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
             return dataclasses.replace(found, loss_error=min(own))
-        resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
-        if RESOLVED * resolution < error <= CLEAR_LEAST:
-            resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
-        if error <= RESOLVED * resolution:
-            return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
-        if seen.is_whole:
-            taken = seen.in_its_order
-            errors, own_error, statistics = self._errors(label, taken, loss) if stepped_once else ({}, 0.0, 0.0)
+        within = self._within(taken, loss) if stepped_once and taken is not None else Within()
+        if not within.is_exact or error <= CLEAR_LEAST:
+            resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
+            if RESOLVED * resolution < error <= CLEAR_LEAST:
+                resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
+            if error <= RESOLVED * resolution:
+                return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
+        if taken is not None:
+            is_known = within.is_exact or not stepped_once or not bool(torch.isfinite(taken.consumed).all())
+            errors = within.errors if is_known else self._errors(label, taken, within)
+            is_furthest, self.furthest[label] = not error <= self.furthest[label], max(error, self.furthest[label])
             return dataclasses.replace(
                 found,
                 wrong_windows=(clearly_nearer(errors, error),),
-                worst_window=self._wrong_window(taken, exact),
-                loss_error=own_error,
-                statistics_error=statistics,
+                worst_window=self._wrong_window(taken, exact) if is_furthest else None,
+                loss_error=within.loss_error,
+                statistics_error=within.statistics_error,
             )
         if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
@@ -372,31 +391,25 @@ class Probe:
             },
         )
 
-    def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float, float]:
-        """Causes -> error of their best variant, also beside what the model computes within micro-batches (BatchNorm).
-
-        With it the errors of the reported `loss` and of the running statistics, where that explains the gradient; else 0.
+    def _within(self, taken: ConsumedWindow, loss: float) -> Within:
+        """What the model computes within the micro-batches (BatchNorm), up to the first of it that gives what was consumed.
 
         Returns:
-            The errors, that of the reported loss, and that of the running statistics.
+            The errors; those of the reported `loss` and of the running statistics as well, where one explains the gradient.
         """
-        smallest: dict[Causes, float] = {}
-        resolved: dict[Causes, float] = {}  # what float64 resolves of what is computed within the micro-batches
-        if not bool(torch.isfinite(taken.consumed).all()):
-            return smallest, 0.0, 0.0
-        arm = taken.arm
-        contexts = self._contexts(taken)
-        for causes, inside in contexts.items():
+        errors: dict[Causes, float] = {}
+        resolved: dict[Causes, float] = {}
+        for causes, inside in self._contexts(taken).items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
             own, statistics = (own_loss, self.setting.offload.put(gradient)), (own_loss, after)
             del gradient  # as large as the model
             within = self._at(taken, inside)
-            smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
-            if smallest[causes] > ALGEBRA_GATE:
+            errors[causes] = relative_distance(taken.consumed, clipped(own[1], taken.arm.clip_norm))
+            if errors[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
-                smallest[causes] = 0.0 if smallest[causes] <= resolved[causes] else smallest[causes]
-            if smallest[causes] > ALGEBRA_GATE:
+                errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
+            if not errors[causes] <= ALGEBRA_GATE:
                 continue
             error = 0.0
             if inside.statistics:
@@ -406,23 +419,28 @@ class Probe:
                         loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
                     return loss, then
 
-                error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
+                error = relative_distance(running_statistics(dict(taken.arm.model.named_buffers())), statistics[1])
                 if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
                     error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
-            return smallest, self._loss_error(taken, loss, own, within), error
+            return Within(errors, resolved, self._loss_error(taken, loss, own, within), error)
+        return Within(errors, resolved)
+
+    def _errors(self, label: str, taken: ConsumedWindow, within: Within) -> Errors:
+        """Causes -> error of their best variant, also beside what is computed `within` the micro-batches."""
+        smallest, contexts = {**within.errors}, {(): WHOLE} | self._contexts(taken)
         for tell in (hypotheses, stale):
-            for context, inside in ({(): WHOLE} | contexts).items():
+            for context, inside in contexts.items():
                 found: dict[Causes, float] = {}
                 _keep_smallest(found, taken.consumed, tell(self._facts(label, taken, inside)), context)
-                near = resolved.get(context, 0.0)
+                near = within.resolved.get(context, 0.0)
                 for causes, error in found.items():
                     smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
-                return smallest, 0.0, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
-        for context, inside in ({(): WHOLE} | contexts).items():
+                return smallest  # weights of earlier windows cost a forward each: only for what nothing else explains
+        for context, inside in contexts.items():
             for read in (counted, partly):
                 _keep_smallest(smallest, taken.consumed, read(self._facts(label, taken, inside), taken.consumed), context)
-        return smallest, 0.0, 0.0
+        return smallest
 
     def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
         if not self.remembers:
