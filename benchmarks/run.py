@@ -16,18 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accumulation_harness.config import Norm, Precision, TrialConfig, to_dict
+from accumulation_harness.config import Data, Model, Norm, Precision, TrialConfig, WorkloadConfig, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.measure import studies
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.training import outcome, train
+from accumulation_harness.measure.trial import null_recipes, reference, standard_candidates
+from accumulation_harness.recipes.determinism import deterministic, start_randomness
+from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.results.store import Store
 from accumulation_harness.system.source import commit
 from accumulation_harness.watch import watch
@@ -60,6 +65,15 @@ def command(*arguments: object) -> Cost:
             os.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def timed(act: Callable[[], object]) -> Cost:
+    """What a call costs in this process."""
+    started = time.process_time(), time.perf_counter()
+    act()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.process_time() - started[0], time.perf_counter() - started[1]
 
 
 def row(name: str, ours: Side, theirs: Side, rounds: int) -> str:
@@ -109,17 +123,13 @@ def watched(folder: Path, options: argparse.Namespace) -> Iterator[str]:
             self.model = nn.Sequential(nn.Embedding(256, width), encoder, nn.Linear(width, 256)).to(DEVICE)
             self.optimizer = torch.optim.AdamW(self.model.parameters())
 
-        def window(self) -> Cost:
-            started = time.process_time(), time.perf_counter()
+        def window(self) -> None:
             for _ in range(4):
                 tokens = torch.randint(256, (8, 129), device=DEVICE)
                 logits = self.model(tokens[:, :-1])
                 (functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / 4).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            return time.process_time() - started[0], time.perf_counter() - started[1]
 
     for width in (16,) if options.few else (144, 456):  # 1 and 10 million parameters
         plain, seen = Side(width), Side(width)
@@ -127,7 +137,35 @@ def watched(folder: Path, options: argparse.Namespace) -> Iterator[str]:
             for _ in range(6):
                 seen.window()
             plain.window()
-            yield row(f"a watched window over an unwatched one, width {width}", seen.window, plain.window, 4 * options.rounds)
+            sides = partial(timed, seen.window), partial(timed, plain.window)
+            yield row(f"a watched window over an unwatched one, width {width}", *sides, 4 * options.rounds)
+
+
+def bare_loops(setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor]) -> None:
+    """Train arms side by side and evaluate them, without anything else."""
+    arms = setting.arms(recipes).values()
+    for step, ids in enumerate(stream):
+        for arm in arms:
+            start_randomness(step, setting.device)
+            take_step(arm, arm.workload.batch(ids))
+    for arm in arms:
+        outcome(arm, [0.0])
+
+
+def training(folder: Path, options: argparse.Namespace) -> Iterator[str]:
+    """The arms of a trial with all that is measured along their training beside the same arms in bare loops; both evaluate."""
+    language = WorkloadConfig(data=Data.text, model=Model.transformer, width=32)
+    digits = TrialConfig(steps=options.steps)
+    text = TrialConfig(workload=language, norm=Norm.layer, effective_batch=16, accumulation_steps=(2, 4), steps=options.steps)
+    for name, config in {"digits": digits, "a small language model": text}.items():
+        with deterministic(config.precision, torch.device("cpu")):
+            setting = Setting(config, torch.device("cpu"))
+            recipes = {REFERENCE: reference(config), **{one.label: one.recipe for one in standard_candidates(config)}}
+            nulls, stream = null_recipes(config), list(setting.windows())
+            ours = partial(timed, partial(train, setting, recipes, nulls, stream, lambda step, rows: None))
+            bare = partial(timed, partial(bare_loops, setting, {**recipes, **nulls}, stream))
+            _ = ours(), bare()  # what is made once in a process
+            yield row(f"all that a trial measures along a training, {name}", ours, bare, options.rounds)
 
 
 def report(folder: Path, options: argparse.Namespace) -> Iterator[str]:
@@ -150,7 +188,7 @@ def report(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     )
 
 
-BENCHMARKS = {"startup": startup, "watched": watched, "sweep": sweep, "report": report}
+BENCHMARKS = {"startup": startup, "watched": watched, "training": training, "sweep": sweep, "report": report}
 
 
 def main() -> None:
@@ -159,7 +197,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which of them (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=10_000, help="of the report")
-    parser.add_argument("--steps", type=int, default=100, help="of each cell of the sweep")
+    parser.add_argument("--steps", type=int, default=100, help="of each training")
     parser.add_argument("--few", action="store_true", help="2 cells in the sweep, and a small model is watched")
     options = parser.parse_args()
     if sys.platform == "linux":  # PR_SET_CHILD_SUBREAPER: what outlives a command becomes a child of this process

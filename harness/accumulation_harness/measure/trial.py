@@ -158,8 +158,15 @@ def standard_candidates(config: TrialConfig) -> list[Candidate]:
     return [*right, Candidate(PERMUTED, permuted(config, 0))]
 
 
-def _null_recipes(config: TrialConfig) -> dict[str, Recipe]:
-    """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
+def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
+    """The band of L3: permuted full batches, and a full batch that starts from weights moved by one ulp.
+
+    Args:
+        config: The trial.
+
+    Returns:
+        Label -> recipe.
+    """
     nulls = {str(ArmName(NULL, replicate=i)): permuted(config, 1 + i) for i in range(config.nulls)}
     return nulls | {ULP: full_batch(config)}
 
@@ -374,7 +381,7 @@ class Levels:
             self.on_step(step, rows)
             self.clock.phase = phase
 
-        trained = train(self.setting, self.recipes, _null_recipes(config), self.stream[: config.steps], told)
+        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], told)
         self.clock.lap("training")
         self.clock.phase = before
         return trained
