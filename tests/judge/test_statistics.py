@@ -66,7 +66,7 @@ def one_by_one(differences, null):
         scores.append(np.log(np.maximum(nearest, np.finfo(np.float64).eps)))
     rng, p = np.random.default_rng(0), 0.0
     for number in (1_000, 20_000):
-        sums = sum(one[rng.integers(len(one), size=number)] for one in scores)
+        sums = sum(one[rng.integers(len(one), size=number, dtype=np.uint16)] for one in scores)
         p = p if p > 0.2 else float((1 + np.sum(sums >= sum(one[0] for one in scores) - 1e-9)) / (number + 1))
     return p
 

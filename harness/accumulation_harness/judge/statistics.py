@@ -90,7 +90,8 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]]) 
     rng, p = np.random.default_rng(0), 0.0
     for number in (FEW_DRAWN, MOST_ENUMERATED):
         if p <= CLEARLY_NOTHING:
-            sums = sum(row[rng.integers(size, size=number)] for row, size in zip(scores, sizes, strict=True))
+            rows = zip(scores, sizes, strict=True)
+            sums = sum(row.take(rng.integers(size, size=number, dtype=np.uint16)) for row, size in rows)
             p = float((1 + np.sum(sums >= observed - ROUNDING)) / (number + 1))
     return apart, p
 
