@@ -355,9 +355,26 @@ def twice(arm, window):
     return stepped(arm, None, total)
 
 
-def one_small_tensor(arm, window):
-    total = accumulate(arm, window)
+def one_small_tensor(arm):
     arm.model.scale.grad.mul_(1.5)
+
+
+def clip(arm):
+    nn.utils.clip_grad_norm_(arm.model.parameters(), 0.01)
+
+
+def halve(arm):
+    for parameter in arm.model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def after_each(act, arm, window):
+    return stepped(arm, None, accumulate(arm, window, after=act))
+
+
+def after_all(act, arm, window):
+    total = accumulate(arm, window)
+    act(arm)
     return stepped(arm, None, total)
 
 
@@ -370,7 +387,11 @@ def one_small_tensor(arm, window):
         (loop(factor=lambda arm: 5.0), "Signed", "loss_not_divided"),
         (loop(factor=lambda arm: math.nan if arm.windows == 7 else 1.0), "Temperature", "unexplained"),
         (twice, "Temperature", "samples_repeated"),
-        (one_small_tensor, "Temperature", "unexplained"),
+        (partial(after_all, one_small_tensor), "Temperature", "unexplained"),
+        (partial(after_each, clip), "Temperature", "clip_per_micro_batch"),
+        (partial(after_all, clip), "Temperature", "unexplained"),
+        (partial(after_each, halve), "Temperature", "sum_rescaled_in_window"),
+        (partial(after_all, halve), "Temperature", "unexplained"),
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
         (by_halves, "Frozen", ""),

@@ -113,7 +113,7 @@ MEANINGS: dict[Cause, Meaning] = {
     ),
     Cause.gradients_cleared_in_window: Meaning(
         fault="F6",
-        sentence="gradients are cleared inside the window, so only the last micro-batch counts",
+        sentence="gradients are cleared inside the window, so that only what came after counts",
         remedy="`zero_grad` runs before every micro-batch, so only the last one counts. Clear once per window, after the "
         "step and never between the last backward and the step. A gradient buffer of your own is fine if it adds up "
         "every micro-batch.",

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from accumulation_harness.judge.cause import Causes, joined
@@ -109,6 +110,7 @@ class Signature:
     resolution: float = field(default=0.0, metadata=MOST)  # the coarsest to which a gradient could be compared; 0: the gate's
     unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
+    wrong_in_a_run: int = field(default=0, metadata=MOST)  # the same, the most of a run
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
@@ -161,6 +163,11 @@ class Signature:
     def sufficient_alone(self) -> frozenset[Causes]:
         """The causes that reproduce at least one of the wrong windows."""
         return frozenset(causes for errors in self.wrong_windows for causes, error in errors.items() if error <= ALGEBRA_GATE)
+
+    @classmethod
+    def of_run(cls, seen: Sequence[Signature]) -> Signature:
+        """What the probes of a run saw together."""
+        return dataclasses.replace(reduce(cls.merged, seen, cls()), wrong_in_a_run=sum(one.wrong for one in seen))
 
     def merged(self, other: Signature) -> Signature:
         """What was seen here and there, field by field."""

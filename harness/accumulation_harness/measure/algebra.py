@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial, reduce
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class Run:
     @property
     def signature(self) -> Signature:
         """What all probes saw."""
-        return reduce(Signature.merged, self.seen, Signature())
+        return Signature.of_run(self.seen)
 
     @property
     def trajectory_error(self) -> float:
@@ -305,7 +305,7 @@ def _in_format(
     floor = worst(*(worst(one.gradient_error, one.resolution) for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
-        signature = reduce(Signature.merged, (one.above(coarse_gate(floor)) for one in run.seen), Signature())
+        signature = Signature.of_run([one.above(coarse_gate(floor)) for one in run.seen])
         algebra = Algebra(
             gradient_error=run.signature.gradient_error,
             state_error=math.nan,
@@ -351,9 +351,8 @@ def _result(
     Returns:
         The largest errors over the runs, one signature, and the counters that differ.
     """
-    signature = reduce(Signature.merged, (one.signature for one in (run, plain)))
     follows = _oracle(setting)[0] if run.follows_oracle else ()
-    signature = dataclasses.replace(signature, follows=follows, strayed_at=run.strayed_at)
+    signature = dataclasses.replace(run.signature.merged(plain.signature), follows=follows, strayed_at=run.strayed_at)
     drawn_error = 0.0
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]

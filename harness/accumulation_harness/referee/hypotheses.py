@@ -17,11 +17,12 @@ from torch import Tensor
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.referee.gradients import decompose, relative_distance
-from accumulation_harness.referee.oracle import Parts, clipped, summed
+from accumulation_harness.referee.oracle import CLIP_EPSILON, Parts, clipped, summed
 
 MISCOUNTED = (
     0.25  # of the window's loss terms, by how many another number of them may be off: beyond it, factors look like counts
 )
+RESCALED = 1e-3  # relative, by what a sum is multiplied in each micro-batch at least
 Hypothesis = tuple[Cause, Tensor]  # (cause, gradient [P] that would have been consumed)
 
 
@@ -109,22 +110,29 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
-    """Yield hypotheses of miscounting: a wrong divisor, or micro-batches that count several times.
+    """Yield hypotheses with a number that is read from the gradient: a count, a divisor, a limit of clipping, a factor.
 
     Args:
         facts: The window.
-        consumed: [P] the gradient that the optimizer received, from which whole numbers are estimated.
+        consumed: [P] the gradient that the optimizer received, from which the number is estimated.
 
     Yields:
         A cause, and the gradient [P] that it predicts.
     """
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
-    times = [round(weight / len(shares)) if math.isfinite(weight) else 0 for weight in decompose(consumed, shares).weights]
+    weights = [weight / len(shares) for weight in decompose(consumed, shares).weights]
+    times = [round(weight) if math.isfinite(weight) else 0 for weight in weights]
     repeated, lost = min(times) == 1 < max(times), min(times) == 0 < max(times) == 1
     if facts.max_norm is None and (repeated or lost):
         cause = Cause.samples_repeated if repeated else Cause.micro_batches_lost
         yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
+    if facts.max_norm is None:
+        yield from ((Cause.clip_per_micro_batch, gradient) for gradient in _clipped_somewhere(shares, weights, consumed))
+        ratio = weights[0] / weights[1] if min(weights) > 0 else 1.0
+        if len(weights) > 2 and not math.isclose(ratio, 1.0, rel_tol=RESCALED):  # two have always a ratio
+            powers = [weights[-1] * ratio**k for k in reversed(range(len(shares)))]
+            yield Cause.sum_rescaled_in_window, summed(share * power for share, power in zip(shares, powers, strict=True))
     product = float(consumed @ right)
     if facts.max_norm is None and product > 0 and float(total).is_integer():
         divisor = round(total * float(right @ right) / product)
@@ -202,20 +210,11 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
     Yields:
         A cause and [P] float64.
     """
-    shares = facts.parts.shares
-    right, num = summed(shares), facts.configured_steps
-    for scale in (1.0, facts.loss_scale):
-        running = torch.zeros_like(right)
-        for share in shares:
-            running = clipped(running + scale * share, max_norm)
-        yield Cause.clip_per_micro_batch, running / scale
-        yield Cause.clip_per_micro_batch, clipped(running / scale, max_norm)
-    each = summed([clipped(share, max_norm) for share in shares])
-    yield Cause.clip_per_micro_batch, each
-    yield Cause.clip_per_micro_batch, clipped(each, max_norm)
-    for k in range(1, len(shares)):
-        early, late = summed(shares[:k]), summed(shares[k:])
-        yield Cause.clip_per_micro_batch, clipped(clipped(early, max_norm) + late, max_norm)
+    shares, num = facts.parts.shares, facts.configured_steps
+    right = summed(shares)
+    for gradient in _clipped_within(shares, max_norm, facts.loss_scale):
+        yield Cause.clip_per_micro_batch, gradient
+        yield Cause.clip_per_micro_batch, clipped(gradient, max_norm)
     means = summed(facts.parts.parts)
     undivided = summed([clipped(part, max_norm) for part in facts.parts.parts])
     yield Cause.clip_before_unscale, clipped(right * num, max_norm)
@@ -224,6 +223,52 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
         yield Cause.clip_before_unscale, clipped(means, max_norm) / divisor
     for factor in (facts.loss_scale, num, len(shares), sum(facts.parts.terms)):
         yield Cause.clip_before_unscale, clipped(right * factor, max_norm) / factor
+
+
+def _clipped_within(shares: Sequence[Tensor], max_norm: float, loss_scale: float = 1.0) -> Iterator[Tensor]:
+    """Predict the gradient when its sum is clipped after every backward, each micro-batch is, or the first ones are.
+
+    Args:
+        shares: [P] rightful contribution of each micro-batch.
+        max_norm: The L2 norm to clip to.
+        loss_scale: Of the scaler; 1 without one.
+
+    Yields:
+        [P] float64.
+    """
+    for scale in (1.0, loss_scale):
+        yield clipped(_running(shares, max_norm, scale), max_norm) / scale
+    yield summed([clipped(share, max_norm) for share in shares])
+    for k in range(1, len(shares)):
+        yield clipped(summed(shares[:k]), max_norm) + summed(shares[k:])
+
+
+def _running(shares: Sequence[Tensor], max_norm: float, scale: float = 1.0) -> Tensor:
+    """[P] the sum that is clipped after every backward but the last."""
+    running = torch.zeros_like(shares[0])
+    for share in shares:
+        running = clipped(running, max_norm) + scale * share
+    return running
+
+
+def _clipped_somewhere(shares: Sequence[Tensor], weights: Sequence[float], consumed: Tensor) -> Iterator[Tensor]:
+    """`_clipped_within` a limit that the trial does not know: the length of what is longest, or of the sum.
+
+    Args:
+        shares: [P] rightful contribution of each micro-batch.
+        weights: With which each is in `consumed`, 1 where it is right.
+        consumed: [P] the gradient that the optimizer received.
+
+    Yields:
+        [P] float64.
+    """
+    lengths = [float(torch.linalg.vector_norm(share)) for share in shares]
+    length = last = float(torch.linalg.vector_norm(consumed))
+    for _ in range(3):  # what is clipped is shorter than the limit by the epsilon, relative to what it was
+        last = length * (1 + CLIP_EPSILON / float(torch.linalg.vector_norm(_running(shares, last))))
+    for limit in (last, max(weight * (own + CLIP_EPSILON) for weight, own in zip(weights, lengths, strict=True))):
+        if sum(own > limit for own in lengths) > 1:  # one alone may have any weight
+            yield from _clipped_within(shares, limit)
 
 
 def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:

@@ -20,6 +20,7 @@ from accumulation_harness.system import pytree
 from accumulation_harness.workloads import Batch, Workload
 
 CARRIED = "attributes_that_forwards_move"
+CLIP_EPSILON = 1e-6  # of `torch.nn.utils.clip_grad_norm_`
 LEAST_AT_ONCE = 2**22  # elements of all parts that may lie in memory together, however small the model
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
 
@@ -70,7 +71,7 @@ def _carried(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
-    """Clip a gradient by its norm as PyTorch does, g * min(1, max_norm / (||g|| + 1e-6)).
+    """Clip a gradient by its norm as PyTorch does, g * min(1, max_norm / (||g|| + CLIP_EPSILON)).
 
     Args:
         gradient: [P] g.
@@ -81,7 +82,7 @@ def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
     """
     if max_norm is None:
         return gradient
-    return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
+    return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + CLIP_EPSILON), max=1.0)
 
 
 def no_clipping(max_norm: float | None) -> float | None:
