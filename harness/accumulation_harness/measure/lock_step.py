@@ -498,27 +498,17 @@ class LockStep:
         Returns:
             Label -> what the step shows.
         """
-        arms, seed = self.arms, self._seed(self.steps)
-        device = arms[REFERENCE].device
-        window = arms[REFERENCE].workload.batch(ids)
-        consumed, errors = None, {}
-        rates = {label: learning_rates(arm.optimizer)[0] for label, arm in arms.items()}
+        window = self.arms[REFERENCE].workload.batch(ids)
+        rates = {label: learning_rates(arm.optimizer)[0] for label, arm in self.arms.items()}
         scales = {label: scale.present for label, scale in self.loss_scales.items()}
-        with kept_randomness(device):
-            for label, arm in arms.items():
-                watch = self.watches[label]
+        consumed, errors = None, {}
+        with kept_randomness(self.arms[REFERENCE].device):
+            for label, watch in self.watches.items():
                 with nullcontext() if around is None else around(label):
-                    watch.start_window(consumed)
                     expected = exact(label) if exact is not None else None
-                    watch.keeps = gradients != "compared" or expected is not None
-                    start_randomness(seed, device)
-                    watch.loss = take_step(arm, window)
-                    watch.end_window()
+                    self._take(label, window, consumed, keeps=gradients != "compared" or expected is not None)
                     if watch.taken is not None and watch.steps_in_window:
                         rates[label] = watch.taken.rates[0]
-                    self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
-                    if watch.compares:
-                        self._count(label, window)
                     if label == REFERENCE and gradients != "alone":
                         consumed = watch.consumed
                         watch.moments = None if consumed is None else moments_of(consumed, consumed)
@@ -530,19 +520,12 @@ class LockStep:
                         watch.gradient = None
                     if watch.last_forward is not None:
                         watch.last_forward = self.offload.put(watch.last_forward)
-                    self.offload.settle(tensors_of(arm))
+                    self.offload.settle(tensors_of(self.arms[label]))
                 if watch.gradient is not None:
                     watch.gradient = self.offload.put(watch.gradient) if gradients == "kept" else None
         self.steps += 1
-        weights = [watch.parameters for watch in self.watches.values()]
-        distances = self._distances(weights)
-        moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
-        seen = [distances, torch.stack([watch.loss for watch in self.watches.values()]), *moments.values()]
-        self.movement, *values = torch.cat(seen).tolist()
-        num, rest = len(arms), iter(values[2 * len(arms) :])
         records = {}
-        for label, distance, loss in zip(arms, values[:num], values[num:], strict=False):
-            four = [next(rest) for _ in range(4)] if label in moments else [math.nan] * 4
+        for label, (distance, loss, *four) in self._seen().items():
             own = comparison(four)
             records[label] = StepRecord(
                 loss=loss,
@@ -553,10 +536,32 @@ class LockStep:
                 scale=own.scale,
                 cosine=own.cosine,
                 learning_rate=rates[label],
-                loss_scale=scales[label] if arms[label].scaler.is_enabled() else None,
+                loss_scale=scales[label] if self.arms[label].scaler.is_enabled() else None,
                 gradient_error=None if exact is None else errors.get(label, math.nan),
             )
         return records
+
+    def _take(self, label: str, window: Batch, reference: Elements | None, *, keeps: bool) -> None:
+        """Take an arm's step, with its watch looking on; what it consumes is compared with `reference`, where there is one."""
+        arm, watch = self.arms[label], self.watches[label]
+        watch.start_window(reference)
+        watch.keeps = keeps
+        start_randomness(self._seed(self.steps), arm.device)
+        watch.loss = take_step(arm, window)
+        watch.end_window()
+        self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
+        if watch.compares:
+            self._count(label, window)
+
+    def _seen(self) -> dict[str, list[float]]:
+        """Label -> distance of the weights, loss and the four moments of the gradient, NaN where there are none: one transfer."""
+        distances = self._distances([watch.parameters for watch in self.watches.values()])
+        moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
+        losses = torch.stack([watch.loss for watch in self.watches.values()])
+        self.movement, *values = torch.cat([distances, losses, *moments.values()]).tolist()
+        num, rest = len(self.arms), iter(values[2 * len(self.arms) :])
+        four = {label: list(islice(rest, 4)) for label in moments}
+        return {label: [values[k], values[num + k], *four.get(label, [math.nan] * 4)] for k, label in enumerate(self.arms)}
 
     def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""

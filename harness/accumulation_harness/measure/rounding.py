@@ -70,67 +70,97 @@ def measure(
     config = setting.config
     if setting.not_float64:  # there is nothing to measure it by
         return {label: Rounding() for label in recipes if label != REFERENCE}
-    referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
-    state, window = setting.offload.put_all(snapshot(referee.model)), setting.exact.batch(ids)
-    exact = setting.offload.put(referee.gradient(state, window))
-    setting.offload.release()
-    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm)
-    lock = LockStep(arms, config.seed, offload=setting.offload)
-    # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
-    inside = [WHOLE, *inside_causes(setting).values()][-1]
-    natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
-    apart, zeros = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan)), dict.fromkeys(recipes, math.nan)
-    places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
-    errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in places} for label in recipes}
+    orders = Orders(setting, recipes, ids)
+    orders.step(ids, orders.as_they_are)
+    generator = setting.generator(PERMUTATION_STREAM)
+    for done in range(1, config.permutations + 1):
+        orders.step(ids[torch.randperm(len(ids), generator=generator)], orders.permuted)
+        alpha = spent(done, config.permutations, early)
+        if alpha is None:
+            continue
+        found = {label: orders.rounding(label, done, alpha) for label in recipes if label != REFERENCE}
+        if all(_is_decided(own, config) for own in found.values()):
+            break
+    return found
 
-    def in_order(label: str, gradient: Tensor) -> None:
-        """What the rows as they are say of an arm."""
-        sizes = recipes[label].split(len(window))
-        # Without such parts the window's gradient is every arm's.
-        own = exact if inside == WHOLE else referee.within(state, window, sizes, inside)[1]
-        natural[label], zeros[label] = compare(gradient, exact), _zero_share(gradient, own)
-        rows = referee.parts_by_rows(state, window, sizes)
-        apart[label] = decompose_rows((gradient[place], parts) for place, parts in rows)
 
-    def permuted(label: str, gradient: Tensor) -> None:
-        for name, of_place in errors[label].items():
-            of_place.append(relative_distance(gradient, exact, places=places[name]))
+class Orders:
+    """The gradients that arms consume of one window at the initial weights, in one order of its rows after the other."""
 
-    def step(ids: Tensor, look: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> None:
+        self.setting, self.recipes, self.window = setting, recipes, setting.exact.batch(ids)
+        self.referee = setting.referee(dropout=False)
+        self.state = setting.offload.put_all(snapshot(self.referee.model))
+        self.exact = setting.offload.put(self.referee.gradient(self.state, self.window))
+        setting.offload.release()
+        arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=no_clipping(setting.config.clip_norm))
+        self.lock = LockStep(arms, setting.config.seed, offload=setting.offload)
+        # Beside what its micro-batches compute exactly: under BatchNorm a small one has other dead units than the window.
+        self.inside = [WHOLE, *inside_causes(setting).values()][-1]
+        self.natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
+        self.apart, self.zeros = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan)), dict.fromkeys(recipes, math.nan)
+        self.places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
+        self.errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in self.places} for label in recipes}
+
+    def step(self, ids: Tensor, look: Callable[[str, Tensor], None]) -> None:
         """Take the window at the initial weights, and look at what each optimizer consumes before the next arm is at work."""
 
         @contextmanager
         def around(label: str) -> Iterator[None]:
             yield
-            watch = lock.watches[label]
+            watch = self.lock.watches[label]
             if watch.gradient is not None:
                 look(label, watch.gradient)
             watch.gradient = None
-            restore(arms[label].model, state)  # not every optimizer knows a rate of zero
-            setting.offload.release()
+            restore(self.lock.arms[label].model, self.state)  # not every optimizer knows a rate of zero
+            self.setting.offload.release()
 
-        lock.step(ids, gradients="alone", around=around)
+        self.lock.step(ids, gradients="alone", around=around)
 
-    step(ids, in_order)
-    generator = setting.generator(PERMUTATION_STREAM)
-    for done in range(1, config.permutations + 1):
-        step(ids[torch.randperm(len(ids), generator=generator)], permuted)
-        alpha = spent(done, config.permutations, early)
-        if alpha is None:
-            continue
-        found = {
-            label: dataclasses.replace(
-                _rounding(config.precision, done, alpha, natural[label], apart[label], errors[label], errors[REFERENCE]),
-                dimensions=len(exact),
-                zeros=zeros[label],
-                full_zeros=zeros[REFERENCE],
+    def as_they_are(self, label: str, gradient: Tensor) -> None:
+        """What the rows as they are say of an arm."""
+        sizes = self.recipes[label].split(len(self.window))
+        # Without such parts the window's gradient is every arm's.
+        is_whole = self.inside == WHOLE
+        own = self.exact if is_whole else self.referee.within(self.state, self.window, sizes, self.inside)[1]
+        self.natural[label], self.zeros[label] = compare(gradient, self.exact), _zero_share(gradient, own)
+        rows = self.referee.parts_by_rows(self.state, self.window, sizes)
+        self.apart[label] = decompose_rows((gradient[place], parts) for place, parts in rows)
+
+    def permuted(self, label: str, gradient: Tensor) -> None:
+        """The error of each parameter group in another order."""
+        for name, of_place in self.errors[label].items():
+            of_place.append(relative_distance(gradient, self.exact, places=self.places[name]))
+
+    def rounding(self, label: str, done: int, alpha: float) -> Rounding:
+        """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
+        precision = self.setting.config.precision
+
+        def part(own: list[float], full: list[float]) -> Part:
+            found = Part(
+                full_error=statistics.median(full) if full else math.nan, arm_error=statistics.median(own) if own else math.nan
             )
-            for label in recipes
-            if label != REFERENCE
-        }
-        if all(_is_decided(own, config) for own in found.values()):
-            break
-    return found
+            if not (own and found.full_error > 0) or precision == Precision.float64:
+                return found
+            low, high = ratio_limits(own, full, alpha)
+            return dataclasses.replace(found, ratio=found.arm_error / found.full_error, low=low, high=high)
+
+        errors, full_errors = self.errors[label], self.errors[REFERENCE]
+        parts = {name: part(own, full_errors[name]) for name, own in errors.items()}
+        whole, full, natural = parts.pop(WHOLE_MODEL), full_errors[WHOLE_MODEL], self.natural[label]
+        return Rounding(
+            **vars(whole),
+            groups=parts,
+            rank_p=math.nan if math.isnan(whole.ratio) else permutation_rank(natural.distance, full),
+            permutations=done,
+            scale=natural.scale,
+            cosine=natural.cosine,
+            **vars(self.apart[label]),
+            skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full),
+            dimensions=len(self.exact),
+            zeros=self.zeros[label],
+            full_zeros=self.zeros[REFERENCE],
+        )
 
 
 def _is_decided(own: Rounding, config: TrialConfig) -> bool:
@@ -194,37 +224,3 @@ def _zero_share(gradient: Tensor, exact: Tensor) -> float:
     if not bool(exact.count_nonzero()):
         return math.nan
     return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
-
-
-def _rounding(
-    precision: Precision,
-    done: int,
-    alpha: float,
-    natural: Comparison,
-    apart: Decomposition,
-    errors: Mapping[str, list[float]],
-    full_errors: Mapping[str, list[float]],
-) -> Rounding:
-    """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
-
-    def part(own: list[float], full: list[float]) -> Part:
-        found = Part(
-            full_error=statistics.median(full) if full else math.nan, arm_error=statistics.median(own) if own else math.nan
-        )
-        if not (own and found.full_error > 0) or precision == Precision.float64:
-            return found
-        low, high = ratio_limits(own, full, alpha)
-        return dataclasses.replace(found, ratio=found.arm_error / found.full_error, low=low, high=high)
-
-    parts = {name: part(own, full_errors[name]) for name, own in errors.items()}
-    whole, full = parts.pop(WHOLE_MODEL), full_errors[WHOLE_MODEL]
-    return Rounding(
-        **vars(whole),
-        groups=parts,
-        rank_p=math.nan if math.isnan(whole.ratio) else permutation_rank(natural.distance, full),
-        permutations=done,
-        scale=natural.scale,
-        cosine=natural.cosine,
-        **vars(apart),
-        skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full),
-    )
