@@ -7,6 +7,7 @@ squares of what each step consumed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -27,7 +28,6 @@ from accumulation_harness.experiments.shared.measuring import (
     take_step,
 )
 from accumulation_harness.measure.optimizer_state import optimizer_state
-from accumulation_harness.measure.rounding import zero_lr
 
 SQUARED = "exp_avg_sq"
 
@@ -60,7 +60,7 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
     Yields:
         A row for each micro-batch and entry of the state.
     """
-    arm = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=zero_lr(optimizer))
+    arm = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=dataclasses.replace(optimizer, lr=0.0))
     referee, start = setting.referee(), snapshot(arm.model)
     consumed: list[list[Tensor]] = []  # what the micro-batches of each window put into a step
     sizes: list[int] = []

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.config import Precision, TrialConfig
 from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from accumulation_harness.judge.resampling import permutation_rank
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
@@ -36,18 +36,6 @@ DEPENDS_ON = (
 )  # fmt: skip
 # Arms that are not ours may look at them.
 OTHERS_DEPEND_ON = ("faults", "methods", "optimizer", "schedule", "clip_norm", "ema_decay")
-
-
-def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
-    """Return the settings of an optimizer with a learning rate of 0, so that its state changes and the weights do not.
-
-    Args:
-        optimizer: The settings; groups and state stay those of the trial, because a hand-written loop may read them.
-
-    Returns:
-        The settings with lr = 0.
-    """
-    return dataclasses.replace(optimizer, lr=0.0)
 
 
 def measure(
