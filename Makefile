@@ -77,6 +77,7 @@ check: $(VENV)/.ready  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks/run.py benchmarks/gpu.py benchmarks/gpu_stages.py
 
 format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

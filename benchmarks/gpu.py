@@ -36,7 +36,8 @@ def run_stage(name: str, device: str, work: Path, seconds: float) -> None:
     code, begun = 1, -1
     while code != 0 and (left := end - time.monotonic()) > 1 and begun < (begun := len(rows_of(work, name, "begun"))):
         arguments = ("--device", device, "--out", work, "--seconds", f"{left:.1f}")
-        command = [sys.executable, "-X", "faulthandler", Path(__file__).with_name("gpu_stages.py"), name, *arguments]
+        program = Path(__file__).with_name("gpu_stages.py")
+        command = [sys.executable, "-X", "faulthandler", *map(str, (program, name, *arguments))]
         with (work / f"{name}.log").open("a") as log:
             child = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

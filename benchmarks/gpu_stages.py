@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -295,8 +295,8 @@ def small_loop(
 
 def in_a_graph(model: nn.Module, sample: Tensor) -> nn.Module:
     """With the forward and backward captured for the sample's shape."""
-    graphed: nn.Module = torch.cuda.make_graphed_callables(model, (sample,))
-    return graphed
+    graphed: Any = torch.cuda.make_graphed_callables(model, (sample,))
+    return cast(nn.Module, graphed)
 
 
 def with_own_gradients(model: nn.Module, sample: Tensor) -> nn.Module:
@@ -394,7 +394,7 @@ def agrees_with_the_cpu(here: Here) -> Iterator[Found]:
     for one, entered in ((config, here.entered()), (replace(config, device=Device.cpu), contextlib.nullcontext())):
         losses.append([])
         with entered:
-            run_trial(one, lambda step, rows: losses[-1].append(rows[1]["loss"]))  # type: ignore[arg-type]
+            run_trial(one, lambda step, rows: losses[-1].append(rows[1]["loss"]))
     off = max(abs(a / b - 1) for a, b in zip(*losses, strict=True))
     yield {"what": "CPU and CUDA agree in float64", "holds": off < 1e-10, "number": f"losses at most {off:.1e} apart"}
 
@@ -459,7 +459,8 @@ def gpt2(here: Here) -> nn.Module:
     tiny: dict[str, Any] = dict(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0)
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **({} if here.is_card else tiny))
     torch.manual_seed(0)
-    return GPT2LMHeadModel(config).to(here.device).train()  # type: ignore[arg-type]
+    model: Any = GPT2LMHeadModel(config)
+    return cast(nn.Module, model.to(here.device).train())
 
 
 def large(
@@ -468,11 +469,12 @@ def large(
     """AdamW, and the loop that everybody writes."""
     torch.manual_seed(0)
     shape = windows, batch_size * accumulation_steps, 512 if here.is_card else 8
-    rows = torch.randint(gpt2(here).config.vocab_size, shape).to(here.device)  # type: ignore[union-attr]
+    full: Any = gpt2(here)
+    rows = torch.randint(full.config.vocab_size, shape).to(here.device)
     device = accelerator.module(here.device)
     before = device.memory_allocated(here.device)
     device.reset_peak_memory_stats(here.device)
-    model = copy.deepcopy(gpt2(here))
+    model = copy.deepcopy(full)
     optimizer, seconds = torch.optim.AdamW(model.parameters(), lr=1e-4), []
     with watch(model, optimizer, tell=None) if is_watched else contextlib.nullcontext() as seen:
         for window in rows:
@@ -598,6 +600,10 @@ def costs(name: str, here: Here) -> Iterator[Found]:
 
 CLAIMS = (rounding_by_shape, same_bits, captured, static_buffers, scaler, one_wait, masks, agrees_with_the_cpu, compiled)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=2)
+PLANNED: dict[str, dict[str, Any]] = {
+    "resnet": {"workload": RESNET, "norm": Norm.group},
+    "text": {"workload": TEXT, "norm": Norm.layer},
+}
 STAGES: dict[str, dict[str, Callable[[Here], Iterator[Found]]]] = {
     "machine": {"versions": versions, "products": products},
     "claims": {claim.__name__: claim for claim in CLAIMS},
@@ -605,10 +611,7 @@ STAGES: dict[str, dict[str, Callable[[Here], Iterator[Found]]]] = {
     "large": {"watched": watched, "audited": audited},
     "planner": {
         f"{name}_{precision}": partial(planner, precision=precision, optimizer=ADAM, **settings)
-        for (name, settings), precision in itertools.product(
-            {"resnet": {"workload": RESNET, "norm": Norm.group}, "text": {"workload": TEXT, "norm": Norm.layer}}.items(),
-            (Precision.float32, Precision.bfloat16),
-        )
+        for (name, settings), precision in itertools.product(PLANNED.items(), (Precision.float32, Precision.bfloat16))
     },
     "cost": {name: partial(costs, name) for name in ("watched", "sweep", "startup")},
 }

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +171,7 @@ def training(folder: Path, options: argparse.Namespace) -> Iterator[str]:
 
 def report(folder: Path, options: argparse.Namespace) -> Iterator[str]:
     """The first report of many stored trials, copies of one real trial, beside what no report can do without."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     record = studies.run(TrialConfig(experiment="equivalence", steps=30), lambda step, found: rows.extend(found))
     kinds = [(norm, precision) for norm in (Norm.none, Norm.layer) for precision in Precision]
     for number in range(options.trials):
