@@ -49,7 +49,10 @@ class BatchNorm:
 @pytest.fixture
 def libraries(monkeypatch):
     """Stand-ins of JAX, which has traced nothing, and of Haiku."""
-    drawing = {"bernoulli": lambda key, p, shape: np.random.default_rng(key).random(shape) < p}
+    drawing = {
+        "bernoulli": lambda key, p, shape: np.random.default_rng(key).random(shape) < p,
+        "normal": lambda key, shape: np.random.default_rng(key).normal(size=shape),
+    }
     for name, holds in {"jax.random": drawing, "jax": {"clear_caches": list}, "haiku": {"BatchNorm": BatchNorm}}.items():
         module = ModuleType(name)
         vars(module).update(holds)
@@ -81,6 +84,7 @@ def least_squares(fault, given, adam=True):
             parts = []
             for k, first in enumerate(range(start, start + size, batch_size)):
                 first = start if fault == "same rows" else first
+                first = (first + batch_size) % 48 if fault == "next rows" and accumulation_steps > 1 else first
                 x = np.c_[X, np.ones(48, dtype=np.float32)][first : first + batch_size]
                 if fault in ("dropout", "pairs"):  # or one mask for all rows
                     key, shape = (first, x.shape) if fault == "dropout" else (0, 13)
@@ -92,19 +96,28 @@ def least_squares(fault, given, adam=True):
                 zero = fault == "zero" and accumulation_steps > 1 and k in (1, 2)
                 parts.append(x.T @ residuals * (1 - zero) / np.float32(batch_size if fault == "undivided" else size))
                 parts[-1] += (fault == "second term") * accumulation_steps * x.T @ np.sign(residuals) / 48
+                now = {"layer": {"w": weights[:12]}, "rest": [weights[12:]]}  # noqa: F841
                 give(contribution=parts[-1])
+                if fault in ("inside", "decayed inside"):
+                    weights = np.float32(0.999) * weights if fault == "decayed inside" else weights - np.float32(0.01) * parts[-1]
             kept = parts if len(parts) == 1 or fault != "lost" else [parts[0], parts[-1]]
+            kept = [parts[0], *parts] if len(parts) > 1 and fault == "added again" else kept
             gradient = np.zeros(13)
-            for part in kept:
+            for k, part in enumerate(kept):
                 gradient = gradient + part / (accumulation_steps if fault == "divided again" else 1)
+                gradient = gradient / (2 if k and fault == "halved" else 1)
+                gradient = gradient + sys.modules["jax.random"].normal(start + k, 13) if fault == "noise" else gradient
                 gradient *= min(1.0, 0.1 / np.linalg.norm(gradient)) if fault == "sum clipped" else 1
             if fault == "clipped unseen":
                 gradient = gradient * accumulation_steps * min(1.0, 4.0 / np.linalg.norm(gradient * accumulation_steps))
+            grid = np.abs(gradient).max() / 127
+            gradient = grid * np.rint(gradient / grid) if fault == "eight bits" and accumulation_steps > 1 else gradient
             give(gradient=gradient)
             for _ in range(accumulation_steps if fault == "averaged too often" else 1):
                 average = 0.9 * average + 0.1 * weights
-            mean = 0.9 * mean + 0.1 * gradient
-            for part in parts if fault == "squared too often" else [gradient]:
+            for part in parts if fault == "both too often" else [gradient]:
+                mean = 0.9 * mean + 0.1 * part
+            for part in parts if fault in ("squared too often", "both too often") else [gradient]:
                 square = 0.99 * square + 0.01 * part**2
             rate = 0.01 * np.exp((1 - step * (accumulation_steps if fault == "early" else 1)) / 50)
             rate *= accumulation_steps if fault == "scaled" else 1
@@ -139,14 +152,22 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("batch norm", ALL, "batch_statistics", "batch statistics off"),
         ("pairs", ALL, "non_separable_loss", "on the rows beside it"),
         ("kept", ALL, "stateful_forward", "something is kept"),
+        ("added again", ALL, "samples_repeated", "number 1 counted 2 times"),
+        ("halved", ALL, "sum_rescaled_in_window", "divided by 2 again and again"),
+        ("noise", ALL, "stochastic_layers", "one number for every random draw"),
+        ("eight bits", ALL, "low_precision_accumulator", "held in int8"),
+        ("next rows", ALL, "window_misplaced", "in places 2, 3, 4"),
+        ("inside", ALL, "step_every_micro_batch", "against the micro-batch's gradient"),
+        ("decayed inside", ALL, "weight_decay_per_micro_batch", "shrink 3 times"),
         ("sum clipped", ALL, "clip_per_micro_batch", "the sum so far is clipped"),
         ("decayed too often", ALL, "weight_decay_per_micro_batch", ""),
         ("decayed too often", GRADIENTS, "weight_decay_per_micro_batch", ""),
         ("early", ALL, "schedule_per_micro_batch", "the learning-rate schedule advances per micro-batch"),
         ("counted too often", ALL, "optimizer_state_per_micro_batch", "corrects its moments"),
         ("squared too often", ALL, "optimizer_state_per_micro_batch", "`square`"),
+        ("both too often", ALL, "optimizer_state_per_micro_batch", "given each micro-batch's gradient"),
         ("clipped unseen", GRADIENTS, "unexplained", "clipped to a norm of 4"),
-        ("scaled", ALL, "unexplained", "the learning rate is 4 times that of N=1 in every step"),
+        ("scaled", ALL, "schedule_per_micro_batch", "the learning rate is 4 times that of N=1 in every step"),
         ("averaged too often", GRADIENTS, "ema_per_micro_batch", "`average`"),
     ],
 )

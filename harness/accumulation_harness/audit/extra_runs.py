@@ -157,6 +157,8 @@ class ExtraRuns:
             judged = self._without_layers(judged)
         if judged.open and (judged.is_handed or any(step.without_terms or not step.backwards for step in judged.off)):
             judged = self._one_by_one(judged)
+        if judged.open and judged.is_handed:
+            judged = self._at_another_n(judged)
         if not (judged.settled or judged.is_handed):
             judged = self._placed(judged)
         if any(f.kind == "schedule" and f.cause is Cause.unexplained for f in judged.found):
@@ -331,6 +333,21 @@ class ExtraRuns:
         pairs = [pair for own, left in zip(every, other, strict=False) for pair in zip(own[1:], left[1:], strict=False)]
         leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in pairs)
         return judged.learning(lambda *_: {"leaves": leaves})
+
+    def _at_another_n(self, judged: Judged) -> Judged:
+        """With the gradients of another number of micro-batches: by how much a term is off goes by it."""
+        size = self.runs.batch_size
+        other = next((k for k in range(2, size) if size % k == 0 and k != self.n), 0)
+        run = self.runs.candidate(other, self.family.options, _following(self.family.reference)) if other else None
+        if run is None or len(run.tracks) != len(judged.compared) or judged.said:
+            return judged
+        every = [[step.unclipped for step in effective(track)] for track in run.tracks]
+
+        def of(step: StepFacts, each: Sequence[Vector]) -> dict[str, Any]:
+            own = each[step.step] if step.step < len(each) else None
+            return {"at_other": (other, own)} if own is not None and own.shape == step.a.shape else {}
+
+        return judged.learning(lambda place, step: of(step, every[place]))
 
     def _paced(self, judged: Judged) -> Judged:
         """With the learning rates of N=1 at as many steps as there are micro-batches."""

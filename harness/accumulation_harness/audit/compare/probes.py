@@ -99,6 +99,7 @@ class Probe:
     is_average: bool = False  # whether all of it that moves otherwise than at N=1 are averages or copies of the weights
     agrees_when_held: bool = False  # the difference is gone then
     alone: tuple[Vector, ...] = ()  # [P] what each micro-batch gives on its own, at N=1
+    at_other: tuple[int, Vector] | None = None  # another number of micro-batches, and the gradient [P] that they give
     leaves: bool = False  # a micro-batch gives something else where the window's first one met other weights
     draws_count: bool = True  # whether other random numbers give another gradient at N=1, as far as that is known
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well

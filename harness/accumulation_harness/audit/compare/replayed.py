@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -16,6 +17,7 @@ FEWEST = 4  # elements that make up two directions by chance
 SETTINGS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.9, 0.98), (0.95, 0.95), (0.5, 0.999))  # shares kept of moments
 KEPT = (0.9, 0.95, 0.99, 0.8)
 Rule = Callable[[Sequence[Vector]], Iterator[Vector]]
+Fed = Callable[[Step], Sequence[Vector]]
 
 
 def _momentum(gradients: Sequence[Vector], kept: float, *, ahead: bool = False) -> Iterator[Vector]:
@@ -67,6 +69,34 @@ def rates(steps: Sequence[Step], among: Iterable[int] = range(len(RULES))) -> di
     return {k: found for k in among if (found := _along(RULES[k], steps))}
 
 
+def fed(steps: Sequence[Step], among: Iterable[int], n: int) -> str:
+    """Find what rules were given in a window, where what they make of its gradient is not how far it moves.
+
+    Args:
+        steps: Those of one optimizer from its first on, with the gradients that it took and what micro-batches gave.
+        among: Places of the rules that fit the reference.
+        n: Number of micro-batches.
+
+    Returns:
+        `each`: the gradient of each micro-batch; `again`: that of the window n times, or twice; empty where neither fits.
+    """
+    for k in among:
+        every: Iterable[Fed] = (partial(_times, count=count) for count in {2, n})
+        if any(_along(RULES[k], steps, given) for given in every):
+            return "again"
+        if any(_along(RULES[k], steps, _each, added=added) for added in (True, False)[: 1 + (k > 0)]):
+            return "each"
+    return ""
+
+
+def _times(step: Step, count: int = 1) -> Sequence[Vector]:
+    return (step.gradient,) * count
+
+
+def _each(step: Step) -> Sequence[Vector]:
+    return [b.contribution for b in step.backwards if b.contribution is not None]
+
+
 def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:
     """By what a rule's updates are longer where its moments are corrected for n times as many steps as were taken.
 
@@ -86,16 +116,20 @@ def ahead(rule: int, n: int, steps: int) -> tuple[float, ...]:
     return tuple((of_count[0] / of_count[1]).tolist())
 
 
-def _along(rule: Rule, steps: Sequence[Step]) -> tuple[float, ...]:
-    gradients = [step.gradient for step in steps]
-    if not gradients or any(g.shape != gradients[0].shape or not np.isfinite(g).all() for g in gradients):
+def _along(rule: Rule, steps: Sequence[Step], given: Fed = _times, *, added: bool = True) -> tuple[float, ...]:
+    """`added`: whether a step makes all the updates of its window, or the last one."""
+    each = [given(step) for step in steps]
+    gradients = [g for its in each for g in its]
+    if not all(each) or not gradients or any(g.shape != gradients[0].shape or not np.isfinite(g).all() for g in gradients):
         return ()
     keep = np.all([np.abs(g) > SMALL * np.sqrt(np.mean(g * g)) for g in gradients], axis=0)
     if np.count_nonzero(keep) < FEWEST:
         return ()
     found = []
-    for step, direction in zip(steps, rule([g[keep] for g in gradients]), strict=True):
-        moved = step.movement[keep]
+    directions = rule([g[keep] for g in gradients])
+    for step, its in zip(steps, each, strict=True):
+        made = [*islice(directions, len(its))]
+        moved, direction = step.movement[keep], np.sum(made if added else made[-1:], axis=0)
         fit = weighted_sum(moved, [-direction, -step.before[keep]]) if moved.any() else None
         if fit is not None and not fit.residual <= FOLLOWS:
             return ()

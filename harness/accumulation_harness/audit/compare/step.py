@@ -12,12 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 
 from accumulation_harness.audit.compare.probes import Probe
 from accumulation_harness.audit.compare.sums import (
+    SAME_NORM,
     Format,
     by_forward,
     by_rank,
@@ -46,6 +48,7 @@ FEWEST = 4  # elements below which two directions are alike by chance
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
 UNPROBED = Probe()
+DESCENT = 0.3  # cosine of a movement and a gradient, turned around, above which one is no chance: Adam's are at 0.6 to 0.8
 NO_WEIGHT = 1e-2  # below which a weight that is known so well is 0
 
 
@@ -300,13 +303,17 @@ class StepFacts:
         return clamped_parts(self.a, self.given_parts) if known else math.inf
 
     @cached_property
-    def clipped_sums(self) -> float:
-        """a from what is left where the sum so far is brought to the norm of a after each backward, where it is longer."""
-        so_far = np.zeros_like(self.a)
-        for part in self.given_parts:
-            so_far = so_far + part
-            so_far *= min(1.0, norm(self.a) / (norm(so_far) or math.inf))
-        return distance(self.a, so_far) if self.given_parts and self.own_sum > self.gate else math.inf
+    def clips_sums(self) -> bool:
+        """Whether a is what is left where the sum so far is brought to one norm after each backward, where it is longer."""
+        weights, so_far, clipped, others = self.taken.weights, np.zeros_like(self.a), list[float](), [0.0]
+        if not self.taken.residual <= self.gate or not min(weights) > self.taken.rounding or self.own_sum <= self.gate:
+            return False
+        for part, (weight, after) in zip(self.given_parts, pairwise((*weights, 1.0)), strict=True):
+            so_far = (so_far + part) * (weight / after)
+            (clipped if weight < after * (1 - SAME_NORM) else others).append(norm(so_far))
+            if weight > after * (1 + SAME_NORM):
+                return False
+        return bool(clipped) and max(clipped + others) <= min(clipped) * (1 + SAME_NORM)
 
     @cached_property
     def clipped_parts(self) -> float:
@@ -375,11 +382,19 @@ class StepFacts:
     @property
     def unlike_alone(self) -> tuple[int, ...] | None:
         """The micro-batches that give no multiple of what they give on their own at N=1; None where that is not known."""
-        given = [b.contribution for b in self.mine.backwards]
-        if len(self.probe.alone) != len(given) or self._total is None or self.only:
-            return None
-        pairs = enumerate(zip(given, self.probe.alone, strict=True))
-        return tuple(place for place, (p, own) in pairs if p is None or (p.any() and off_line(p, own) > self.gate))
+        known = len(self.probe.alone) == self.backwards and self._total is not None and not self.only
+        return tuple(place for place, found in enumerate(self.places) if found != place) if known else None
+
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """Which micro-batch of the window each one is by what it gives: that in its place, else another; None: none of them."""
+        return tuple(self._place(place, b.contribution) for place, b in enumerate(self.mine.backwards))
+
+    def _place(self, own: int, part: Vector | None) -> int | None:
+        if part is None or not part.any():
+            return None if part is None else own
+        order = sorted(enumerate(self.probe.alone), key=lambda one: one[0] != own)
+        return next((place for place, alone in order if off_line(part, alone) <= self.gate), None)
 
     @property
     def of_alone(self) -> tuple[WeightedSum, WeightedSum]:
@@ -474,6 +489,16 @@ class StepFacts:
         return further(moved, usual, self.mine.before, self.keep)
 
     @property
+    def descends(self) -> bool:
+        """Whether every movement inside the window goes against what the micro-batch before it gave: an optimizer's own."""
+        parts, moves = (
+            [b.contribution for b in self.mine.backwards],
+            [*(b.moved for b in self.mine.backwards[1:]), self.mine.moved],
+        )
+        known = [(part, moved) for part, moved in zip(parts, moves, strict=False) if moved is not None]
+        return bool(known) and all(part is not None and cosine(moved, part) < -DESCENT for part, moved in known)
+
+    @property
     def moved_as_there(self) -> bool:
         """Whether what they moved inside has brought them to where the reference's are at the step."""
         moved = norm(np.sum(self.mine.moves, axis=0))
@@ -557,7 +582,8 @@ class StepFacts:
     @cached_property
     def narrow(self) -> Format | None:
         """The format that every element of a fits in, unlike those of s."""
-        return narrow_format(self.a, self.g if self.mine.total is None else self.mine.total) if self.wrong else None
+        wanted = self.g if self.mine.total is None else self.mine.total
+        return narrow_format(self.a, wanted, self.mine.counts) if self.wrong else None
 
 
 def _bare(step: Step) -> Vector:

@@ -10,6 +10,9 @@ import numpy as np
 
 from accumulation_harness.audit.compare.windows import slices
 from accumulation_harness.audit.evidence import (
+    FEW_ROUNDINGS,
+    FEW_SEEN,
+    FEWEST_ROUNDED,
     SHORT,
     Backward,
     Change,
@@ -21,9 +24,10 @@ from accumulation_harness.audit.evidence import (
 )
 from accumulation_harness.compare.linear import WeightedSum, distance, norm, off_line, weighted_sum
 
-Format = Literal["bfloat16", "float16"]
+Format = Literal["bfloat16", "float16", "int8"]
 AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
 OTHER_FACTOR = 0.01  # relative; by which factors of gradients differ at least
+MOST_LEVELS = 127  # of a whole number of 8 bits, beside its sign
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 SAME_NORM = 1e-3  # relative; norms that differ by less are one
 
@@ -200,18 +204,33 @@ def _factors(change: Change) -> Vector | None:
     return factors if some.size and some.min() >= 0 and some.max() <= 1 + AT_LIMIT else None
 
 
-def narrow_format(a: Vector, g: Vector) -> Format | None:
-    """The 16-bit format that holds every element of `a` while it does not hold those of `g`.
+def narrow_format(a: Vector, g: Vector, counts: Sequence[int]) -> Format | None:
+    """The format of 16 bits, or of whole numbers of 8, that holds every element of `a` while it does not hold those of `g`.
 
     Args:
         a: [P] gradient with micro-batches.
         g: [P] gradient of the reference.
+        counts: Number of elements of each tensor.
 
     Returns:
         Its name, or None.
     """
     formats: tuple[Format, ...] = ("bfloat16", "float16")
-    return next((name for name in formats if _holds(a, name) and not _holds(g, name)), None)
+    held = next((name for name in formats if _holds(a, name) and not _holds(g, name)), None)
+    return held or ("int8" if _of_levels(a, counts) and not _of_levels(g, counts) else None)
+
+
+def _of_levels(values: Vector, counts: Sequence[int]) -> bool:
+    """Whether each tensor of some elements is of whole numbers up to 127, times a number of its own."""
+    large = [np.abs(part) for part in np.split(values, np.cumsum(counts)[:-1]) if np.count_nonzero(part) >= FEWEST_ROUNDED]
+    return bool(large) and all(_levels(part / part.max()) for part in large)
+
+
+def _levels(parts: Vector) -> bool:
+    steps = np.outer(np.arange(1.0, MOST_LEVELS + 1), parts[:: parts.size // FEW_SEEN + 1])
+    fitting = np.abs(steps - np.rint(steps)).max(axis=1) <= MOST_LEVELS * FEW_ROUNDINGS
+    whole = parts * (1 + int(np.argmax(fitting)))
+    return bool(fitting.any() and (np.abs(whole - np.rint(whole)) <= MOST_LEVELS * FEW_ROUNDINGS).all())
 
 
 @overflow_is_expected

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,18 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(member, f"{path}.{name}" if path else name)
     elif tree is not None and not isinstance(tree, (str, bytes)) and not callable(tree):
         yield path, tree
+
+
+def in_order(tree: Any) -> dict[str, Any]:
+    """The arrays of a nest by path, in the order of the paths.
+
+    Args:
+        tree: The nest.
+
+    Returns:
+        Path -> array.
+    """
+    return dict(sorted(leaves(tree), key=itemgetter(0)))
 
 
 def rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:

@@ -6,13 +6,13 @@ import math
 import random
 import time
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import (
+    KEPT,
     SHORT,
     WATCH,
     Backward,
@@ -25,7 +25,7 @@ from accumulation_harness.audit.evidence import (
     of_few_digits,
     rounded_to,
 )
-from accumulation_harness.audit.observe.arrays import counts_in, leaves, like, losses_in, read, rebuilt
+from accumulation_harness.audit.observe.arrays import counts_in, in_order, like, losses_in, read, rebuilt
 from accumulation_harness.audit.observe.other_layers import OtherLayers
 from accumulation_harness.audit.observe.places import Places
 from accumulation_harness.audit.observe.variables import Variables
@@ -68,7 +68,9 @@ class Handed:
         self.what = what
         self._weights: Vector | None = None  # the last ones
         self._gradient: Vector | None = None  # of the step under way
-        self._contributions: list[Vector] = []
+        self._stood: Vector | None = None  # the loop's own ones, when they were last looked at
+        self._gone: Vector | None = None  # how far they had gone by then
+        self._contributions: list[Backward] = []
         self._sample: Places | None = None
         self._roundoffs: tuple[float, ...] = ()
 
@@ -76,6 +78,18 @@ class Handed:
     def ends_a_step(self) -> bool:
         """Whether weights that come now are those after a step; the first ones are those before training."""
         return self._weights is not None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the run is on another one's weights, and among the windows that are looked at closely."""
+        return self.what.follow is not None and self.ends_a_step and len(self.track.steps) < KEPT
+
+    def stands(self, weights: Vector | None) -> None:
+        """Before the next contribution, or the gradient that the step takes, the loop's own variables hold these weights [P]."""
+        now = None if weights is None or self._sample is None else self._sample.pick(weights)
+        before, self._stood, self._gone = self._stood, now, None
+        if now is not None and before is not None and now.shape == before.shape and not np.array_equal(now, before):
+            self._gone = now - before
 
     def take(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
         """Copy what is given, as `audit` explains.
@@ -95,8 +109,9 @@ class Handed:
         if all(tree is None for tree in given.values()):
             raise ValueError("hand: expected weights, gradient or contribution, got none of them")
         vectors = {what: self._vector(what, tree) for what, tree in given.items() if tree is not None}
-        if "contribution" in vectors:
-            self._contributions.append(vectors["contribution"])
+        if (given_now := vectors.get("contribution")) is not None:
+            finite, moved, self._gone = bool(np.isfinite(given_now).all()), self._gone, None
+            self._contributions.append(Backward(start="manual", contribution=given_now, finite=finite, moved=moved))
         self._gradient = vectors.get("gradient", self._gradient)
         self.of_weights_alone &= vectors.keys() == {"weights"}
         if "weights" not in vectors:
@@ -105,7 +120,7 @@ class Handed:
             self._end_step(self._weights, vectors["weights"])
         led = self._led()
         moved = weights if led is None and not self.what.perturb else self._moved(weights, led)
-        self._weights = vectors["weights"] if moved is weights else self._vector("weights", moved)
+        self._weights = self._stood = vectors["weights"] if moved is weights else self._vector("weights", moved)
         return moved
 
     def _led(self) -> Vector | None:
@@ -120,7 +135,7 @@ class Handed:
         """By a rounding of each number, from where the followed run stood."""
         draws, at = np.random.default_rng(len(self.track.steps)), 0
         made = {}
-        for path, leaf in sorted(leaves(weights), key=itemgetter(0)):
+        for path, leaf in in_order(weights).items():
             values, u = read(leaf)
             if led is not None:
                 values = led[at : (at := at + values.size)]
@@ -129,7 +144,7 @@ class Handed:
         return rebuilt(weights, made)
 
     def _vector(self, what: str, tree: Any) -> Vector:
-        arrays = {path: read(leaf) for path, leaf in sorted(leaves(tree), key=itemgetter(0))}
+        arrays = {path: read(leaf) for path, leaf in in_order(tree).items()}
         tensors = tuple((name, values.size) for name, (values, _) in arrays.items())
         if not tensors:
             raise ValueError(f"{what}: expected named arrays, got none")
@@ -144,7 +159,8 @@ class Handed:
     def _end_step(self, before: Vector, after: Vector) -> None:
         """Where no gradient was handed over the update, with its sign turned, stands for it."""
         assert self._sample is not None
-        parts, self._contributions = self._contributions, []
+        backwards, self._contributions = self._contributions, []
+        parts = [b.contribution for b in backwards if b.contribution is not None]
         if parts and self._gradient is None:
             raise ValueError("hand: expected the gradient that the optimizer takes, beside contributions and before the weights")
         total = np.sum(parts, axis=0) if parts else None
@@ -164,9 +180,11 @@ class Handed:
                 gradient=gradient,
                 before=before,
                 after=after,
-                backwards=tuple(Backward(start="manual", contribution=p, finite=bool(np.isfinite(p).all())) for p in parts),
+                moved=self._gone,
+                backwards=tuple(backwards),
             )
         )
+        self._gone = None
 
 
 EVERY = Most()
@@ -219,6 +237,8 @@ class HandRecorder:
         """Take trees of arrays: what hooks of torch do not see. Weights are returned, to go on with."""
         if weights is not None and self.handed.ends_a_step:
             self.count_step()
+        elif weights is None and self.handed.follows:
+            self.handed.stands(self._variables.weights())
         moved = self.handed.take(weights, gradient, contribution)
         if weights is not None:
             self._variables.look(moved)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.audit.evidence import HELD, Held, Vector
-from accumulation_harness.audit.observe.arrays import is_tensor, members
+from accumulation_harness.audit.observe.arrays import in_order, is_tensor, members, read
 from accumulation_harness.audit.observe.frames import CALL, TORCH
 
 OURS = __name__.partition(".")[0] + "."
@@ -31,6 +31,8 @@ class Variables:
 
     def __init__(self) -> None:
         self.held = Held()
+        self._handed: list[Vector] = []  # with which the window began, some elements of each array
+        self._places: list[list[str]] = []  # where the loop holds each of them, as it has shown since
 
     def look(self, weights: Any) -> None:
         """A window begins with these weights."""
@@ -38,11 +40,23 @@ class Variables:
         found.visit(WEIGHTS, weights)
         found.run()
         self.held.roles |= dict.fromkeys(found.values, "weight")
-        for name, value in local_variables().items():
-            found.visit(name, value)
-        found.run()
+        self._handed, self._places = [_few(np.asarray(read(leaf)[0])) for leaf in in_order(weights).values()], []
+        found.visit_locals()
         self.held.states.append(found.values)
         self.held.numbers |= found.numbers
+
+    def weights(self) -> Vector | None:
+        """[P] Those of the loop's own variables, in the order in which they are handed over; None where they are not found."""
+        found = _Search()
+        found.visit_locals()
+        places = self._places or [
+            [path for path in found.arrays if np.array_equal(found.values[path], own)] for own in self._handed
+        ]
+        kept = self._places = [[path for path in those if path in found.arrays] for those in places]
+        if not all(kept):
+            return None
+        stay = [[p for p in those if np.array_equal(found.values[p], own)] for those, own in zip(kept, self._handed, strict=True)]
+        return np.concatenate([read(found.arrays[(left or those)[0]])[0] for those, left in zip(kept, stay, strict=True)])
 
 
 class _Search:
@@ -50,9 +64,16 @@ class _Search:
 
     def __init__(self) -> None:
         self.values: dict[str, Vector] = {}
+        self.arrays: dict[str, Any] = {}  # what they are of
         self.numbers: set[str] = set()  # paths of numbers of Python's
         self._waiting = deque[tuple[str, Any]]()
         self._met: dict[int, Any] = {}  # kept, so that no identity is given again
+
+    def visit_locals(self) -> None:
+        """Look into the local variables of the code under way."""
+        for name, value in local_variables().items():
+            self.visit(name, value)
+        self.run()
 
     def run(self) -> None:
         """Look into what waits."""
@@ -73,6 +94,7 @@ class _Search:
             if hasattr(type(item), "__array__") or hasattr(type(item), "__dlpack__"):
                 with suppress(Exception):  # deleted, traced, of a format that NumPy does not know
                     self.values[path] = _few(np.asarray(item).reshape(-1))
+                    self.arrays[path] = item
             else:
                 self._waiting.append((path, item))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed, stands_in
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
@@ -24,7 +26,7 @@ from accumulation_harness.audit.rules.finding import (
     told,
 )
 from accumulation_harness.audit.rules.weights import own_means
-from accumulation_harness.compare.linear import WeightedSum
+from accumulation_harness.compare.linear import WeightedSum, norm, proportion
 from accumulation_harness.judge.cause import Cause
 
 ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
@@ -402,6 +404,25 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, Cause.non_separable_loss, "gradient", message)
 
 
+def _by_number(facts: StepFacts) -> Iterator[Finding]:
+    """With another number of micro-batches the difference is the same one, by as much smaller or larger as one of the numbers."""
+    if facts.probe.at_other is None or not _outside(facts):
+        return
+    n, (other, gradient) = facts.accumulation_steps, facts.probe.at_other
+    here, there = facts.a - facts.g, gradient - facts.g
+    ratio, off = proportion(there, here)
+    known = 2 * facts.gate * norm(facts.g) / max(min(norm(here), norm(there)), np.finfo(float).tiny)
+    if off > known or known > COARSE_GATE:
+        return
+    for said, expected in ((f"{n} times", (other - 1) / (n - 1)), (f"1/{n} times", (1 / other - 1) / (1 / n - 1))):
+        if abs(ratio / expected - 1) <= max(known, SAME_FACTOR):
+            message = (
+                f"a term of the loss counts {said}, and {other} micro-batches as they would then: it is not divided like the rest"
+            )
+            yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, at_other_number=other, ratio=ratio)
+            return
+
+
 def _shrunk(facts: StepFacts) -> Iterator[Finding]:
     """Weights that were handed over moved on from there before the next gradient, towards zero."""
     if is_handed(facts.mine) and facts.step and facts.update.along_weights <= ALONG_WEIGHTS:
@@ -429,4 +450,5 @@ RULES = (
     _left_behind,
     _shrunk,
     _one_by_one,
+    _by_number,
 )

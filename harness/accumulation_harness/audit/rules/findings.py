@@ -11,6 +11,7 @@ import numpy as np
 
 from accumulation_harness.audit.compare.floors import is_handed, stands_in
 from accumulation_harness.audit.compare.held import Apart, numbers
+from accumulation_harness.audit.compare.replayed import fed
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.windows import slices
@@ -33,6 +34,10 @@ from accumulation_harness.compare.linear import CERTAIN, cosine, norm
 from accumulation_harness.judge.cause import Cause
 
 OF_THE_WHOLE = (Cause.counter_wrong, Cause.loss_not_divided, Cause.loss_divided_twice)  # factors of all gradients of a run
+FED = {
+    "each": (Cause.optimizer_state_per_micro_batch, "and updates as of an optimizer that is given each micro-batch's gradient"),
+    "again": (Cause.step_every_micro_batch, "and updates as of an optimizer that takes several steps on the window's gradient"),
+}
 GOES_ON, SAME_WAY = 0.5, 0.9999  # cosines
 FEWEST_WINDOWS = 3  # in which micro-batches reach the same tensors by their place, and not by chance
 ENOUGH = 8  # wrong windows that were looked at closely: the first ones, and as many that an extra run was asked to keep
@@ -127,8 +132,11 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
 
 
 def _by_own_state(found: list[Finding], run: RunFacts) -> list[Finding]:
-    """Arrays handed over, equal gradients, and another update: what local variables keep beside the weights."""
+    """Arrays handed over, equal gradients, another update: what rules say of it, or what local variables keep beside weights."""
     others = [f for f in found if f.cause is Cause.unexplained and f.kind == "update"]
+    if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
+        cause, message = FED[way]
+        return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
     kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
     names = ", ".join(f"`{path}`" for path in kept[:4])
     cause = Cause.optimizer_state_per_micro_batch

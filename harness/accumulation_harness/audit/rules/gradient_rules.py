@@ -20,7 +20,7 @@ from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import Format, giving
 from accumulation_harness.audit.evidence import Finding, Step, Vector, norms_by
 from accumulation_harness.audit.rules.computation import ALONG_WEIGHTS, besides, other_computation
-from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, listed, told
+from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, at, known_weights, listed, told
 from accumulation_harness.audit.rules.weights import (
     clipped_aside,
     means_of_some,
@@ -59,7 +59,11 @@ def _moves(facts: StepFacts) -> Iterator[Finding]:
         moved = np.sum(facts.mine.moves, axis=0)
         along, names = cosine(moved, facts.mine.before), _moving(facts.mine, moved)
         shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
-        yield _moved(facts, along, shrinking, f"{names} move {times} times inside the window", times=times)
+        inside = f"{names} move {times} times inside the window"
+        if facts.descends and not along < SHRINKING:
+            yield at(facts, Cause.step_every_micro_batch, "seen", f"{inside}, each time against the micro-batch's gradient")
+        else:
+            yield _moved(facts, along, shrinking, inside, times=times)
     elif facts.gradients_agree and apart > MOVED * facts.roundoff:
         shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
         otherwise = "the parameters are moved inside the window, differently than at N=1"
@@ -123,7 +127,7 @@ BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
 ROUNDED = 1e-12  # relative; how well a factor is known at best
 COARSEST = 0.5  # relative; with a wider gate, any prediction fits
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
-ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-5}
 
 
 def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
@@ -273,6 +277,15 @@ def _lost(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, cause, "predicted", message, counted=weights, fit=fit)
 
 
+def _added_again(facts: StepFacts) -> Iterator[Finding]:
+    """All micro-batches reach the step, and some of them several times."""
+    weights, whole = facts.taken.weights, tuple(map(round, facts.taken.weights))
+    again = facts.sums <= facts.gate < facts.own_sum and known_weights(facts, facts.taken) and min(whole) == 1 < max(whole)
+    if again and max(abs(w - n) for w, n in zip(weights, whole, strict=True)) <= UNEQUAL:
+        message = f"what micro-batches give is added more than once: {told(weights)}"
+        yield at(facts, Cause.samples_repeated, "predicted", message, counted=weights)
+
+
 def _same_again(facts: StepFacts) -> Iterator[Finding]:
     """Micro-batches gave one gradient, number by number, and no weights of them make up the right one."""
     parts = [b.contribution for b in giving(facts.mine) if b.contribution is not None]
@@ -381,6 +394,7 @@ RULES = (
     sum_rescaled,
     weighted,
     _lost,
+    _added_again,
     _same_again,
     clipped_aside,
     _underflow,

@@ -232,7 +232,7 @@ def _counted_so_far(facts: StepFacts) -> Finding | None:
 
 
 def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
-    """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it.
+    """Gradients are scaled between backwards, as was seen or as weights tell: each scaling weighs all micro-batches before it.
 
     Args:
         facts: What was measured of one pair of steps.
@@ -241,10 +241,15 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
         At most one finding.
     """
     weights = facts.taken.weights
-    if not facts.norms_inside or not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
+    if not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
         return
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
-    if ratios and min(ratios) >= 0 and equal((min(ratios), max(ratios))):
+    if (
+        (facts.norms_inside or (len(ratios) > 1 and facts.sums <= facts.gate))
+        and ratios
+        and min(ratios) >= 0
+        and equal((min(ratios), max(ratios)))
+    ):
         of_last = listed(tuple(weight / weights[-1] for weight in weights))
         message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {of_last} of the last one"
         yield at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])
@@ -269,7 +274,7 @@ def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
         return  # nothing is clipped, or nothing that is not at N=1 as well: rows are
     elif facts.clipped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
-    elif facts.clipped_sums <= facts.gate:
+    elif facts.clips_sums:
         message = "the sum so far is clipped to one norm after each micro-batch; unclipped, it is right"
     elif facts.clamped_parts <= facts.gate:
         message = "each micro-batch's gradient is clipped by value before it is added; unclipped, the sum is right"

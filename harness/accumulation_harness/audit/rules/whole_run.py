@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from accumulation_harness.audit.compare.floors import is_handed
 from accumulation_harness.audit.compare.held import OWN, Apart, laid_out_alike
 from accumulation_harness.audit.compare.replayed import ahead
 from accumulation_harness.audit.compare.run import RATE, SAME_MEASURED, RunFacts, RunSeen
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Backward, Finding, Kind, Step, Vector
-from accumulation_harness.audit.rules.finding import MOVED, equal, finding, known_weights
+from accumulation_harness.audit.rules.finding import MOVED, equal, finding, known_weights, listed
 from accumulation_harness.judge.cause import Cause
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
@@ -58,6 +59,8 @@ def schedule(run: RunFacts) -> list[Finding]:
         times = _one_ratio(mine, theirs) if name == RATE else 0.0
         if times:
             message = f"the learning rate is {times:.4g} times that of N=1 in every step: it is scaled, or updates are made again"
+            n = run.accumulation_steps
+            cause = Cause.schedule_per_micro_batch if n > 1 and equal((max(times, 1 / times), float(n))) else cause
         if _same_way(mine, theirs):
             message += (
                 f"; {'or ' * bool(times)}it goes the same way at another speed: where its length is that of an epoch, "
@@ -234,10 +237,25 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
     for facts in [facts for facts in others if facts.kept] or others:  # of other windows nobody knows what they gave
         if not _accounted(run, facts):
             yield facts.step, *_other_rows(run, facts)
+    for facts in [facts for facts in steps if is_handed(facts.mine) and not facts.gradients_agree]:
+        for told in _elsewhere(run, facts):
+            yield facts.step, *told
     if mine.steps != reference.steps:
         end = ": the end of the data is left out" if mine.steps < reference.steps else ""
         other = Cause.window_misplaced, f"{mine.steps} optimizer steps instead of {reference.steps}{end}"
         yield min(mine.steps, reference.steps), *(_repeated(run) if run.repeated else other)
+
+
+def _elsewhere(run: RunFacts, facts: StepFacts) -> Iterator[tuple[Cause, str]]:
+    """By what micro-batches give on their own at N=1: these are others, or come again."""
+    found, windows = [place for place in facts.places if place is not None], run.mine.backwards
+    if facts.step == 0 and facts.backwards < run.accumulation_steps == max(windows):
+        message = f"the first window has {windows[0]} micro-batches, and later ones have {max(windows)}"
+        yield Cause.window_misplaced, message
+    elif facts.is_of_alone and any(place not in (k, None) for k, place in enumerate(facts.places)):
+        known = listed(tuple(place + 1.0 for place in found))
+        message = f"its micro-batches give what those in places {known} of the window give at N=1"
+        yield Cause.samples_repeated if len({*found}) < len(found) else Cause.window_misplaced, message
 
 
 def _other_rows(run: RunFacts, facts: StepFacts) -> tuple[Cause, str]:
