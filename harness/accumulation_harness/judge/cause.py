@@ -70,7 +70,7 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.samples_repeated: Meaning(
         fault="F30",
         sentence="a sample is used twice within a window",
-        remedy="A sample counts more than once and another never. Check how the window is cut into micro-batches.",
+        remedy="A sample counts more than once. Check how windows are cut; add each micro-batch once.",
     ),
     Cause.window_misplaced: Meaning(
         fault="F5",
@@ -194,8 +194,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.schedule_per_micro_batch: Meaning(
         fault="F9",
         sentence="the learning-rate schedule follows the number of micro-batches",
-        remedy="The learning rate follows the number of micro-batches. Advance the schedule once per optimizer step, and set "
-        "its length to the number of optimizer steps.",
+        remedy="The rate follows the number of micro-batches. Advance the schedule once per optimizer step, and lay it out for "
+        "these; scale the rate by the whole batch.",
     ),
     Cause.auxiliary_loss_scale: Meaning(
         fault="F24",

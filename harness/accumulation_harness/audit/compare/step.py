@@ -408,13 +408,6 @@ class StepFacts:
         return self.of_alone[1].residual <= self.gate
 
     @property
-    def of_two_terms(self) -> float:
-        """g from sums of what the micro-batches give here and on their own at N=1: two terms with divisors of their own, say."""
-        given = [b.contribution for b in self.mine.backwards if b.contribution is not None]
-        known = self._known and given and len(given) == len(self.unlike_alone or ()) and not self.is_of_alone
-        return decomposed(self.g, [*given, *self.probe.alone]).residual if known else math.inf
-
-    @property
     def counted(self) -> tuple[float, ...]:
         """How often each micro-batch counts in a, where both a and g are sums of what they give on their own; else empty."""
         taken, right = self.of_alone

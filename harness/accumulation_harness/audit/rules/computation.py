@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed, stands_in
 from accumulation_harness.audit.compare.probes import OneTerm, RowFacts
 from accumulation_harness.audit.compare.step import StepFacts
@@ -40,6 +38,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
 )
 LEFT = "another first micro-batch changes what the later ones give: something is kept from one to the next"
 BESIDE = 0.1  # of a difference, which a second cause may make up beside a factor of the whole gradient
+SMALLEST = 1e-300  # what nothing is divided by
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
 
@@ -391,9 +390,6 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
     elif counting and min(counting) > 0 and equal(counting):
         message = f"not every micro-batch of the window reaches the step: {told(counted)}"
         yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=counted)
-    elif is_handed(facts.mine) and _outside(facts) and facts.of_two_terms <= facts.gate:
-        message = "what a micro-batch gives is the sum of two terms, and one of them is not divided like the other"
-        yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, fit=facts.of_two_terms)
     elif facts.unlike_alone == () and not counted and is_handed(facts.mine) and _outside(facts):
         if facts.raw.distance <= COARSE_GATE:
             return  # an arithmetic that is not known may make it
@@ -405,29 +401,17 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
 
 
 def _by_number(facts: StepFacts) -> Iterator[Finding]:
-    """With another number of micro-batches the difference is the same one, by as much smaller or larger as one of the numbers."""
-    if facts.probe.at_other is None or not _outside(facts):
+    """With another number of micro-batches it is the same difference, times a number: that of a term that goes by it."""
+    if facts.probe.at_other is None or not _outside(facts) or facts.line <= facts.gate:
         return
-    n, (other, gradient) = facts.accumulation_steps, facts.probe.at_other
+    other, gradient = facts.probe.at_other
     here, there = facts.a - facts.g, gradient - facts.g
-    ratio, off = proportion(there, here)
-    known = 2 * facts.gate * norm(facts.g) / max(min(norm(here), norm(there)), np.finfo(float).tiny)
-    if off > known or known > COARSE_GATE:
-        return
-    for said, expected in ((f"{n} times", (other - 1) / (n - 1)), (f"1/{n} times", (1 / other - 1) / (1 / n - 1))):
-        if abs(ratio / expected - 1) <= max(known, SAME_FACTOR):
-            message = (
-                f"a term of the loss counts {said}, and {other} micro-batches as they would then: it is not divided like the rest"
-            )
-            yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, at_other_number=other, ratio=ratio)
-            return
-
-
-def _shrunk(facts: StepFacts) -> Iterator[Finding]:
-    """Weights that were handed over moved on from there before the next gradient, towards zero."""
-    if is_handed(facts.mine) and facts.step and facts.update.along_weights <= ALONG_WEIGHTS:
-        message = "the parameters shrink by more than at N=1 from one window to the next, and gradients are those of other ones"
-        yield at(facts, Cause.weight_decay_per_micro_batch, "gradient", message, outside=facts.update.along_weights)
+    times, off = proportion(there, here)
+    known = 2 * facts.gate * norm(facts.g) / max(min(norm(here), norm(there)), SMALLEST)
+    if off <= known <= COARSE_GATE < abs(times - 1):
+        what = f"with {other} micro-batches the difference is {times:.4g} times as large"
+        message = f"{what}: a term of the loss is not divided like the rest"
+        yield at(facts, Cause.auxiliary_loss_scale, "predicted", message, at_other_number=other, times=times)
 
 
 def _stepped_inside(facts: StepFacts) -> Iterator[Finding]:
@@ -448,7 +432,6 @@ RULES = (
     _other_outputs,
     _other_factors,
     _left_behind,
-    _shrunk,
     _one_by_one,
     _by_number,
 )
