@@ -12,7 +12,6 @@ import numpy as np
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import (
-    KEPT,
     SHORT,
     WATCH,
     Backward,
@@ -81,8 +80,8 @@ class Handed:
 
     @property
     def follows(self) -> bool:
-        """Whether the run is on another one's weights, and among the windows that are looked at closely."""
-        return self.what.follow is not None and self.ends_a_step and len(self.track.steps) < KEPT
+        """Whether the run is on another one's weights, and has begun."""
+        return self.what.follow is not None and self.ends_a_step
 
     def stands(self, weights: Vector | None) -> None:
         """Before the next contribution, or the gradient that the step takes, the loop's own variables hold these weights [P]."""
