@@ -35,26 +35,8 @@ def members(tree: Any) -> Iterator[tuple[str, Any]] | None:
     return None
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of nested mappings, sequences and dataclasses with their paths, `layers.0.bias`; what is None is left out.
-
-    Args:
-        tree: The nest.
-        path: Of the nest in a larger one.
-
-    Yields:
-        Path and array.
-    """
-    inside = members(tree)
-    if inside is not None:
-        for name, member in inside:
-            yield from leaves(member, f"{path}.{name}" if path else name)
-    elif tree is not None and not isinstance(tree, (str, bytes)) and not callable(tree):
-        yield path, tree
-
-
-def in_order(tree: Any) -> dict[str, Any]:
-    """The arrays of a nest by path, in the order of the paths.
+def leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of nested mappings, sequences and dataclasses, `layers.0.bias`, in the order of paths; what is None is left out.
 
     Args:
         tree: The nest.
@@ -62,7 +44,16 @@ def in_order(tree: Any) -> dict[str, Any]:
     Returns:
         Path -> array.
     """
-    return dict(sorted(leaves(tree), key=itemgetter(0)))
+    return dict(sorted(_leaves(tree, ""), key=itemgetter(0)))
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    inside = members(tree)
+    if inside is not None:
+        for name, member in inside:
+            yield from _leaves(member, f"{path}.{name}" if path else name)
+    elif tree is not None and not isinstance(tree, (str, bytes)) and not callable(tree):
+        yield path, tree
 
 
 def rebuilt(tree: Any, made: Mapping[str, Any], path: str = "") -> Any:

@@ -24,7 +24,7 @@ from accumulation_harness.audit.evidence import (
     of_few_digits,
     rounded_to,
 )
-from accumulation_harness.audit.observe.arrays import counts_in, in_order, like, losses_in, read, rebuilt
+from accumulation_harness.audit.observe.arrays import counts_in, leaves, like, losses_in, read, rebuilt
 from accumulation_harness.audit.observe.other_layers import OtherLayers
 from accumulation_harness.audit.observe.places import Places
 from accumulation_harness.audit.observe.variables import Variables
@@ -134,7 +134,7 @@ class Handed:
         """By a rounding of each number, from where the followed run stood."""
         draws, at = np.random.default_rng(len(self.track.steps)), 0
         made = {}
-        for path, leaf in in_order(weights).items():
+        for path, leaf in leaves(weights).items():
             values, u = read(leaf)
             if led is not None:
                 values = led[at : (at := at + values.size)]
@@ -143,7 +143,7 @@ class Handed:
         return rebuilt(weights, made)
 
     def _vector(self, what: str, tree: Any) -> Vector:
-        arrays = {path: read(leaf) for path, leaf in in_order(tree).items()}
+        arrays = {path: read(leaf) for path, leaf in leaves(tree).items()}
         tensors = tuple((name, values.size) for name, (values, _) in arrays.items())
         if not tensors:
             raise ValueError(f"{what}: expected named arrays, got none")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.audit.evidence import HELD, Held, Vector
-from accumulation_harness.audit.observe.arrays import in_order, is_tensor, members, read
+from accumulation_harness.audit.observe.arrays import is_tensor, leaves, members, read
 from accumulation_harness.audit.observe.frames import CALL, TORCH
 
 OURS = __name__.partition(".")[0] + "."
@@ -40,7 +40,7 @@ class Variables:
         found.visit(WEIGHTS, weights)
         found.run()
         self.held.roles |= dict.fromkeys(found.values, "weight")
-        self._handed, self._places = [_few(np.asarray(read(leaf)[0])) for leaf in in_order(weights).values()], []
+        self._handed, self._places = [_few(np.asarray(read(leaf)[0])) for leaf in leaves(weights).values()], []
         found.visit_locals()
         self.held.states.append(found.values)
         self.held.numbers |= found.numbers
