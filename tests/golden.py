@@ -25,8 +25,7 @@ from accumulation_harness.analysis import faults, ledger, load
 from accumulation_harness.audit import audit
 from accumulation_harness.config import TrialConfig, to_dict
 from scoreboard import page
-from tests import wrong_today
-from tests.audit.loops import lookalikes
+from tests.audit.loops import lookalikes, misjudged
 from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
 from tests.commands import harness
 from tests.recipes import test_faults
@@ -147,18 +146,20 @@ def _of_arm(report, n):
 
 
 def audit_groups():
-    """Quick: a loop of each cause, of every third set of causes, and every twelfth right one, at N = 4."""
+    """Quick: a loop of each cause, of every fifth set of causes, every twelfth right one, and those once misjudged, at N = 4."""
 
     def group(train, *runs, name="", quick=False):
         measure = lambda: {case: row for steps in runs for case, row in _audited(train, *steps).items()}  # noqa: E731
         return Group("audit", name or train.__name__, measure, quick)
 
     kinds = {frozenset(causes): train for train, causes in reversed(WRONG.items())}
-    sample = [*(train for k, (causes, train) in enumerate(kinds.items()) if len(causes) < 2 or k % 3 == 0), *RIGHT[::12]]
+    sample = [*(train for k, (causes, train) in enumerate(kinds.items()) if len(causes) < 2 or k % 5 == 0), *RIGHT[::12]]
     return [
-        *(group(train, (4,), name=f"{train.__name__} / N=4", quick=True) for train in sample),
+        *(
+            group(train, (4,), name=f"{train.__name__} / N=4", quick=True)
+            for train in (*sample, *misjudged.RIGHT, *misjudged.WRONG)
+        ),
         *(group(train, (4,), (2, 8, 16)) for train in (*RIGHT, *WRONG)),
-        *_wrong_today(),
     ]
 
 
@@ -182,16 +183,6 @@ def watch_groups():
         *(group(f"trainer: {name}", run, needs=needs) for name, (needs, run) in test_trainers.REPORTS.items()),
         *(group(f"kind: {name}", lambda judge=judge: [judge()], True) for name, judge in kinds.RUNS.items()),
     ]
-
-
-def _wrong_today():
-    def measure(name, judge):
-        try:
-            return {name: _of_arm(judge(), 4)}
-        except Exception:
-            return {name: said("raised", ())}
-
-    return [Group("audit", name, partial(measure, name, judge), True) for name, judge in wrong_today.AUDITED.items()]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

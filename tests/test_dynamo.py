@@ -3,6 +3,7 @@
 import pytest
 
 from tests.commands import python
+from tests.slow import slow
 
 STEP = """
 import sys
@@ -33,12 +34,12 @@ assert sys.modules["torch._dynamo"] is real
     "asked",
     [
         "import torch._dynamo.config as found; assert found.__spec__.loader is not None and found.suppress_errors is False",
-        pytest.param("from torch._dynamo.utils import counters", marks=pytest.mark.slow),
-        pytest.param("from torch._dynamo import OptimizedModule", marks=pytest.mark.slow),
+        slow("from torch._dynamo.utils import counters"),
+        slow("from torch._dynamo import OptimizedModule"),
         pytest.param(
             "x = torch.ones(1, 2); assert torch.equal(torch.compile(model, backend='eager')(x), model(x))", marks=pytest.mark.slow
         ),
-        pytest.param("compiled = torch.compile(step, backend='eager'); compiled(); compiled()", marks=pytest.mark.slow),
+        slow("compiled = torch.compile(step, backend='eager'); compiled(); compiled()"),
     ],
 )
 def test_whatever_is_asked_is_answered_by_the_real_module(asked):

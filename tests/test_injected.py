@@ -10,12 +10,9 @@ import pytest
 
 from tests import injected
 from tests.injected import WORK
+from tests.slow import slow
 
 QUICK = ("trial", "measurement", "note", "failure", "lint", "status", "verify")
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -145,6 +145,7 @@ def test_a_wheel_takes_no_name_but_its_own(wheel):
 TINY = ("norm=none", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_all_commands_in_a_folder_full_of_our_names(command, hostile):
     """Trials, their forkserver, an audit's process and the report find their own modules; somebody's stay unread."""
 

@@ -21,6 +21,7 @@ from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Failure
 from accumulation_harness.system import terminal
 from tests.commands import harness, python
+from tests.slow import one_in
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ BAD_INPUT = {
     "precision=fp16": "precision=fp16: expected one of float64, float32, float16, bfloat16; did you mean float16?",
     "norm=groupnorm": "norm=groupnorm: expected one of as_is, none, batch, group, layer; did you mean group?",
     "study=convergance": "study=convergance: expected one of ",
-    "optimizer=adam_w": "optimizer=adam_w: expected one of adam, adamw, custom, momentum, nesterov, sgd; did you mean adamw?",
+    "optimizer=adam_w": "optimizer=adam_w: expected one of adam, ",
     "precision=fp32,fp16": "precision=fp32,fp16: expected one value; add -m to sweep over several\n",
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean optimizer.momentum?",
@@ -116,9 +117,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize(
-    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, one in enumerate(BAD_INPUT)]
-)
+@pytest.mark.parametrize("arguments", one_in(3, BAD_INPUT))
 def test_bad_input_is_one_clear_line(command, capfd, arguments):
     assert command(*arguments.split()) == (2, [])
     output, errors = capfd.readouterr()
@@ -163,9 +162,7 @@ EQUIVALENCE = {
 }
 
 
-@pytest.mark.parametrize(
-    "arguments", [pytest.param(one, marks=[pytest.mark.slow] * (k % 6 > 0)) for k, one in enumerate(EQUIVALENCE)]
-)
+@pytest.mark.parametrize("arguments", one_in(6, EQUIVALENCE))
 def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command, arguments):
     code, configs = command("+experiment=equivalence", *arguments.split())
     assert (code, len(configs)) == (0, EQUIVALENCE[arguments])
@@ -191,7 +188,7 @@ def test_the_quick_grid_is_a_part_of_the_full_one(command):
 
 
 def test_the_core_questions_can_be_asked_quickly(command):
-    code, configs = command("+experiment=core", "hydra.sweeper.size=quick")
+    code, configs = command("+experiment=core", "hydra.sweeper.size=quick", "seed=0")
     assert code == 0 and len({config.experiment for config in configs}) > 1
 
 

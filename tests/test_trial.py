@@ -12,6 +12,7 @@ from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.micro_batch import hash_seed
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.results.measurements import Measurements
+from tests.slow import slow
 from tests.trials import arms, by_name, setting_of, trial
 
 ADAM = "optimizer.name=adam optimizer.lr=3e-3"
@@ -29,8 +30,8 @@ def short(*settings):
     [
         "norm=layer optimizer.name=momentum optimizer.lr=0.05 precision=float16",
         "norm=group precision=bfloat16",
-        pytest.param(f"precision=float64 {ADAM}", marks=pytest.mark.slow),
-        pytest.param("norm=group split=ragged accumulation_steps=[2,5,16]", marks=pytest.mark.slow),
+        slow(f"precision=float64 {ADAM}"),
+        slow("norm=group split=ragged accumulation_steps=[2,5,16]"),
         "workload.data=text workload.model=transformer workload.width=4 workload.depth=1 norm=layer split=ragged "
         "accumulation_steps=[3] steps=5 algebra_steps=5",
         f"clip_norm=0.1 {ADAM} optimizer.weight_decay=0.1",
@@ -56,8 +57,8 @@ def test_training_that_explodes_is_inconclusive():
     "settings",
     [
         "workload.dropout=0.2 precision=float16",
-        pytest.param("precision=float16", marks=pytest.mark.slow),
-        pytest.param("precision=float32", marks=pytest.mark.slow),
+        slow("precision=float16"),
+        slow("precision=float32"),
     ],
 )
 def test_measuring_changes_no_bit(settings):

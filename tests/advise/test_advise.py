@@ -107,7 +107,7 @@ def test_the_noise_is_that_of_micro_batches_that_fit(monkeypatch):
 
 
 def test_the_command(capsys):
-    assert command.main(["norm=batch", "effective_batch=16", "steps=4"]) == 0
+    assert command.main(["norm=batch", "workload=digits_mlp", "effective_batch=16", "steps=4"]) == 0
     table, _, told = capsys.readouterr().out.partition("\none sample takes")
     assert re.findall(r"^(?:fastest|least|as B = 16)", table, re.M) == ["fastest", "least", "as B = 16"] and "BatchNorm" in told
     assert command.main(["memory=1kB"]) == 2 and "expected at least" in capsys.readouterr().err

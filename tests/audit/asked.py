@@ -1,12 +1,6 @@
 """The audit that most tests ask for: batches of 16 rows, as one batch and as 4 micro-batches; and what a folder holds."""
 
-from functools import partial
-
-import pytest
-
 from accumulation_harness.audit import audit
-
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def audited(train, **options):

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.judge.cause import Cause
-from tests.audit.asked import audited, named, slow
+from tests.audit.asked import audited, named
 from tests.audit.loops import frame
+from tests.slow import few
 
 FEATURES = 10  # 16 rows draw 48 numbers of noise and 4 rows draw 12: a CPU draws multiples of 16 alike however they are cut
 # Change: (mean loss of a micro-batch, its rows, N) -> what is differentiated
@@ -67,10 +68,7 @@ def loop(make, change, *, inside=False):
     return train
 
 
-SLOW = ("dropout", "dropout and own draws")  # of right loops; `A10` of the golden table is a wrong one that draws by itself
-
-
-@pytest.mark.parametrize("model", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
+@pytest.mark.parametrize("model", few(("own draws", "batch norm"), MODELS))
 def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model):
     make, cause, compared = MODELS[model]
     report = audited(loop(make, right), allow={cause, "non_separable_loss"})
@@ -79,11 +77,10 @@ def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model
         assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
 
 
-QUICK = [pair for pair in zip(MODELS, CHANGES, strict=True) if pair[0] == "batch norm"]
-REST = [slow(*pair) for pair in itertools.product(MODELS, CHANGES) if pair not in QUICK]
+QUICK = [("batch norm", "by the rows"), ("own draws", "not divided")]
 
 
-@pytest.mark.parametrize(("model", "change"), [*QUICK, *REST])
+@pytest.mark.parametrize(("model", "change"), few(QUICK, itertools.product(MODELS, CHANGES)))
 def test_no_allowance_makes_a_wrong_loop_equivalent(model, change):
     make, cause, _ = MODELS[model]
     report = audited(loop(make, CHANGES[change]), allow={cause})

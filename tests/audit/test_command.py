@@ -8,8 +8,8 @@ import pytest
 
 from accumulation_harness.audit.__main__ import main
 from accumulation_harness.audit.command import judge, parsed, parser
-from tests.audit.asked import slow
 from tests.audit.loops import right_loops, wrong_loops
+from tests.slow import slow
 
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
 SIZES = ("--batch-size", "16", "--accumulation-steps", "4")

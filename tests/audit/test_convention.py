@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from tests.audit.asked import audited, named, slow
+from tests.audit.asked import audited, named
 from tests.audit.loops.frame import At, sgd
+from tests.slow import slow
 
 X, Y = torch.randn(96, 5, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
 WHOLE, EVALUATION = "batch_size is the whole batch here", "evaluation draws from the random numbers"

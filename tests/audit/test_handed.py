@@ -19,6 +19,7 @@ from accumulation_harness.config.targets import import_file
 from scoreboard import data
 from tests.audit.asked import audited, named
 from tests.audit.loops import frame
+from tests.slow import few
 
 
 def other_names(batch_size, accumulation_steps, weights):
@@ -372,9 +373,7 @@ FAST = ((main_grad, ""), (lent, "undivided"))
 PAIRS = [(main_grad, "overwritten"), *itertools.product((main_grad, lent), [*FAULTS][:3])]
 
 
-@pytest.mark.parametrize(
-    ("engine", "fault"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
-)
+@pytest.mark.parametrize(("engine", "fault"), few(FAST, PAIRS))
 def test_engines_with_buffers_of_their_own(engine, fault):
     report = named(engine(fault), *FAULTS[fault])
     assert fault != "lost" or "1, 0, 0, 1 times: numbers 2, 3 lost" in report.findings[0].message

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.audit.asked import audited, named, slow
+from tests.audit.asked import audited, named
 from tests.audit.loops.frame import sgd
+from tests.slow import slow
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), torch.arange(64) * 7 % 3
 

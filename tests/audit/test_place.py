@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from accumulation_harness.audit import audit
 from tests.audit.loops import unusual_loops
 from tests.audit.loops.frame import At, sgd
+from tests.slow import few
 
 B, STEPS, WIDTH, LENGTH, VOCABULARY = 12, 3, 8, 5, 11
 PATHS = ("embed", "blocks.0.mixer", "blocks.1.norm", "blocks.1.mlp.0", "blocks.2")
@@ -146,7 +147,7 @@ FEW = [(swaps_rows, "blocks.1.norm"), (gives_another_slope, "blocks.1.norm")]
 
 @pytest.mark.parametrize(
     ("fault", "path"),
-    [pytest.param(*each, marks=[] if each in FEW else pytest.mark.slow, id=f"{each[0].__name__}-{each[1]}") for each in ALL],
+    few(FEW, ALL),
 )
 def test_a_fault_is_placed_in_its_module(fault, path):
     ((place, _),) = places(planted(fault, path))
@@ -271,7 +272,7 @@ LAYOUTS = {
 FAST = ("a checkpoint", "a wrong gradient of a weight")
 
 
-@pytest.mark.parametrize("layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS])
+@pytest.mark.parametrize("layout", few(FAST, LAYOUTS))
 def test_a_fault_is_placed_whatever_the_layout(layout):
     make, where = LAYOUTS[layout]
     ((place, cause),) = places(training(make, NUMBERS, squares))

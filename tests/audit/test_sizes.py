@@ -14,6 +14,7 @@ from scoreboard import data
 from tests.audit.asked import audited, named
 from tests.audit.loops import right_loops, wrong_loops
 from tests.audit.loops.frame import train
+from tests.slow import few
 
 WIDTH, WORDS = 400, 300
 
@@ -56,13 +57,8 @@ LOOPS = {loop: causes for loop, causes in ALL.items() if not any(part in loop.__
 QUICK = ("not_divided", "mean_of_means", "adamw_clipped", "averaged_weights")
 
 
-def slow_but_a_few(loop):
-    marks = [] if loop.__name__ in QUICK else [pytest.mark.slow]
-    return pytest.param(loop, LOOPS[loop], id=loop.__name__, marks=marks)
-
-
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize(("loop", "causes"), [slow_but_a_few(loop) for loop in LOOPS])
+@pytest.mark.parametrize(("loop", "causes"), few([case for case in LOOPS.items() if case[0].__name__ in QUICK], LOOPS.items()))
 def test_a_large_model_has_the_findings_of_a_small_one(loop, causes):
     named(loop, *causes)
 

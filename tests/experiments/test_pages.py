@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import report
+from tests.slow import few
 from tests.trials import stored, trial
 
 MLP = "workload.model=mlp workload.width=2 precision=float64 accumulation_steps=[4] optimizer.name=momentum optimizer.lr=0.02"
@@ -23,7 +24,7 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "adam")) for name in TINY])
+@pytest.mark.parametrize("name", few({*TINY} - {"adam"}, TINY))
 def test_the_page_of_tiny_trials(name, tmp_path):
     trials, shown, verdicts = TINY[name]
     for changes in trials:

@@ -4,6 +4,7 @@ import pytest
 
 from accumulation_harness.audit import audit
 from scoreboard import rl_objectives
+from tests.slow import few
 
 CAUSES = {
     **dict.fromkeys((rl_objectives.grpo, rl_objectives.dr_grpo, rl_objectives.dapo, rl_objectives.ppo), ""),
@@ -20,7 +21,7 @@ FAST = (rl_objectives.grpo, rl_objectives.bnpo)
 
 @pytest.mark.parametrize(
     "objective",
-    [pytest.param(one, id=one.__name__, marks=[pytest.mark.slow] * (one not in FAST)) for one in CAUSES],
+    few(FAST, CAUSES),
 )
 def test_a_normaliser_of_the_window_is_equivalent_and_another_is_named(objective):
     steps, cause = (4,) if objective in FAST else (4, 16), CAUSES[objective]

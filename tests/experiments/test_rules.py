@@ -55,7 +55,7 @@ def kept(question):
 
 def changed(frame, where, change):
     """The frame without the rows `where` (a query of pandas), or with new values of a column in them."""
-    chosen = frame.query(where, engine="python").index
+    chosen = frame[[name for name in frame if name in where]].query(where, engine="python").index
     assert len(chosen), f"no row is {where}"
     if not change:
         return frame.drop(chosen)

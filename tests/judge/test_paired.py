@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from scipy import stats
 
 from accumulation_harness.judge.paired import LEVEL, Comparison, Paired, corrected, half_spread
+from tests.slow import slow
 
 RNG = np.random.default_rng(0)
 LOOKS, SHARE = 2, 0.5  # of a command that is repeated with the announced seeds; what is planted, in standard deviations
@@ -108,7 +109,7 @@ def experiment(loss, planted, pilot=5):
     return second.verdict, alarm or again
 
 
-@pytest.mark.parametrize("loss", [squared, *(pytest.param(one, marks=pytest.mark.slow) for one in (cross_entropy, policy))])
+@pytest.mark.parametrize("loss", [squared, slow(cross_entropy), slow(policy)])
 def test_what_is_planted_is_found_and_nothing_is_not(loss):
     """Half a standard deviation by at least 80 % with the announced seeds, nothing by at most 5 %; but for 3 errors of 300."""
     error = 3 / math.sqrt(EXPERIMENTS)

@@ -13,6 +13,7 @@ from accumulation_harness.lint.fix import mended
 from accumulation_harness.lint.source import Source
 from tests.lint.cases import RIGHT, WRONG
 from tests.lint.pairs import pairs
+from tests.slow import slow
 
 TEXTS = (
     [text for text, _ in WRONG.values()] + list(RIGHT.values()) + [text for one in pairs() for text in (one.before, one.after)]
@@ -40,7 +41,7 @@ def mutated(rng):
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [100, slow(10_000)])
 def test_no_mutated_file_ends_in_a_traceback(number):
     rng, left = random.Random(57), number
     while left:

@@ -11,6 +11,7 @@ from accumulation_harness.lint.fix import mended
 from accumulation_harness.lint.source import Source
 from tests.lint.cases import STEPS, WRONG, accelerate, flat, nested
 from tests.lint.pairs import pairs
+from tests.slow import few
 
 LOOP = """
 import torch
@@ -53,7 +54,7 @@ FAULTS = {
         "boundary": "(i + 1) % accumulation_steps == 0 or i + 1 == len(batches)",
     },
 }
-SLOW = [pytest.param(one, marks=pytest.mark.slow) if one != "clip_per_micro_batch" else one for one in FAULTS]
+SLOW = few(["clip_per_micro_batch"], FAULTS)
 
 
 def audited(text):

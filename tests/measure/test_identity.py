@@ -10,6 +10,7 @@ from accumulation_harness.measure import algebra, poison, rounding
 from accumulation_harness.measure.lock_step import REFERENCE
 from accumulation_harness.measure.trial import reference, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
+from tests.slow import slow
 from tests.toy import CPU
 from tests.trials import setting_of, trial
 
@@ -46,7 +47,7 @@ def test_every_setting_is_tried():
     assert tried == {field.name for field in dataclasses.fields(TrialConfig)}
 
 
-@pytest.mark.parametrize("name", ["rounding", *(pytest.param(name, marks=pytest.mark.slow) for name in ("algebra", "poison"))])
+@pytest.mark.parametrize("name", ["rounding", slow("algebra"), slow("poison")])
 def test_a_setting_changes_the_result_only_where_it_is_named(name):
     with deterministic(BASE.precision, CPU):
         base = of(name, BASE)

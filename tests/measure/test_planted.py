@@ -11,6 +11,7 @@ from torch import nn
 from accumulation_harness.config import ConfigError
 from accumulation_harness.measure.trial import judge_loop
 from tests.own import tasks
+from tests.slow import one_in, slow
 from tests.trials import trial
 
 ADAM = "optimizer.name=adam optimizer.lr=1e-3"
@@ -116,7 +117,7 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(STATE)])
+@pytest.mark.parametrize("name", one_in(4, STATE))
 def test_state_that_changes_once_is_found(name):
     row = judged(*STATE[name])
     inherent = {"batch_statistics", "stochastic_layers"}
@@ -128,9 +129,9 @@ def test_state_that_changes_once_is_found(name):
     ("since", "until", "settings", "task"),
     [
         (14, 99, "steps=24", "Frozen"),
-        pytest.param(29, 99, f"steps=30 {ADAM}", "Frozen", marks=pytest.mark.slow),
+        slow(29, 99, f"steps=30 {ADAM}", "Frozen"),
         (5, 5, "", "Images"),
-        pytest.param(16, 99, "steps=24", "Images", marks=pytest.mark.slow),
+        slow(16, 99, "steps=24", "Images"),
         (5, 5, "", "Drops"),
     ],
 )
@@ -163,7 +164,7 @@ def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degra
     ("task", "precision"),
     [
         *(("Images", "float32"), ("Frozen", "bfloat16")),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("Drops", "float32"), ("Images", "bfloat16"))),
+        *(slow("Drops", "float32"), slow("Images", "bfloat16")),
     ],
 )
 def test_weights_in_the_format_under_test_alone_are_named_where_rounding_cannot_tell(task, precision):
@@ -397,7 +398,7 @@ def after_all(act, arm, window):
         (by_halves, "Frozen", ""),
         (repeated, "Alike", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
-        pytest.param(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator", marks=pytest.mark.slow),
+        slow(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator"),
         (partial(by_time, factor=5.0), "TimeFirst", "loss_not_divided"),
         (filled_up, "Turned", ""),
         (partial(filled_up, factor=3.0), "Turned", "loss_not_divided"),

@@ -50,6 +50,7 @@ def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder):
     assert "Nothing to do: 2 trials finished already." in again.stdout
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_a_trial_counts_while_what_it_has_read_is_what_it_was(folder):
     """Also through a relative import inside a package; the trials of the changed code measure everything anew."""
     (folder / "lab" / "rate.py").write_text("RATE = 1.0\n")

@@ -19,6 +19,7 @@ from accumulation_harness.judge.verdict import (
 from accumulation_harness.measure.trial import with_faults
 from accumulation_harness.recipes.catalogue import named
 from tests.own import optimizers, tasks
+from tests.slow import slow
 from tests.trials import arms, setting_of, trial
 
 FILE = Path(tasks.__file__)
@@ -51,7 +52,7 @@ def planted(config, *faults):
         ("Ragged", "precision=float64 ema_decay=0.9"),
         *((name, "accumulation_steps=[4]") for name in ("Complex", "ForcesSwitchedOn", "Leaves", "Weighted")),
         *((name, "") for name in ("Ragged", "Unbalanced", "LearntWeights", "Timewise", "TimeFirst", "Refuses")),
-        pytest.param("Scenes", "", marks=pytest.mark.slow),
+        slow("Scenes", ""),
     ],
 )
 def test_an_accumulated_task_is_the_large_batch(name, settings):
@@ -76,10 +77,10 @@ def test_an_accumulated_task_is_the_large_batch(name, settings):
         ("TwoViews", Cause.batch_statistics),
         ("Queue", Cause.stateful_forward),
         ("Capacity", Cause.non_separable_loss),
-        pytest.param("Padded", Cause.non_separable_loss, marks=pytest.mark.slow),
-        pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
-        pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
-        pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
+        slow("Padded", Cause.non_separable_loss),
+        slow("OldSpectral", Cause.stateful_forward),
+        slow("FollowsInputs", Cause.stateful_forward),
+        slow("SpectralAndBatchNorm", "batch_statistics+stateful_forward"),
     ],
 )
 def test_what_couples_rows_is_named_and_reproduced(name, cause):
@@ -165,7 +166,7 @@ def test_code_that_narrows_its_numbers_is_judged_in_float64():
     assert WIDENED not in planted(own("Frozen", SHORT))["accumulated"]["reasons"]
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["float32", slow("float16")])
 def test_a_task_without_float64_is_judged_by_what_remains(precision):
     faults = ("mean_of_means", "loss_not_divided", "counter_wrong", "optimizer_state_per_micro_batch")
     for name, arm in planted(own("Kernel", SHORT, f"split=ragged precision={precision}"), *faults).items():

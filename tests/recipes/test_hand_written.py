@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.trial import Candidate, judge_loop, split_plan, standard_candidates
 from accumulation_harness.recipes.hand_written import hand_written, sample_ids
+from tests.slow import one_in
 from tests.toy import Toy
 from tests.trials import arms, trial
 
@@ -331,7 +332,7 @@ def judged(part):
 
 @pytest.mark.parametrize(
     ("place", "loop"),
-    [pytest.param(k, loop, id=loop.__name__, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, loop in enumerate(LOOPS)],
+    one_in(3, [*enumerate(LOOPS)]),
 )
 def test_loops_that_differ_in_one_place(place, loop):
     row, cause = judged(place % 3)[loop.__name__], LOOPS[loop]

@@ -10,6 +10,7 @@ from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.recipes.remedies import REMEDIES, calibrate
 from accumulation_harness.referee.gradients import flatten, relative_distance
+from tests.slow import slow
 from tests.trials import setting_of, trial
 
 CONFIG = trial(
@@ -34,7 +35,7 @@ def right(config=CONFIG):
     return accumulated(config, 3)
 
 
-@pytest.mark.parametrize(("model", "width"), [("conv", 8), ("mlp", 4), pytest.param("resnet18", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("model", "width"), [("conv", 8), ("mlp", 4), slow("resnet18", 1)])
 def test_two_pass_statistics_train_as_the_full_batch_does(model, width):
     """Its weights and running statistics, through as many layers as there are; neither plain nor constant statistics do."""
     config = trial(f"workload.model={model} workload.width={width}", base=CONFIG)

@@ -20,6 +20,7 @@ import pytest
 from accumulation_harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
 from accumulation_harness.results import tracking
 from tests.results.wandb_stand_in import API_KEY, stand_in
+from tests.slow import slow
 
 ONLINE = TrackingConfig(mode=TrackingMode.online)
 TRIAL = to_dict(HarnessConfig(seed=3))
@@ -271,7 +272,7 @@ def test_server_killed_in_mid_run(tmp_path, environment, server):
     assert "wandb sync" in errors
 
 
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["refused", "silent"])
+@pytest.mark.parametrize("silent", [False, slow(True)], ids=["refused", "silent"])
 def test_server_lost_before_the_run_falls_back_to_offline(tmp_path, environment, server, silent):
     if silent:
         server.silent.set()
@@ -329,7 +330,7 @@ def test_check_with_a_key_that_the_server_does_not_know(outside, server):
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(tracking.CHECK_SECONDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [3.0, slow(tracking.CHECK_SECONDS)])
 def test_check_without_an_answer(outside, server, silent, seconds):
     outside.setattr(tracking, "CHECK_SECONDS", seconds)
     outside.setenv("WANDB_API_KEY", API_KEY)

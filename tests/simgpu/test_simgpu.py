@@ -8,6 +8,7 @@ import pytest
 from accumulation_harness.config.questions import studies
 from tests.commands import python
 from tests.simgpu.cases import CASES, QUICK, STUDIES
+from tests.slow import few
 
 # For what a recipe's steps may wait: float16's scaler; a count that torch's moving average copies; rows, terms and notes by hand;
 # and where the weights of each forward are looked at, whether they have moved.
@@ -29,7 +30,7 @@ def run(*names):
     return {row["case"]: row for row in rows}
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("name", few(QUICK, CASES))
 def test_what_comes_of_it_on_the_device(name):
     row = run(*(QUICK if name in QUICK else [other for other in CASES if other not in QUICK]))[name]
     assert row["found"] == CASES[name][1]

@@ -1,8 +1,9 @@
 import pytest
 
+from accumulation_harness.config import OPTIMIZERS, State
 from tests.trials import measured, trial
 
-COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
+COPIES = {str(name): [*State].index(one.state) for name, one in OPTIMIZERS.items()}  # none, a buffer, two moments
 
 
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])

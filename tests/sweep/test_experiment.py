@@ -17,6 +17,7 @@ from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment
 from tests.commands import ENVIRONMENT, eventually, is_alive
+from tests.slow import few
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
 
@@ -117,7 +118,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (k > 0)) for k, kind in enumerate(FAILURES)])
+@pytest.mark.parametrize("kind", few(["kill"], FAILURES))
 def test_a_failure_is_reported_and_the_others_go_on(sweep, kind):
     summary, detail = FAILURES[kind]
     code, output, errors = sweep.run("ok", kind, "ok")

@@ -25,6 +25,7 @@ from accumulation_harness.watch import averages, replay, report, session, sketch
 from accumulation_harness.watch.callbacks.kept import KeptWatch
 from accumulation_harness.watch.compare import shown
 from tests.observe.planting import IS_PART, failing, key, noting
+from tests.slow import slow
 from tests.watch.loops import CLASSES, FEATURES, Loop, is_same, network, objective, summed
 from tests.watch.test_session import mean
 
@@ -189,10 +190,7 @@ def test_a_watched_run_is_the_unwatched_one(tmp_path):
     assert not is_same(alone(wrong=False), alone(wrong=True))
 
 
-SLOW = [pytest.param(event, 1, marks=pytest.mark.slow) for event in ("call", "return")]
-
-
-@pytest.mark.parametrize(("event", "each"), [("call", 16), *SLOW])
+@pytest.mark.parametrize(("event", "each"), [("call", 16), slow("call", 1), slow("return", 1)])
 def test_whatever_fails_the_run_goes_on(event, each, tmp_path):
     """In each function, or in each sixteenth."""
     for wrong in (False, True):

@@ -238,6 +238,7 @@ def apart(rank, port, folder):
             distributed.barrier()
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_ranks_that_are_not_watched_together_neither_wait_nor_speak_for_each_other(tmp_path):
     started = time.monotonic()
     spawned(apart, str(tmp_path))

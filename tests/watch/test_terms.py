@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from accumulation_harness.watch import watch
+from tests.slow import slow
 
 N, ROWS, LONGEST, WORDS, WIDEST = 4, 6, 10, 7, 16
 
@@ -137,12 +138,12 @@ def divided_twice(loss):
 
 
 def watched(loss, divisor=None, *, summed=False, **options):
-    """The report of six windows of a loss; `divisor` of a mask: what the loop says."""
+    """The report of four windows of a loss; `divisor` of a mask: what the loop says."""
     torch.manual_seed(0)
     model = Policy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, tell=None, **options) as seen:
-        for _ in range(6):
+        for _ in range(4):
             lengths = torch.randint(3, LONGEST + 1, (N, ROWS, 1))
             masks = (torch.arange(LONGEST) < lengths).float()
             for mask in masks:
@@ -248,7 +249,7 @@ def drawn(seed, *, said):
 
 
 @pytest.mark.parametrize("said", (False, True))
-@pytest.mark.parametrize("first", (0, pytest.param(20, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("first", (0, slow(20)))
 def test_no_right_loss_is_called_wrong(first, said):
     reports = [drawn(seed, said=said) for seed in range(first, 20 if not first else 300)]
     assert [str(report) for report in reports if report.verdict == "different"] == []

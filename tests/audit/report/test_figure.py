@@ -9,6 +9,7 @@ from accumulation_harness.audit import audit
 from accumulation_harness.audit.report.figure import BAR, COLUMNS, MOST, Bar, Chart, decisive, lines
 from tests.audit import test_place
 from tests.audit.loops.frame import At, sgd
+from tests.slow import slow
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -30,7 +31,7 @@ def counting(counts):
     ("counts", "wanted"),
     [
         ((1, 0.5, 1, 1), ["█" * 32 + "┊", "█" * 16 + " " * 16 + "┊", "█" * 32 + "┊", "█" * 32 + "┊"]),
-        ((4, 4, 4, 4), ["█" * 8 + "┊" + "█" * 24] * 4),
+        slow((4, 4, 4, 4), ["█" * 8 + "┊" + "█" * 24] * 4),
         ((1, 1, -2, 1), ["█" * 16 + "┊", "█" * 16 + "┊", "▒" * 16 + "┊" + "▒" * 16, "█" * 16 + "┊"]),
         ((1, 1, 1, 1), []),
     ],
