@@ -60,7 +60,7 @@ def test_a_trial_of_a_large_model_keeps_what_its_arms_need_to_train(monkeypatch)
     monkeypatch.setattr("accumulation_harness.measure.lock_step.LARGE", 0)
     monkeypatch.setattr("accumulation_harness.measure.algebra.REMEMBERED_BYTES", 0)
     config = trial(
-        "workload.model=mlp workload.width=64 optimizer.name=adamw optimizer.lr=1e-3 effective_batch=8",
+        "workload.model=mlp workload.width=32 optimizer.name=adamw optimizer.lr=1e-3 effective_batch=8",
         "accumulation_steps=[2,4] steps=2 algebra_steps=2 nulls=1",
     )
     with memory.Live() as live:

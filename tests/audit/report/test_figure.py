@@ -53,7 +53,7 @@ def test_no_more_are_drawn_than_can_be_read():
 
 
 def test_a_difference_that_begins_in_a_module_is_marked_there():
-    train = test_place.planted(test_place.keeps_a_mean, "blocks.1.mlp.0")
+    train = test_place.planted(test_place.swaps_rows, "blocks.1.mlp.0")
     report = audit(train, batch_size=test_place.B, accumulation_steps=[3])
     tree = next(chart for chart in decisive(report) if "each module" in chart.title)
     first = [bar for bar in tree.bars if bar.is_first]

@@ -258,6 +258,7 @@ def test_a_script_is_run_where_it_changes_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"] and (tmp_path / "ckpt.pt").read_text() == "precious"
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_a_script_that_does_not_end_is_given_up(tmp_path):
     endless = "import subprocess, time\nprint('optimizer steps: 1 of one batch, 2 of micro-batches', flush=True)\n"
     output = scripts._output(endless + "subprocess.Popen(['sleep', '20'])\ntime.sleep(900)", tmp_path, 10.0)
