@@ -106,6 +106,7 @@ def test_the_noise_is_that_of_micro_batches_that_fit(monkeypatch):
     assert seen == [6, 4, 2, 1]
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_the_command(capsys):
     assert command.main(["norm=batch", "workload=digits_mlp", "effective_batch=16", "steps=4"]) == 0
     table, _, told = capsys.readouterr().out.partition("\none sample takes")

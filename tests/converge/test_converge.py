@@ -56,6 +56,7 @@ def test_a_curve_is_drawn_where_its_loss_is():
     assert "s" not in at[curve.WIDTH - 1] and at[curve.WIDTH - 1][-1] in "L░" and legend.endswith("* several")
 
 
+@pytest.mark.slow  # a part of continuous integration
 def test_the_command(tmp_path):
     (tmp_path / "own.py").write_text(TASK)
 
