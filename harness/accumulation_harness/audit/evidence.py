@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -542,7 +543,7 @@ class Intervention:
     rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
-    each: int = 1  # steps of this run to one of the followed run's: what its micro-batches give on their own
+    each: tuple[int, ...] = ()  # its steps up to each one of the followed run's: what micro-batches give on their own
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     redraw: int | None = None  # window before which every generator draws a number more
     note: frozenset[str] = frozenset()  # paths of what is kept whole as windows begin
@@ -557,6 +558,10 @@ class Intervention:
     place: int | None = None  # window whose modules' inputs, outputs and slopes are kept
     inside: str | None = None  # path of a module of which every operation is kept there
     disable: frozenset[Layer] = frozenset()  # no dropout; running statistics instead of the batch's
+
+    def led(self, steps: int) -> int:
+        """How many steps the followed run has taken where this one has taken so many."""
+        return bisect_right(self.each, steps) if self.each else steps
 
 
 WATCH = Intervention()

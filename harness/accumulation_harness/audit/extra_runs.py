@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
@@ -121,7 +122,15 @@ def explained(compared: Sequence[Facts]) -> list[Finding]:
     found = [finding for item in compared for finding in explain(item.run, item.steps)]
     if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
         found = [f for f in found if not f.unreproduced]
-    return first_of_each(found)
+    windows = {item.run.track: item.run.mine.backwards for item in compared}
+    ends = {windows.get(f.track or ""): f.optimizer_step for f in found if f.cause is Cause.window_misplaced}
+
+    def is_in_time(f: Finding) -> bool:
+        """Optimizers that step together have the same windows: what comes after a misplaced one is no fault of another."""
+        end = ends.get(windows.get(f.track or ""))
+        return f.cause is Cause.window_misplaced or end is None or f.optimizer_step is None or f.optimizer_step < end
+
+    return first_of_each([f for f in found if is_in_time(f)])
 
 
 def _is_marginal(judged: Judged, roundoff: float) -> bool:
@@ -155,7 +164,7 @@ class ExtraRuns:
             judged = self._looked_into(judged)
         if not judged.settled:
             judged = self._without_layers(judged)
-        if judged.open and (judged.is_handed or any(step.without_terms or not step.backwards for step in judged.off)):
+        if judged.open:
             judged = self._one_by_one(judged)
         if judged.open and judged.is_handed:
             judged = self._at_another_n(judged)
@@ -312,24 +321,27 @@ class ExtraRuns:
         first, n = judged.off[0], self.n
         if judged.run.ranks > 1 or judged.said:
             return judged
-        usual = Intervention(follow=self.family.reference, each=n)
+        usual = [max(1, len(step.theirs.backwards)) for step in judged.compared[0].steps]
+        sizes = [step.backwards // k or n for step, k in zip(judged.compared[0].steps, usual, strict=True)]
+        ends = (0, *accumulate(sizes))
+        alone = Intervention(follow=self.family.reference, each=ends[1:])
 
         def given(what: Intervention, last: StepFacts) -> list[list[Vector]]:
-            run = self.runs.alone(n, (last.step + 1) * n, self.family.options, what)
+            run = self.runs.alone(n, ends[last.step + 1], self.family.options, what)
             return [[step.unclipped for step in effective(track)] for track in run.tracks]
 
-        every = given(usual, judged.off[-1])
+        every = given(alone, judged.off[-1])
         if len(every) != len(judged.compared):
             return judged
 
         def of(step: StepFacts, each: Sequence[Vector]) -> dict[str, Any]:
-            own = tuple(each[step.step * n : (step.step + 1) * n])
+            own = tuple(each[ends[step.step] : ends[step.step + 1]])
             return {"alone": own} if all(vector.shape == step.a.shape for vector in own) else {}
 
         judged = judged.learning(lambda place, step: of(step, every[place]))
-        if not (judged.is_handed and any(step.unlike_alone == () and not step.counted for step in judged.off)):
+        if not (judged.is_handed and any(step.own_rows for step in judged.off)):
             return judged
-        other = given(replace(usual, leaves=first.step * n), first)
+        other = given(replace(alone, leaves=ends[first.step]), first)
         pairs = [pair for own, left in zip(every, other, strict=False) for pair in zip(own[1:], left[1:], strict=False)]
         leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in pairs)
         return judged.learning(lambda *_: {"leaves": leaves})
@@ -352,7 +364,8 @@ class ExtraRuns:
     def _paced(self, judged: Judged) -> Judged:
         """With the learning rates of N=1 at as many steps as there are micro-batches."""
         steps = max(len(item.steps) for item in judged.compared) * self.n
-        run = self.runs.alone(self.n, steps, self.family.options, Intervention(follow=self.family.reference, each=self.n))
+        alone = Intervention(follow=self.family.reference, each=tuple(range(self.n, steps + 1, self.n)))
+        run = self.runs.alone(self.n, steps, self.family.options, alone)
         if run.error is not None or len(run.tracks) != len(judged.compared) or judged.said:
             return judged
         pairs = zip(judged.compared, run.tracks, strict=True)

@@ -125,10 +125,12 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
             break
         places, size = np.flatnonzero(off).tolist(), norm(sizes[off])
         own = mine.elements(places)
+        by_itself, cut, usual = _apart(mine, theirs, own)
         return replace(
             whole,
-            mine=of_tensors(mine, places),
-            theirs=of_tensors(theirs, places),
+            mine=of_tensors(cut, places),
+            theirs=of_tensors(usual, places),
+            by_itself=by_itself,
             before=of_tensors(whole.before, places) if whole.before else None,
             nulls=[of_tensors(null, places) for null in whole.nulls],
             keep=whole.keep[own],
@@ -138,6 +140,25 @@ def _alone(whole: StepFacts, allowed: Sequence[Vector]) -> StepFacts:
             only=tuple(mine.tensors[place][0] for place in places),
         )
     return whole
+
+
+def _apart(mine: Step, theirs: Step, own: np.ndarray) -> tuple[bool, Step, Step]:
+    """Without the backwards that reach other elements alone, where a window has as many of them at N=1: of no micro-batch.
+
+    Returns:
+        Whether there are some and all others reach these elements alone; both steps.
+    """
+    given, usual = ([b for b in step.backwards if b.contribution is None or b.contribution[own].any()] for step in (mine, theirs))
+    away = len(theirs.backwards) - len(usual)
+    if not (given and usual) or not away or len(mine.backwards) - len(given) != away or len(given) <= away:
+        return False, mine, theirs
+    others = np.delete(np.arange(mine.gradient.size), own)
+    alone = not any(b.contribution is None or b.contribution[others].any() for b in given)
+    cut = [
+        replace(step, backwards=(replace(kept[0], start=step.backwards[0].start), *kept[1:]))
+        for step, kept in ((mine, given), (theirs, usual))
+    ]
+    return alone, cut[0], cut[1]
 
 
 def _update(whole: StepFacts, allowed: Aligned) -> Update:

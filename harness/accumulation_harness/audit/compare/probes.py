@@ -34,6 +34,7 @@ class RowFacts:
     residual: float  # largest relative distance of a row's slope from a multiple of the reference's
     factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
     tokens: bool = False  # whether residual and factors are of the positions of a row, since rows are no multiples
+    first: float = 0.0  # residual of those of the window's first micro-batch, whose places are those at N=1
 
     @property
     def what(self) -> str:
@@ -126,7 +127,9 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
     if not used:
         return None
     outputs = [finite(distance(a.output, b.output)) for a, b in used]
-    return replace(_slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]), outputs=max(outputs))
+    slopes = [(a.micro_batch, a.slope, b.slope) for a, b in used]
+    first = _slopes([pair for pair in slopes if not pair[0]]).residual
+    return replace(_slopes(slopes), outputs=max(outputs), first=first)
 
 
 def _slopes(pairs: Sequence[Pair]) -> RowFacts:

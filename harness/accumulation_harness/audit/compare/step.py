@@ -113,6 +113,7 @@ class StepFacts:
     g: Vector  # [P]
     gate: float  # largest relative distance of gradients that rounding explains
     only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
+    by_itself: bool = False  # whether what reaches these reaches no others, which a backward for the whole window does
     buffers: tuple[str, ...]  # that have moved otherwise than the reference's
     update: Update = Update()
     tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
@@ -227,6 +228,12 @@ class StepFacts:
         """a - g from a multiple of something that has an entry for each parameter."""
         return off_line(self.a - self.g, direction) if self._predicted and self.a.size >= FEWEST else math.inf
 
+    def added_along(self, direction: Vector) -> float:
+        """What a holds beside what autograd gave, from a multiple of it: added by hooks, or to the sum."""
+        bare = _bare(self.mine) if self._predicted else np.zeros(0)
+        added = bare.shape == self.a.shape and distance(self.a, bare) > self.gate
+        return off_line(self.a - bare, direction) if added else math.inf
+
     @property
     def sum_is_known(self) -> bool:
         """Whether predictions are made of s, which may be zero."""
@@ -315,6 +322,13 @@ class StepFacts:
                 return False
         return bool(clipped) and max(clipped + others) <= min(clipped) * (1 + SAME_NORM)
 
+    @property
+    def clipped_alone(self) -> float:
+        """a from the sum of what makes up g of what the micro-batches give on their own, each brought to at most one norm."""
+        right = self.of_alone[1]
+        parts = [w * own for w, own in zip(right.weights, self.probe.alone, strict=False)]
+        return clipped_parts(self.a, parts) if self.is_of_alone and self.a.size >= FEWEST else math.inf
+
     @cached_property
     def clipped_parts(self) -> float:
         """a from the sum of what the backwards gave, each brought to at most one norm: as a whole, or tensor by tensor."""
@@ -395,6 +409,11 @@ class StepFacts:
             return None if part is None else own
         order = sorted(enumerate(self.probe.alone), key=lambda one: one[0] != own)
         return next((place for place, alone in order if off_line(part, alone) <= self.gate), None)
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether each micro-batch gives what it gives on its own, and no weights of them the reference's gradient."""
+        return self.unlike_alone == () and not self.counted and self.parts.residual > self.gate
 
     @property
     def of_alone(self) -> tuple[WeightedSum, WeightedSum]:

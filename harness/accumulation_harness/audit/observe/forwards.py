@@ -24,6 +24,7 @@ class RowsOfForward:
     """The rows that one outermost forward was given."""
 
     rows: list[tuple[str, int]]  # fingerprint and length
+    module: int  # which it is of
     broken: bool = False  # whether a non-finite value went in or came out
     leads: bool = True  # whether it is one of the model that is called first
     computed: bool = False  # whether they were made from weights: other weights make other rows
@@ -61,21 +62,19 @@ class Forwards:
         self.count, self.draws, self.outside = 0, False, False
         self.seen: list[RowsOfForward] = []  # forwards since the last backward
         self.unsharded.clear()
-        self.pending = [forward for forward in self.pending if not forward.reached] if self._any_reached else []
+        reached = any(forward.reached for forward in self.pending)
+        self.pending = [forward for forward in self.pending if not forward.reached] if reached else []
         self.first: nn.Module | None = None
         self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
         self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
         self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
 
     @property
-    def _any_reached(self) -> bool:
-        return any(forward.reached for forward in self.pending)
-
-    @property
     def rows(self) -> list[tuple[str, int]]:
         """Fingerprint and length of the rows of the backward under way: of the forwards it came to; of all, if it came to none.
 
         Pipelines run the forwards of several micro-batches first, and some of zeros, for shapes, that no backward comes to.
+        Several models may see the same rows: those of one of them count.
         """
         return [row for forward in self._chosen for row in forward.rows]
 
@@ -86,7 +85,8 @@ class Forwards:
 
     @property
     def _chosen(self) -> list[RowsOfForward]:
-        return [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
+        reached = [forward for forward in self.pending if forward.reached]
+        return [one for one in reached if one.module == reached[0].module] or [one for one in self.pending if one.leads]
 
     @property
     def broken(self) -> int:
@@ -157,12 +157,14 @@ class Forwards:
         rows = fingerprints(args, kwargs, self.run.batch_size)
         given = list(tensors_in([*args, kwargs]))
         computed = any(t.grad_fn is not None for t in given)
-        forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first, computed)
+        forward = RowsOfForward(rows, id(module), broken(output) or broken(list(args)), module is self.first, computed)
         self.seen.append(forward)
-        of_data = forward.leads and not any(_memory(t) in self.produced for t in given)
+        of_data = not any(_memory(t) in self.produced for t in given)
         if self.probing:
             names = [row for row, _ in rows]
-            self.outputs += [(names if of_data else self._of_the_same_samples(names, output), output) for output in outputs]
+            self.outputs += [
+                (names if of_data and forward.leads else self._of_the_same_samples(names, output), output) for output in outputs
+            ]
             self._watch_slopes(forward, outputs)
         if of_data:
             self.pending.append(forward)

@@ -124,7 +124,7 @@ class Handed:
 
     def _led(self) -> Vector | None:
         """The weights that the followed run had by now, where it kept all of them."""
-        followed, step = self.what.follow, len(self.track.steps) // self.what.each
+        followed, step = self.what.follow, self.what.led(len(self.track.steps))
         track = next((one for one in followed.tracks if one.name == HANDED), None) if followed is not None else None
         if track is None or step > len(track.steps) or track.tensors != self.track.tensors or track.steps[0].kept:
             return None

@@ -37,7 +37,7 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
     track = _followed(what, index)
     # an optimizer may begin with a step that only prepares, and moves nothing (SOAP's basis)
     moving = [place for place, one in enumerate(track.steps) if one.effective] if track is not None else []
-    step_there = (step + 1) // what.each - 1
+    step_there = what.led(step + 1) - 1
     if track is not None and step_there < len(moving):
         _follow(live, track, moving[step_there] if step_there >= 0 else -1)
     if what.perturb:

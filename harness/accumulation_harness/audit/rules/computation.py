@@ -384,20 +384,29 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
     """By what each micro-batch gives on its own at N=1."""
     counted, taken = facts.counted, facts.of_alone[0].weights
     counting = tuple(w for w in counted if abs(w) > UNEQUAL)
-    if counted and min(taken) > 0 and equal(taken):  # means of micro-batches, averaged or added
+    if facts.clipped_alone <= facts.gate < facts.line:
+        message = "what micro-batches give on their own is clipped or scaled to one norm before it is added"
+        yield at(facts, Cause.clip_per_micro_batch, "predicted", message, counted=counted)
+    elif counted and min(taken) > 0 and equal(taken):  # means of micro-batches, averaged or added
         parts = WeightedSum(tuple(1 / w for w in counting), 0.0, 1.0)
         yield from own_means(facts.but(parts=parts, backwards=len(counting)))
     elif counting and min(counting) > 0 and equal(counting):
         message = f"not every micro-batch of the window reaches the step: {told(counted)}"
         yield at(facts, Cause.micro_batches_lost, "predicted", message, counted=counted)
-    elif facts.unlike_alone == () and not counted and is_handed(facts.mine) and _outside(facts):
-        if facts.raw.distance <= COARSE_GATE:
+    elif facts.own_rows and _undisturbed(facts) and (is_handed(facts.mine) or _first_rows_differ(facts)):
+        if is_handed(facts.mine) and facts.raw.distance <= COARSE_GATE:
             return  # an arithmetic that is not known may make it
         message = (
             "each micro-batch gives what it gives on its own, and the whole batch something else: what is computed of a row "
             "depends on the rows beside it (pairs, a divisor or baseline of the micro-batch, statistics)"
         )
         yield at(facts, Cause.non_separable_loss, "gradient", message)
+
+
+def _first_rows_differ(facts: StepFacts) -> bool:
+    """Whether those of the first micro-batch do, which have the same places at N=1: it is not their place that matters."""
+    rows = facts.probe.by_row
+    return rows is not None and rows.first > same_row(facts)
 
 
 def _by_number(facts: StepFacts) -> Iterator[Finding]:

@@ -190,7 +190,16 @@ def left_out(compared: Sequence[Facts]) -> list[Finding]:
 
 
 def _seen_closely(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
-    """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were."""
+    """Without what is unexplained where contributions were not kept, if a cause explains ENOUGH steps at which they were.
+
+    And without what is said of some tensors there, where it is known of them that no backward reaches others as well.
+
+    Returns:
+        The findings that are left.
+    """
+    if any(facts.by_itself for facts in steps):
+        shared = {facts.step for facts in steps if facts.only and not facts.by_itself}
+        found = [f for f in found if f.optimizer_step not in shared or f.kind != "predicted"]
     kept = {facts.step for facts in steps if facts.kept and not facts.gradients_agree}
     nameless = [f for f in found if f.cause is Cause.unexplained and f.optimizer_step is not None]
     if len(kept) < ENOUGH or len(nameless) == len(found) or any(f.optimizer_step in kept for f in nameless):

@@ -57,7 +57,7 @@ def _moves(facts: StepFacts) -> Iterator[Finding]:
     times, (apart, along) = len(facts.mine.moves), facts.moved_apart
     if times > len(facts.theirs.moves):
         moved = np.sum(facts.mine.moves, axis=0)
-        along, names = cosine(moved, facts.mine.before), _moving(facts.mine, moved)
+        along, names = cosine(moved[moved != 0], facts.mine.before[moved != 0]), _moving(facts.mine, moved)
         shrinking = f"the parameters shrink {times} times in the window, outside the optimizer's step"
         inside = f"{names} move {times} times inside the window"
         if facts.descends and not along < SHRINKING:
@@ -186,7 +186,7 @@ def _scaled(facts: StepFacts) -> Iterator[Finding]:
             message = f"the undivided sum is clipped, and divided by {facts.accumulation_steps} afterwards"
         elif facts.consumed.distance <= facts.gate:
             message += "; active clipping hides it in this run"
-        if facts.only and cause not in (Cause.short_window_divided_by_n, Cause.clip_before_unscale):
+        if facts.only and not facts.by_itself and cause not in (Cause.short_window_divided_by_n, Cause.clip_before_unscale):
             if _not_the_sum(facts):
                 return  # not the backwards gave it
             cause = Cause.auxiliary_loss_scale
@@ -301,9 +301,9 @@ def _regulariser(facts: StepFacts) -> Iterator[Finding]:
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
     weights = facts.mine.before
     for direction, what in ((weights, "the parameters"), (np.sign(weights), "the signs of the parameters")):
-        if (fit := facts.along(direction)) <= known:
+        if facts.kept and (fit := facts.along(direction)) <= known:
             cause, message = Cause.auxiliary_loss_scale, "a penalty is not divided over the micro-batches"
-            if facts.sums <= facts.gate < facts.own_sum:  # no backward gave it
+            if facts.added_along(direction) <= known:  # no backward gave it
                 cause, message = Cause.weight_decay_per_micro_batch, "it is added to what the backwards gave more often"
             yield at(facts, cause, "predicted", f"the gradients differ by a multiple of {what}: {message}", fit=fit)
 

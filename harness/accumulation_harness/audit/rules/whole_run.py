@@ -199,7 +199,8 @@ def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         "rows_unknown_to_reference": run.foreign,
     }
     found = islice(_structure(run, steps), 1)
-    return [finding(run, place, cause, "seen", message, **evidence) for place, cause, message in found]
+    kinds: dict[Cause, Kind] = {Cause.unexplained: "gradient"}
+    return [finding(run, place, cause, kinds.get(cause, "seen"), message, **evidence) for place, cause, message in found]
 
 
 def _windows(seen: RunSeen) -> dict[str, Any]:
@@ -263,6 +264,11 @@ def _other_rows(run: RunFacts, facts: StepFacts) -> tuple[Cause, str]:
         return Cause.window_misplaced, f"the windows hold {run.foreign} rows that N=1 leaves out"
     if run.foreign and any(b.outside for b in facts.mine.backwards):
         return Cause.stochastic_layers, "the rows themselves are drawn at random per micro-batch"
+    if run.foreign and facts.own_rows and (facts.theirs.rows or {}).keys().isdisjoint(facts.mine.backwards[0].rows or ()):
+        message = (
+            "the windows hold rows that N=1 never saw, and each micro-batch gives what it gives on its own: rows are mixed in it"
+        )
+        return Cause.non_separable_loss, message
     if run.foreign:
         message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
         return Cause.unexplained, message
