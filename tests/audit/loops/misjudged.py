@@ -135,4 +135,72 @@ def unused_weights(at):
     return {"loss": loss, "windows": full_windows, "after_step": lambda: at.model["spare"][0].data.mul_(0.99**at.n)}
 
 
+@loop("weight_decay_per_micro_batch")
+def decay_by_hooks(at):
+    """A hook on each parameter adds a multiple of it to every gradient."""
+    for p in at.model.parameters():
+        p.register_hook(lambda gradient, p=p: gradient + 0.02 * p.detach())
+    return _by_n(at)
+
+
+@loop("weight_decay_per_micro_batch")
+def matrices_shrink(at):
+    """After every micro-batch; biases stay."""
+    return _by_n(at, after_backward=lambda: [p.data.mul_(0.99) for p in at.model.parameters() if p.ndim > 1])
+
+
+@loop("loss_not_divided")
+def another_model_first(at):
+    """Its outputs of all rows are never differentiated."""
+    data.model()(X)
+    return {"loss": own_mean, "windows": full_windows}
+
+
+def _mixed(mate):
+    """Rows are mixed with others; `mate`: which, of the micro-batch's rows and the window's."""
+    return lambda model, ids, window: ce(model((X[ids] + X[mate(ids, window)]) / 2), Y[ids], reduction="sum") / len(window)
+
+
+@loop("non_separable_loss")
+def mixed_within_micro_batches(at):
+    return {"loss": _mixed(lambda ids, _: ids.flip(0))}
+
+
+@loop()
+def mixed_within_windows(at):
+    return {"loss": _mixed(lambda ids, window: window.flip(0)[(ids[:, None] == window).nonzero()[:, 1]])}
+
+
+@loop("non_separable_loss")
+def prior_of_the_micro_batch(at):
+    """Frequencies of its classes are added to the outputs."""
+    prior = lambda y: (torch.bincount(y, minlength=4) + 1.0).log()  # noqa: E731
+    return {"loss": lambda model, ids, window: frame.share(model(X[ids]) + prior(Y[ids]), ids, window)}
+
+
+def _cached(at, factor):
+    """Gradients of the outputs, and of a temperature, are computed for the whole window first; micro-batches pass theirs back."""
+    heat, parts = nn.Parameter(torch.ones(())), {}
+    at.optimizer.add_param_group({"params": [heat]})
+
+    def loss(model, ids, window):
+        if ids[0] == window[0]:
+            outputs = torch.cat([model(X[i]).detach() for i in window.split(len(ids))]).requires_grad_()
+            ce(heat * outputs @ outputs.T, torch.arange(len(window))).backward()
+            parts.update(zip(window.tolist(), outputs.grad, strict=True))
+        return (model(X[ids]) * torch.stack([parts[row] for row in ids.tolist()])).sum() * factor
+
+    return {"loss": loss, "windows": full_windows}
+
+
+@loop()
+def cached_gradients(at):
+    return _cached(at, 1)
+
+
+@loop("loss_divided_twice")
+def cached_gradients_divided(at):
+    return _cached(at, 1 / at.n)
+
+
 RIGHT, WRONG = frame.tables(globals())
