@@ -47,7 +47,7 @@ def _unknown(allowed: Sequence[Finding], result: ArmResult) -> str:
         f.kind not in (*BESIDE, "update", "schedule") for f in allowed
     ):
         what = "gradients were not compared"
-    elif any(f.kind not in BESIDE or f.cause is Cause.unexplained for f in allowed):
+    elif any(f.kind not in BESIDE or not f.is_named for f in allowed):
         what = "updates were not compared"
     else:
         return result.empty

@@ -524,14 +524,19 @@ class Finding:
         return self.location.site if self.location is not None and self.location.site.line else None
 
     @property
+    def is_named(self) -> bool:
+        """Whether it has a cause."""
+        return self.cause is not Cause.unexplained
+
+    @property
     def nameless(self) -> bool:
         """Whether a gradient differs, and no cause says how."""
-        return self.cause is Cause.unexplained and self.kind == "gradient"
+        return not self.is_named and self.kind == "gradient"
 
     @property
     def unreproduced(self) -> bool:
         """Whether a gradient or a learning rate differs in a way that no cause's prediction reproduces."""
-        return self.kind == "gradient" or (self.kind == "schedule" and self.cause is Cause.unexplained)
+        return self.kind == "gradient" or (self.kind == "schedule" and not self.is_named)
 
 
 @dataclass(frozen=True, kw_only=True)

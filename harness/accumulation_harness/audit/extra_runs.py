@@ -123,12 +123,13 @@ def explained(compared: Sequence[Facts]) -> list[Finding]:
     if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
         found = [f for f in found if not f.unreproduced]
     windows = {item.run.track: item.run.mine.backwards for item in compared}
-    ends = {windows.get(f.track or ""): f.optimizer_step for f in found if f.cause is Cause.window_misplaced}
+    misplaced = [f for f in found if f.cause is Cause.window_misplaced]
+    ends = {windows.get(f.track or ""): f.optimizer_step for f in misplaced}
 
     def is_in_time(f: Finding) -> bool:
         """Optimizers that step together have the same windows: what comes after a misplaced one is no fault of another."""
         end = ends.get(windows.get(f.track or ""))
-        return f.cause is Cause.window_misplaced or end is None or f.optimizer_step is None or f.optimizer_step < end
+        return f in misplaced or end is None or f.optimizer_step is None or f.optimizer_step < end
 
     return first_of_each([f for f in found if is_in_time(f)])
 
@@ -170,7 +171,7 @@ class ExtraRuns:
             judged = self._at_another_n(judged)
         if not (judged.settled or judged.is_handed):
             judged = self._placed(judged)
-        if any(f.kind == "schedule" and f.cause is Cause.unexplained for f in judged.found):
+        if any(f.kind == "schedule" and not f.is_named for f in judged.found):
             judged = self._paced(judged)
         return judged.compared, judged.found
 
@@ -242,7 +243,7 @@ class ExtraRuns:
         if _is_marginal(judged, reference.roundoff):
             return {"perturb": FURTHER, "arithmetic": reference.arithmetic}
         small = 0 < max((step.raw.distance for step in judged.off), default=0.0) <= COARSE_GATE
-        if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in judged.found)):
+        if reference.roundoff == FLOAT32 and (small or any(not f.is_named for f in judged.found)):
             return {"rounded_once": True}
         return {}
 

@@ -161,20 +161,11 @@ class StepFacts:
         return self.gradients_agree and self.update.agrees
 
     @property
-    def goes_along(self) -> bool:
-        """Whether the step moves the parameters, or those alone that move otherwise, in the reference's direction."""
-        return off_line(*self._movements) <= self.update.gate
-
-    @property
     def goes(self) -> float:
-        """Times as far as in the reference."""
-        return proportion(*self._movements)[0]
-
-    @property
-    def _movements(self) -> tuple[Vector, Vector]:
+        """Times as far as the reference the step moves the parameters, or those alone that move otherwise; 0: elsewhere."""
         own = [part for name, part in slices(self.mine).items() if not self.update.only or name in self.update.only]
         a, b = (np.concatenate([step.movement[part] for part in own]) for step in (self.mine, self.theirs))
-        return a, b
+        return proportion(a, b)[0] if off_line(a, b) <= self.update.gate else 0.0
 
     @property
     def accumulation_steps(self) -> int:

@@ -34,7 +34,7 @@ def meaning(finding: Finding) -> Meaning:
     Returns:
         Its sentence and its remedy.
     """
-    if finding.cause is not Cause.unexplained:
+    if finding.is_named:
         return MEANINGS[finding.cause]
     known = (
         (PLACED, finding.evidence.get("module")),

@@ -55,7 +55,7 @@ def other_computation(facts: StepFacts) -> list[Finding]:
         return found
     for rule in RULES:
         if found := [*rule(facts)]:
-            return found if found[0].cause is Cause.unexplained else [*found, *_whole_beside(facts)]
+            return found if not found[0].is_named else [*found, *_whole_beside(facts)]
     message, counted = _without_a_name(facts)
     return [at(facts, Cause.unexplained, "gradient", message, counted=counted)]
 
@@ -299,12 +299,13 @@ def _cached_weights(facts: StepFacts) -> Iterator[Finding]:
 
 def _random_draws(facts: StepFacts) -> Iterator[Finding]:
     known = facts.candidate.dropout_calls or facts.candidate.norm_calls or facts.rows == "different"
-    if _outside(facts) and facts.drawn_inside and not known:
-        yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn inside the forward")
-    elif facts.drawn_between and _outside(facts) and not known:
-        yield at(facts, Cause.stochastic_layers, "gradient", "random numbers are drawn by the loop for every micro-batch")
-    elif facts.drawn_between and facts.sums <= facts.gate:
+    message = ""
+    if _outside(facts) and not known:
+        message = "random numbers are drawn inside the forward" if facts.drawn_inside else ""
+        message = message or ("random numbers are drawn by the loop for every micro-batch" if facts.drawn_between else "")
+    if not message and facts.drawn_between and facts.sums <= facts.gate:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
+    if message:
         yield at(facts, Cause.stochastic_layers, "gradient", message)
 
 

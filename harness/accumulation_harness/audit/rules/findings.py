@@ -68,14 +68,14 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         said = explain_step(facts, judge_update=pure and facts.step < changed)
         pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
-            said = [one for one in said if one.cause is not Cause.unexplained]
+            said = [one for one in said if one.is_named]
         found += said
         differed = differed or not facts.agrees
         nothing_seen = not facts.backwards and not facts.theirs.backwards
         if not facts.agrees and nothing_seen and (stands_in(facts.mine) or not is_handed(facts.mine)):
             break  # its state may be another from here on
     if broken_off:  # rates of before are no consequence
-        found += [f for f in rated if f.cause is not Cause.unexplained and (f.optimizer_step or 0) < limit]
+        found += [f for f in rated if f.is_named and (f.optimizer_step or 0) < limit]
     else:
         found += rated + counters(run)
         goes_elsewhere = any(is_handed(facts.mine) and not facts.agrees for facts in steps)
@@ -133,7 +133,7 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
 
 def _by_own_state(found: list[Finding], run: RunFacts) -> list[Finding]:
     """Arrays handed over, equal gradients, another update: what rules say of it, or what local variables keep beside weights."""
-    others = [f for f in found if f.cause is Cause.unexplained and f.kind == "update"]
+    others = [f for f in found if not f.is_named and f.kind == "update"]
     if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
         cause, message = FED[way]
         return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
@@ -201,7 +201,7 @@ def _seen_closely(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
         shared = {facts.step for facts in steps if facts.only and not facts.by_itself}
         found = [f for f in found if f.optimizer_step not in shared or f.kind != "predicted"]
     kept = {facts.step for facts in steps if facts.kept and not facts.gradients_agree}
-    nameless = [f for f in found if f.cause is Cause.unexplained and f.optimizer_step is not None]
+    nameless = [f for f in found if not f.is_named and f.optimizer_step is not None]
     if len(kept) < ENOUGH or len(nameless) == len(found) or any(f.optimizer_step in kept for f in nameless):
         return found
     return [f for f in found if f not in nameless]
@@ -398,5 +398,5 @@ def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
     return [
         replace(one, steps=tuple(sorted(steps[key])), evidence={**one.evidence, "steps": sorted(steps[key])})
         for key, one in kept.items()
-        if one.cause is not Cause.unexplained or one.accumulation_steps not in explained or one.unreproduced
+        if one.is_named or one.accumulation_steps not in explained or one.unreproduced
     ]

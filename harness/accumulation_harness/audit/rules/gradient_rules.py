@@ -89,24 +89,23 @@ def _moved(facts: StepFacts, along: float, shrinking: str, otherwise: str, **by:
 
 
 def _loss_scale(facts: StepFacts) -> Iterator[Finding]:
-    scales, calls = {b.scale for b in facts.mine.backwards}, facts.mine.calls
-    inside = calls[: len(calls) - len(facts.mine.calls_after)].count("unscale")
+    scales, inside, message = {b.scale for b in facts.mine.backwards}, facts.mine.calls_inside.count("unscale"), ""
     if len(scales) > 1:
         message = f"the loss scale changes inside the window ({len(scales)} values)"
-        yield at(facts, Cause.scaler_updated_in_window, "seen", message)
     elif inside and facts.sums <= facts.gate:
         message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
+    if message:
         yield at(facts, Cause.scaler_updated_in_window, "seen", message, times=inside)
 
 
 def _clipped_inside(facts: StepFacts) -> Iterator[Finding]:
-    norms, inside = facts.norms_inside, facts.mine.clips_inside if not facts.clips_scaled else 0
+    norms, inside, message = facts.norms_inside, facts.mine.clips_inside if not facts.clips_scaled else 0, ""
     if inside and (facts.scaled_sum <= facts.gate or (not facts.theirs.clips_inside and _not_the_sum(facts))):
         message = f"clipped {inside} times inside the window"
         message += "; unclipped, the sum is the full gradient" if facts.scaled_sum <= facts.gate else ""
-        yield at(facts, Cause.clip_per_micro_batch, "seen", message)
     elif len(norms) > 1 and np.ptp(norms) <= ONE_NORM * max(norms) and facts.sums <= facts.gate:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
+    if message:
         yield at(facts, Cause.clip_per_micro_batch, "seen", message, norms_after_scaling=norms)
 
 
@@ -236,12 +235,12 @@ def _miscounted(facts: StepFacts) -> Iterator[Finding]:
 
 def _foreign(facts: StepFacts) -> Iterator[Finding]:
     """Gradients of a loss that is not this optimizer's."""
-    begun_with = [b.start for b in facts.mine.backwards[:1]]
+    message = ""
     if facts.without_foreign <= facts.gate:
         message = "another optimizer's loss has left gradients in the window; without its backward passes the sum is right"
-        yield at(facts, Cause.foreign_gradients, "predicted", message, fit=facts.without_foreign)
-    elif begun_with == ["changed"] and facts.sum_times(1.0) <= facts.gate:
+    elif [b.start for b in facts.mine.backwards[:1]] == ["changed"] and facts.sum_times(1.0) <= facts.gate:
         message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
+    if message:
         yield at(facts, Cause.foreign_gradients, "predicted", message)
     else:
         yield from not_of_the_loss(facts)
@@ -363,9 +362,9 @@ def _update(facts: StepFacts) -> Iterator[Finding]:
     elif update.state_distance > update.state_gate:
         cause = Cause.optimizer_state_per_micro_batch
         message = "equal gradients, but the optimizer's state advanced differently"
-    elif update.only or facts.goes_along:
+    elif update.only or facts.goes:
         message += f" of {', '.join(update.only[:4])}" if update.only else ""
-        message += f", {facts.goes:.4g} times that of N=1: as another learning rate makes it" if facts.goes_along else ""
+        message += f", {facts.goes:.4g} times that of N=1: as another learning rate makes it" if facts.goes else ""
     yield at(
         facts,
         cause,

@@ -50,7 +50,7 @@ def located(finding: Finding, run: Run) -> Finding:
     Returns:
         The finding, with file and line where they are known.
     """
-    asked = OF_KINDS.get(finding.kind) if finding.cause is Cause.unexplained else None
+    asked = OF_KINDS.get(finding.kind) if not finding.is_named else None
     calls = CALLS.get(finding.cause, LOSS) if asked is None else asked
     seen = [(site, call, count) for call in calls for site, count in run.sites.get(call, {}).items()]
 
