@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.judge.cause import Cause, Causes
-from accumulation_harness.judge.gates import ALGEBRA_GATE, CLEAR_LEAST, RESOLVED
+from accumulation_harness.judge.gates import ALGEBRA_GATE, CLEAR_LEAST, COMPARABLE, RESOLVED
 from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
@@ -229,14 +229,14 @@ class Probe:
             if own[0] > ALGEBRA_GATE and taken is not None:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
             return dataclasses.replace(found, loss_error=min(own))
-        within = self._within(taken, loss) if stepped_once and taken is not None else Within()
-        if not within.is_exact or error <= CLEAR_LEAST:
-            resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
-            if RESOLVED * resolution < error <= CLEAR_LEAST:
-                resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
-            if error <= RESOLVED * resolution:
-                return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
+        resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
+        resolution = self._bounded(resolution, self._in_parts(seen), gradient)
+        if RESOLVED * resolution < error <= CLEAR_LEAST:
+            resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
+        if error <= RESOLVED * resolution:
+            return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if taken is not None:
+            within = self._within(taken, loss) if stepped_once else Within()
             is_known = within.is_exact or not stepped_once or not bool(torch.isfinite(taken.consumed).all())
             errors = within.errors if is_known else self._errors(label, taken, within)
             is_furthest, self.furthest[label] = not error <= self.furthest[label], max(error, self.furthest[label])
@@ -269,9 +269,10 @@ class Probe:
             return 0.0
         others = [*(compute(state)[1] for state in self._moved_by_rounding(seen)), *self._added_up(seen, inside)]
         moved = [clipped(one, seen.arm.clip_norm) for one in others]
-        worst_error = 0.0
+        in_parts, worst_error = self._in_parts(seen), 0.0
         for k in suspects.nonzero().flatten().tolist():
             resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
+            resolved = self._bounded(resolved, in_parts[places[k]], seen.exact[places[k]])
             error = float(gaps[k] / lengths[k])
             worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
         return worst_error
@@ -312,6 +313,24 @@ class Probe:
             The gradient, or nothing.
         """
         return [self._parts(seen.in_its_order, inside).gradient] if seen.is_whole else []
+
+    def _in_parts(self, seen: ConsumedWindow) -> Tensor:
+        """[P] the window's gradient by forwards of its micro-batches; NaN where these compute something else or are not known."""
+        if not seen.is_whole or self.contexts:
+            return torch.full_like(seen.exact, math.nan)
+        return self._at(seen.in_its_order, Inside(statistics=True))(seen.state)[1]
+
+    def _bounded(self, resolution: float, in_parts: Tensor, exact: Tensor) -> float:
+        """A resolution, but no more than COMPARABLE times what forwards of the micro-batches at the same weights show.
+
+        Weights that stand on a kink (pruned, clipped to a limit, the largest of a quantised row) leave it when they are moved,
+        and what moves then is no rounding of the loop's.
+
+        Returns:
+            The smaller one; the resolution as it is where `in_parts` is not known.
+        """
+        bound = COMPARABLE * max(relative_distance(in_parts, exact), self.by)  # NaN stays
+        return resolution if math.isnan(bound) else min(resolution, bound)
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
         """Three states with weights moved by a few units in the last place, but those of which nothing depends smoothly.

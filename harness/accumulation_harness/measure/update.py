@@ -252,7 +252,7 @@ def check_update(
     error = Movement()  # of the weights, relative to the update; zero within their rounding
     length = torch.linalg.vector_norm(start)
     # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
-    if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
+    if not torch.linalg.vector_norm(difference) <= WEIGHT_ROUNDING * length:
         error = movement(difference, decayed(start, decay), torch.linalg.vector_norm(expected - start))
     shrunk = float(torch.linalg.vector_norm(difference) / length) if error.length else 0.0
     factors = factors_left(decay, arm, fewest=len(arm.seen) - 1)
