@@ -60,5 +60,5 @@ from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS, Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE, TRAJECTORY_GATE
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 from accumulation_harness.results.cells import spread

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from accumulation_harness.judge import statistics
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 

@@ -260,14 +260,10 @@ def by_check(arms: DataFrame) -> DataFrame:
 
 def _rounding_fails(arms: DataFrame) -> Series[bool]:
     """Whether L1 rejects each of these arms."""
-    columns = ("precision", "rounding_ratio", "rounding_high", "full_error", "rank_p")
+    columns = ("precision", "rounding_ratio", "rounding_high", "full_error")
     rows = zip(*(arms[name] for name in columns), arms["scale"] * arms["cosine"], strict=True)
     rejected = [
-        bool(
-            rounding_failures(
-                precision, Rounding(ratio=ratio, high=high, full_error=error, scale=factor, cosine=1.0, rank_p=rank_p)
-            )
-        )
-        for precision, ratio, high, error, rank_p, factor in rows
+        bool(rounding_failures(precision, Rounding(ratio=ratio, high=high, full_error=error, scale=factor, cosine=1.0)))
+        for precision, ratio, high, error, factor in rows
     ]
     return Series(rejected, index=arms.index, dtype=bool)

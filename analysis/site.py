@@ -17,7 +17,7 @@ from accumulation_harness.analysis.article import Article
 from accumulation_harness.analysis.content import marked, number, worded
 from accumulation_harness.analysis.question import advised
 from accumulation_harness.config.questions import FOLDER
-from accumulation_harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE, TRAJECTORY_GATE
 
 MAX_LISTED = 50
 
@@ -45,7 +45,7 @@ def pages(
     )
     environment.filters |= {"worded": worded, "marked": marked}
     rows = advised(loaded)
-    gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
+    gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE}
     shared: dict[str, Any] = {
         "meanings": [(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         "gates": {name: f"{gate:g}" for name, gate in gates.items()},

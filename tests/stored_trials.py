@@ -33,7 +33,7 @@ def arm(config, name, n, shift, **changes):
     )  # fmt: skip
     rounding = part(
         Rounding, ratio=1e5 if apart else 1 / (1 + n), low=0.0, high=1.1, full_error=2e-7, arm_error=1e-1 if apart else 1e-7,
-        rank_p=0.5, permutations=30, scale=1 + 1e-9 / 3, cosine=1 - 2**-53, residual=1e-8 / 7, weights=(1.0,) * n, condition=1.0,
+        permutations=30, scale=1 + 1e-9 / 3, cosine=1 - 2**-53, residual=1e-8 / 7, weights=(1.0,) * n, condition=1.0,
         skipped=0,
     )  # fmt: skip
     evidence = Evidence(

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.judge import statistics
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 
 LEVEL = 0.05
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict

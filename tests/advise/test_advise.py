@@ -13,7 +13,7 @@ from accumulation_harness.advise import __main__ as command
 from accumulation_harness.advise import measured, race, rows
 from accumulation_harness.advise.measured import Measured, Size
 from accumulation_harness.config import ConfigError
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 from accumulation_harness.judge.statistics import two_batch_sizes
 from accumulation_harness.measure import memory
 from accumulation_harness.measure.lock_step import Setting

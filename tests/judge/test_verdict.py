@@ -13,7 +13,7 @@ ALGEBRA = Algebra(
     clipping_active=True, clipped_share=0.5, short_windows=8, unequal_terms=True,
 )  # fmt: skip
 ROUNDING = Rounding(
-    ratio=0.5, low=0.4, high=0.6, full_error=2e-7, arm_error=1e-7, rank_p=1.0, permutations=99, scale=1.0, cosine=1.0,
+    ratio=0.5, low=0.4, high=0.6, full_error=2e-7, arm_error=1e-7, permutations=99, scale=1.0, cosine=1.0,
     residual=1e-7, weights=(1.0, 1.0), condition=2.0, skipped=0,
 )  # fmt: skip
 GOOD = Evidence(
@@ -60,11 +60,6 @@ def changed(**changes):
         ({"rounding__high": 2.0}, Outcome.equivalent),
         ({"rounding__high": 2.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),
         ({"rounding__high": 2.01, "rounding__full_error": 2.38e-7}, Outcome.equivalent),  # the same
-        ({"rounding__rank_p": 0.01, "rounding__ratio": 1.0}, Outcome.degraded),
-        ({"rounding__rank_p": 0.011, "rounding__ratio": 1.0}, Outcome.equivalent),
-        ({"rounding__rank_p": 0.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),  # an arm's error of half of that
-        ({"rounding__rank_p": 0.01, "rounding__full_error": 2.38e-7}, Outcome.equivalent),  # no more than storing it takes
-        ({"rounding__rank_p": 0.001, "precision": Precision.float16}, Outcome.equivalent),
         ({"rounding__scale": 1 + 1.1e-6}, Outcome.degraded),
         ({"rounding__scale": 1 + 0.9e-6}, Outcome.equivalent),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan}, Outcome.inconclusive),

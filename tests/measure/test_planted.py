@@ -360,6 +360,19 @@ def one_small_tensor(arm):
     arm.model.scale.grad.mul_(1.5)
 
 
+def two_forwards(arm, window, factor=1.0):
+    """Half of the loss by each of two forwards of a micro-batch."""
+    total = sum(accumulate(arm, window, factor=lambda: factor / 2) for _ in range(2))
+    return stepped(arm, None, total / 2)
+
+
+def own_rates(arm, window):
+    """The rate is written anew, one unit in the last place off."""
+    for group in arm.optimizer.param_groups:
+        group["lr"] = math.nextafter(group["lr"], 1.0)
+    return stepped(arm, None, accumulate(arm, window))
+
+
 def clip(arm):
     nn.utils.clip_grad_norm_(arm.model.parameters(), 0.01)
 
@@ -393,6 +406,11 @@ def after_all(act, arm, window):
         (partial(after_all, clip), "Temperature", "unexplained"),
         (partial(after_each, halve), "Temperature", "sum_rescaled_in_window"),
         (partial(after_all, halve), "Temperature", "unexplained"),
+        (loop(), "OnKinks", ""),
+        (loop(factor=lambda arm: 0.2), "OnKinks", "loss_divided_twice"),
+        (two_forwards, "Temperature", ""),
+        (partial(two_forwards, factor=5.0), "Temperature", "loss_not_divided"),
+        (own_rates, "Temperature", ""),
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
         (by_halves, "Frozen", ""),

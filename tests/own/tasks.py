@@ -762,6 +762,22 @@ class Alike(Frozen):
         return model(batch[0] / 2) + model(batch[0])
 
 
+class Binary(nn.Linear):
+    """Signs of latent weights, half of which stand at the limits that they are clipped to."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        with torch.no_grad():
+            self.weight.copy_((20 * self.weight).clamp(-1, 1))
+
+    def forward(self, x):
+        weight = self.weight.clamp(-1, 1)
+        return nn.functional.linear(x, weight + (weight.sign() - weight).detach(), self.bias) / 7
+
+
+OnKinks = images(lambda: flat(Binary(50, 6), nn.Tanh(), nn.Linear(6, 3)))
+
+
 class Scaling(nn.Module):
     def __init__(self):
         super().__init__()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 from accumulation_harness.judge.statistics import ratio_of_means, two_batch_sizes
 from accumulation_harness.measure import memory, noise_scale, plan
 from accumulation_harness.measure.lock_step import Setting

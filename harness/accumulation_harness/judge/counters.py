@@ -1,7 +1,8 @@
-"""L2: what an arm must do exactly as often as the full batch."""
+"""L2: what an arm must do as often as the full batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from accumulation_harness.system.enums import StrEnum
@@ -10,8 +11,11 @@ Counts = Mapping[str, float]  # by `Counter`, or by a counter of one part (`Coun
 Differences = Mapping[str, tuple[float, float]]  # those that differ: (arm, full batch)
 
 
+SAME = 2.0**-50  # relative: a learning rate may be written in two ways, which round otherwise; whole numbers are further apart
+
+
 class Counter(StrEnum):
-    """A counter that must agree exactly between arms, by the name that reasons and stored results use."""
+    """A counter that must agree between arms, by the name that reasons and stored results use."""
 
     windows = "windows"
     samples = "samples counted"
@@ -42,7 +46,20 @@ def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
     Returns:
         By name, (value of the arm, value of the reference).
     """
-    return {name: (value, reference[name]) for name, value in arm.items() if value != reference[name]}
+    return {name: (value, reference[name]) for name, value in arm.items() if not same(value, reference[name])}
+
+
+def same(arm: float, reference: float) -> bool:
+    """Whether two counters agree.
+
+    Args:
+        arm: The arm's.
+        reference: The full batch's.
+
+    Returns:
+        Whether they are the same number, but for rounding.
+    """
+    return math.isclose(arm, reference, rel_tol=SAME)
 
 
 def described(differences: Differences) -> tuple[str, ...]:

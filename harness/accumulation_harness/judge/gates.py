@@ -19,7 +19,7 @@ SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's us
 # tell the order of the sum, not a fault. The smallest planted error that L1 must find is 1e-6.
 STORED = 2.0**-23
 RESOLUTION = {"float32": STORED, "bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance of numbers, relative, by format
-RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
+SUMMED = 0.15  # of STORED, per square root of N: what adding N gradients in float32 rounds, a random walk of halves
 
 
 def clear_gate(floor: float) -> float:

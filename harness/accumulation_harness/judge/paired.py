@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from accumulation_harness.judge import statistics
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 from accumulation_harness.system.enums import StrEnum
 
 LEVEL = 0.05

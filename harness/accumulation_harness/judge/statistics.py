@@ -1,4 +1,4 @@
-"""Intervals and tests on small samples by scipy, whose import takes its time: trials do without (`resampling.py`).
+"""Intervals and tests on small samples by scipy, whose import takes its time: trials do without (`interval.py`).
 
 Distributions are those of `scipy.special`, which `scipy.stats` rests on: half a second less to import, and a hundredth per value.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.interval import Interval
 
 MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
 FEW_DRAWN, CLEARLY_NOTHING = 1_000, 0.2  # draws at first; above this p value they are enough

@@ -24,7 +24,7 @@ from typing_extensions import Self, Unpack
 
 from accumulation_harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
 from accumulation_harness.config.arm_name import FULL, ArmName
-from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
+from accumulation_harness.judge.counters import Counter, Counts, Differences, differing, same
 from accumulation_harness.measure.environment import name_of, vectors
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
 from accumulation_harness.measure.offload import Offload, choose_offload
@@ -582,7 +582,7 @@ class LockStep:
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
-            self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
+            self.foreign_rates[label] += not all(map(same, watch.taken.rates, reference.taken.rates))
 
     def apart(self, label: str, other: str) -> float:
         """The distance of an arm's weights to another's, relative to the reference's movement."""

@@ -50,6 +50,7 @@ class PoisonedWindow:
     scale_before: float  # of the loss; 1 without a scaler
     scale_after: float
     survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
+    is_measured: bool = True
 
     def counters(self) -> Counts:
         """What must be the same as the reference's, exactly."""
@@ -97,7 +98,9 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     Returns:
         Label -> steps, weights and loss scale after the poisoned window.
     """
-    unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
+    unseen = PoisonedWindow(
+        steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf, is_measured=False
+    )
     if setting.not_float64:
         return dict.fromkeys(recipes, unseen)
     clip_norm = no_clipping(setting.config.clip_norm)
@@ -109,14 +112,17 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
         lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
-    states, offload, has_moved = dict[str, State](), setting.offload, dict[str, bool]()
+    states, offload, has_moved, refused = dict[str, State](), setting.offload, dict[str, bool](), set[str]()
 
     @contextmanager
     def followed(label: str) -> Iterator[None]:
         """What moves of an arm; its weights before are kept where it consumes what is finite."""
         arm, watch = arms[label], lock.watches[label]
         before, states[label] = _everything(arm), offload.put_all(snapshot(arm.model))
-        yield
+        try:
+            yield
+        except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
+            refused.add(label)
         pairs = zip(before, _everything(arm), strict=True)
         has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
         if watch.gradient is None or watch.is_lost:
@@ -125,15 +131,13 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         offload.release()
 
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
-    try:
-        with poisoned(list(arms.values()), sample, by_outputs) as met:
-            lock.step(ids, around=followed)
-    except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
-        return dict.fromkeys(arms, unseen)
+    with poisoned(list(arms.values()), sample, by_outputs) as met:
+        lock.step(ids, around=followed)
     found = dict[str, PoisonedWindow]()
     for label, arm in arms.items():
-        if arm not in met:  # it makes other inputs of the window's rows, and takes other losses than the workload's
-            found[label] = dataclasses.replace(found[REFERENCE], survivors=math.inf)
+        # What did not meet the sample makes other inputs of the window's rows, and takes other losses than the workload's.
+        if arm not in met or {label, REFERENCE} & refused:
+            found[label] = unseen
             continue
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
@@ -159,7 +163,7 @@ def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
     Returns:
         Counter -> the arm's value and the reference's, where they differ.
     """
-    if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
+    if not found[label].is_measured or not (found[label].steps or found[label].moved or found[REFERENCE].finite):
         return {}
     return counters.differing(found[label].counters(), found[REFERENCE].counters())
 

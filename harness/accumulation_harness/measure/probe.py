@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -42,20 +42,30 @@ class ConsumedWindow:
     stale: Tensor | None  # [P] weights of an earlier window that its last forward has used
     exact: Tensor  # [P] the referee's gradient at its start
 
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """The ids of each micro-batch's samples; one that is met again (another forward, a second view) counts the first time."""
+        met, rows = set[int](), list[Tensor]()
+        for part in self.arm.seen:
+            new = [i for i in dict.fromkeys(part.tolist()) if i not in met]
+            met.update(new)
+            rows += [torch.tensor(new, dtype=part.dtype, device=part.device)] if new else []
+        return rows if self.window.holds(torch.cat(rows)) else self.arm.seen
+
     @property
     def sizes(self) -> list[int]:
         """Samples of each micro-batch."""
-        return [len(part) for part in self.arm.seen]
+        return [len(part) for part in self.rows]
 
     @property
     def is_whole(self) -> bool:
         """Whether the arm saw the window's samples, and no others."""
-        return self.window.holds(torch.cat(self.arm.seen))
+        return self.window.holds(torch.cat(self.rows))
 
     @property
     def in_its_order(self) -> ConsumedWindow:
         """With the window's rows as the arm saw them, of one that `is_whole`."""
-        return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.arm.seen)))
+        return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.rows)))
 
 
 @dataclass(frozen=True)
@@ -161,9 +171,10 @@ class Probe:
             return found.merged(self._lost(seen, start))
         found = found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
         reproduced = min((error for window_errors in found.wrong_windows for error in window_errors.values()), default=math.inf)
-        if found.samples.unknown and min(found.gradient_error, reproduced) <= ALGEBRA_GATE:
+        is_known = min(found.gradient_error, reproduced) <= ALGEBRA_GATE
+        if found.samples.unknown and is_known:
             found = dataclasses.replace(found, samples=Samples())  # other views of the window's own rows
-        elif found.gradient_error <= ALGEBRA_GATE:  # a sample may be used twice, for some of the parameters each time
+        elif is_known:  # a sample may be used twice, for some of the parameters or of the loss each time
             found = dataclasses.replace(found, samples=dataclasses.replace(found.samples, repeated=0))
         return found
 
@@ -480,6 +491,7 @@ class Probe:
             decay=self.setting.config.optimizer.weight_decay * flatten(taken.state[name] for name in self.referee.names),
             earlier=(self._stale(parts, taken.state, weights) for weights in earlier),
             tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
+            tells_counts=self.by == FEW_ULPS,
         )
 
     def _stale_forward(self, label: str) -> Tensor | None:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import Precision, TrialConfig
-from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
-from accumulation_harness.judge.resampling import permutation_rank
+from accumulation_harness.judge.gates import ROUNDING_GATE
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
@@ -135,16 +134,15 @@ class Orders:
 
         errors, full_errors = self.errors[label], self.errors[REFERENCE]
         parts = {name: part(own, full_errors[name]) for name, own in errors.items()}
-        whole, full, natural = parts.pop(WHOLE_MODEL), full_errors[WHOLE_MODEL], self.natural[label]
+        whole, natural = parts.pop(WHOLE_MODEL), self.natural[label]
         return Rounding(
             **vars(whole),
             groups=parts,
-            rank_p=math.nan if math.isnan(whole.ratio) else permutation_rank(natural.distance, full),
             permutations=done,
             scale=natural.scale,
             cosine=natural.cosine,
             **vars(self.apart[label]),
-            skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full),
+            skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full_errors[WHOLE_MODEL]),
             dimensions=len(self.exact),
             zeros=self.zeros[label],
             full_zeros=self.zeros[REFERENCE],
@@ -155,8 +153,7 @@ def _is_decided(own: Rounding, config: TrialConfig) -> bool:
     """Whether more permutations cannot change what the gates say of an arm, but with the probability that was spent."""
     if config.precision == Precision.float64:
         return True  # nothing is gated
-    ranks = config.precision != Precision.float32 or own.rank_p * (own.permutations + 1) > RANK_LEVEL * (config.permutations + 1)
-    return ranks and (own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE)
+    return own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE
 
 
 def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:

@@ -423,6 +423,7 @@ class Levels:
         beside = {
             label: dataclasses.replace(
                 own,
+                algebra=dataclasses.replace(own.algebra, poisoned=windows[label].is_measured),
                 signature=dataclasses.replace(own.signature, survivors_error=windows[label].survivors),
                 counters={**own.counters, **poison.differing(windows, label)},
             )

@@ -41,6 +41,7 @@ class WindowFacts:
     decay: Tensor | None = None  # weight decay times the weights: what an L2 term adds to the gradient
     earlier: Iterable[Parts] = ()  # `parts` at the weights of earlier windows
     tensors: Sequence[int] = ()  # entries of each parameter tensor, in order
+    tells_counts: bool = True  # whether the format tells one number of loss terms from the next
 
 
 def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
@@ -72,13 +73,11 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     shares = facts.parts.shares
     means = summed(g)
     right = summed(shares)
-    yield Cause.loss_not_divided, means
-    yield Cause.loss_not_divided, right * total
-    for divisor in (num, len(g)):  # as configured, and as the window is
-        yield Cause.loss_not_divided, right * divisor
-        yield Cause.loss_divided_twice, means / (divisor * len(g))
-        yield Cause.loss_divided_twice, right / divisor
-    yield Cause.loss_divided_twice, means / num**2
+    # with N as configured, and as the window has it
+    often = ((means, 1), (right, total), (right, num), (right, len(g)))
+    yield from ((Cause.loss_not_divided, one * factor) for one, factor in often)
+    twice = ((means, num * len(g)), (means, len(g) ** 2), (means, num**2), (right, num), (right, len(g)))
+    yield from ((Cause.loss_divided_twice, one / divisor) for one, divisor in twice)
     yield Cause.mean_of_means, means / len(g)
     if len(g) < num:
         for short in (means / num, right * (len(g) / num), right * (total / facts.configured_terms)):
@@ -103,10 +102,11 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
             yield Cause.weight_decay_per_micro_batch, right + times * facts.decay
-    yield from _doubled_scale(shares)
+    for gradient in _doubled_scale(shares):
+        yield Cause.scaler_updated_in_window, gradient
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
-        for cause, gradient in _low_precision(summands):
-            yield cause, gradient / divided
+        for gradient in _low_precision(summands):
+            yield Cause.low_precision_accumulator, gradient / divided
 
 
 def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
@@ -134,7 +134,7 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
             powers = [weights[-1] * ratio**k for k in reversed(range(len(shares)))]
             yield Cause.sum_rescaled_in_window, summed(share * power for share, power in zip(shares, powers, strict=True))
     product = float(consumed @ right)
-    if facts.max_norm is None and product > 0 and float(total).is_integer():
+    if facts.max_norm is None and product > 0 and float(total).is_integer() and facts.tells_counts:
         divisor = round(total * float(right @ right) / product)
         if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
             yield Cause.counter_wrong, right * (total / divisor)
@@ -213,16 +213,17 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
     shares, num = facts.parts.shares, facts.configured_steps
     right = summed(shares)
     for gradient in _clipped_within(shares, max_norm, facts.loss_scale):
-        yield Cause.clip_per_micro_batch, gradient
-        yield Cause.clip_per_micro_batch, clipped(gradient, max_norm)
+        yield from ((Cause.clip_per_micro_batch, one) for one in (gradient, clipped(gradient, max_norm)))
     means = summed(facts.parts.parts)
     undivided = summed([clipped(part, max_norm) for part in facts.parts.parts])
-    yield Cause.clip_before_unscale, clipped(right * num, max_norm)
-    for divisor in (num, len(shares)):
-        yield Cause.clip_per_micro_batch, undivided / divisor
-        yield Cause.clip_before_unscale, clipped(means, max_norm) / divisor
-    for factor in (facts.loss_scale, num, len(shares), sum(facts.parts.terms)):
-        yield Cause.clip_before_unscale, clipped(right * factor, max_norm) / factor
+    scales = (facts.loss_scale, num, len(shares), sum(facts.parts.terms))
+    early = [
+        (right, num, 1),
+        *((means, 1, divisor) for divisor in (num, len(shares))),
+        *((right, scale, scale) for scale in scales),
+    ]
+    yield from ((Cause.clip_before_unscale, clipped(one * scale, max_norm) / divisor) for one, scale, divisor in early)
+    yield from ((Cause.clip_per_micro_batch, undivided / divisor) for divisor in (num, len(shares)))
 
 
 def _clipped_within(shares: Sequence[Tensor], max_norm: float, loss_scale: float = 1.0) -> Iterator[Tensor]:
@@ -271,24 +272,24 @@ def _clipped_somewhere(shares: Sequence[Tensor], weights: Sequence[float], consu
             yield from _clipped_within(shares, limit)
 
 
-def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+def _doubled_scale(shares: Sequence[Tensor]) -> Iterator[Tensor]:
     """Predict the gradient when the loss scale doubles (or halves) inside the window, after micro-batch k.
 
     Args:
         shares: [P] rightful contribution of each micro-batch.
 
     Yields:
-        The cause and [P] float64: the sum divided by the last scale.
+        [P] float64: the sum divided by the last scale.
     """
     for k in range(1, len(shares)):
         early, late = summed(shares[:k]), summed(shares[k:])
-        yield Cause.scaler_updated_in_window, early / 2 + late
-        yield Cause.scaler_updated_in_window, early * 2 + late
+        yield early / 2 + late
+        yield early * 2 + late
     growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
-    yield Cause.scaler_updated_in_window, summed(growing)
+    yield summed(growing)
 
 
-def _low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+def _low_precision(shares: Sequence[Tensor]) -> Iterator[Tensor]:
     """Predict the gradient when the running sum is kept in a narrow format.
 
     It is rounded after every addition; or each gradient is, before that; or both.
@@ -297,15 +298,15 @@ def _low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
         shares: [P] rightful contribution of each micro-batch.
 
     Yields:
-        The cause and [P] float64.
+        [P] float64.
     """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         running = torch.zeros_like(shares[0])
         for share in shares:
             running = (running + share).to(dtype).double()
-        yield Cause.low_precision_accumulator, running
+        yield running
         narrow = torch.zeros_like(shares[0], dtype=dtype)
         for share in shares:
             narrow = narrow + share.to(dtype)
-        yield Cause.low_precision_accumulator, narrow.double()
-        yield Cause.low_precision_accumulator, summed([share.to(dtype).double() for share in shares])
+        yield narrow.double()
+        yield summed([share.to(dtype).double() for share in shares])

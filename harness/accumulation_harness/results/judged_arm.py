@@ -95,7 +95,6 @@ class EvidenceRow:
     rounding_windows: int
     full_error: float
     arm_error: float
-    rank_p: float
     permutations: int
     skipped: int
     final_distance: float
