@@ -10,7 +10,7 @@ from torch import nn
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.measure.trial import judge_loop
-from tests.own import tasks
+from tests.own import optimizers, tasks
 from tests.slow import one_in, slow
 from tests.trials import trial
 
@@ -406,8 +406,6 @@ def after_all(act, arm, window):
         (partial(after_all, clip), "Temperature", "unexplained"),
         (partial(after_each, halve), "Temperature", "sum_rescaled_in_window"),
         (partial(after_all, halve), "Temperature", "unexplained"),
-        (loop(), "OnKinks", ""),
-        (loop(factor=lambda arm: 0.2), "OnKinks", "loss_divided_twice"),
         (two_forwards, "Temperature", ""),
         (partial(two_forwards, factor=5.0), "Temperature", "loss_not_divided"),
         (own_rates, "Temperature", ""),
@@ -425,6 +423,14 @@ def after_all(act, arm, window):
 def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take, task, cause):
     row = judged(take, task=task)
     assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(1.0, ""), (0.2, "loss_divided_twice")])
+def test_weights_that_stand_on_a_kink_excuse_nothing(factor, cause):
+    """Moved by the least, they leave it, and the gradient jumps: by that alone float64 would resolve no gradient of theirs."""
+    own = f"optimizer.name=custom optimizer.target={optimizers.__file__}:Limited precision=float64"
+    row = judged(loop(factor=lambda arm: factor), own, "Binary")
+    assert row["cause"] == cause, row["reasons"]
 
 
 def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits():

@@ -82,6 +82,17 @@ class Centred(torch.optim.SGD):
         super().step(*args, **options)
 
 
+class Limited(torch.optim.SGD):
+    """Matrices stay in [-1, 1], and many of their entries at these limits."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            if p.dim() == 2:
+                p.clamp_(-1, 1)
+
+
 class Bare(torch.optim.Optimizer):
     """It does not call its base class."""
 

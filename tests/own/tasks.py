@@ -762,8 +762,8 @@ class Alike(Frozen):
         return model(batch[0] / 2) + model(batch[0])
 
 
-class Binary(nn.Linear):
-    """Signs of latent weights, half of which stand at the limits that they are clipped to."""
+class Latent(nn.Linear):
+    """Signs of latent weights within [-1, 1]."""
 
     def __init__(self, *sizes):
         super().__init__(*sizes)
@@ -775,7 +775,7 @@ class Binary(nn.Linear):
         return nn.functional.linear(x, weight + (weight.sign() - weight).detach(), self.bias) / 7
 
 
-OnKinks = images(lambda: flat(Binary(50, 6), nn.Tanh(), nn.Linear(6, 3)))
+Binary = images(lambda: flat(Latent(50, 6), nn.Tanh(), Latent(6, 3)))
 
 
 class Scaling(nn.Module):
