@@ -22,12 +22,13 @@ from accumulation_harness.audit.evidence import (
     of_few_digits,
     overflow_is_expected,
 )
-from accumulation_harness.compare.linear import WeightedSum, distance, norm, off_line, weighted_sum
+from accumulation_harness.compare.linear import WeightedSum, distance, dot, norm, off_line, weighted_sum
 
 Format = Literal["bfloat16", "float16", "int8"]
 AT_LIMIT = 1e-6  # relative; numbers that are nearer to each other are one
 OTHER_FACTOR = 0.01  # relative; by which factors of gradients differ at least
 MOST_LEVELS = 127  # of a whole number of 8 bits, beside its sign
+ROUNDS = 12  # of Newton's method: a value is found in up to 9
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 SAME_NORM = 1e-3  # relative; norms that differ by less are one
 
@@ -137,7 +138,7 @@ def since_clear(mine: Step, a: Vector) -> Vector:
 
 
 def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
-    """Compare with parts that are clamped by value, then added: the largest element is then m times the value, for m parts.
+    """Compare with parts that are clamped by value, then added: straight lines in the value, so that Newton's method finds it.
 
     Args:
         a: [P] gradient that the optimizer took.
@@ -146,8 +147,12 @@ def clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
     Returns:
         Relative distance of `a` to the nearest such sum.
     """
-    limits = [np.abs(a).max() / count for count in range(1, len(parts) + 1)]
-    return min(distance(a, np.sum([np.clip(part, -limit, limit) for part in parts], axis=0)) for limit in limits)
+    each, limit = np.stack(parts), np.abs(a).max() / len(parts)
+    for _ in range(ROUNDS):
+        slope = np.sum(np.sign(each) * (np.abs(each) > limit), axis=0)
+        left = a - np.clip(each, -limit, limit).sum(axis=0)
+        limit = max(0.0, limit + dot(slope, left) / max(1.0, dot(slope, slope)))
+    return distance(a, np.clip(each, -limit, limit).sum(axis=0))
 
 
 def clipped_parts(a: Vector, parts: Sequence[Vector]) -> float:

@@ -22,6 +22,7 @@ from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, ONE_NORM,
 from accumulation_harness.audit.rules.weights import growth
 from accumulation_harness.audit.rules.whole_run import (
     buffers,
+    by_number,
     counters,
     counts,
     ended,
@@ -85,7 +86,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
-    named = _cut_off(_lost_again(_seen_closely(_by_own_state(found, run), steps), steps), steps)
+    named = _cut_off(_lost_again(_seen_closely(_by_own_state(found, run, steps), steps), steps), steps)
     return first_of_each(_told_apart(_made_of_kept(named, run, steps), run, steps))
 
 
@@ -131,12 +132,15 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
 
 
-def _by_own_state(found: list[Finding], run: RunFacts) -> list[Finding]:
+def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """Arrays handed over, equal gradients, another update: what rules say of it, or what local variables keep beside weights."""
     others = [f for f in found if not f.is_named and f.kind == "update"]
     if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
         cause, message = FED[way]
         return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
+    along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes_along]
+    if run.mine.is_handed and along and len(along) == len(others) and all(by_number(times, run) for times in along):
+        return [replace(f, cause=Cause.schedule_per_micro_batch) if f in others else f for f in found]
     kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
     names = ", ".join(f"`{path}`" for path in kept[:4])
     cause = Cause.optimizer_state_per_micro_batch
