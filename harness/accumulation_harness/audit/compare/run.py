@@ -18,7 +18,7 @@ from accumulation_harness.audit.evidence import HELD, Run, Step, Track
 
 RATE = "learning rate"
 SAME_RATE = 1e-9  # relative; rates are computed
-SAME_MEASURED = 1e-3  # relative; or measured
+SAME_MEASURED, SAME_RATIO = 1e-3, 1e-2  # relative; or measured; and ratios of updates
 
 
 def _alike(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
@@ -125,6 +125,10 @@ class RunFacts:
     def track(self) -> str:
         """Name of the optimizer."""
         return self.mine.track.name
+
+    def goes_by_n(self, times: float) -> bool:
+        """Whether a ratio is the number of micro-batches, or one by it."""
+        return self.accumulation_steps > 1 and abs(max(times, 1 / times) / self.accumulation_steps - 1) <= SAME_RATIO
 
     @cached_property
     def repeated(self) -> int:

@@ -227,15 +227,10 @@ def narrow_format(a: Vector, g: Vector, counts: Sequence[int]) -> Format | None:
 
 def _of_levels(values: Vector, counts: Sequence[int]) -> bool:
     """Whether each tensor of some elements is of whole numbers up to 127, times a number of its own."""
-    large = [np.abs(part) for part in np.split(values, np.cumsum(counts)[:-1]) if np.count_nonzero(part) >= FEWEST_ROUNDED]
-    return bool(large) and all(_levels(part / part.max()) for part in large)
-
-
-def _levels(parts: Vector) -> bool:
-    steps = np.outer(np.arange(1.0, MOST_LEVELS + 1), parts[:: parts.size // FEW_SEEN + 1])
-    fitting = np.abs(steps - np.rint(steps)).max(axis=1) <= MOST_LEVELS * FEW_ROUNDINGS
-    whole = parts * (1 + int(np.argmax(fitting)))
-    return bool(fitting.any() and (np.abs(whole - np.rint(whole)) <= MOST_LEVELS * FEW_ROUNDINGS).all())
+    each = [np.abs(part[part != 0]) for part in np.split(values, np.cumsum(counts)[:-1])]
+    few = [part[:: part.size // FEW_SEEN + 1] / part.max() for part in each if part.size >= FEWEST_ROUNDED]
+    levels = [np.outer(np.arange(1.0, MOST_LEVELS + 1), part) for part in few]
+    return bool(few) and all((abs(one - np.rint(one)).max(axis=1) <= MOST_LEVELS * FEW_ROUNDINGS).any() for one in levels)
 
 
 @overflow_is_expected

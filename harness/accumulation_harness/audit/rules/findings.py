@@ -22,7 +22,6 @@ from accumulation_harness.audit.rules.gradient_rules import BY_CHANCE, ONE_NORM,
 from accumulation_harness.audit.rules.weights import growth
 from accumulation_harness.audit.rules.whole_run import (
     buffers,
-    by_number,
     counters,
     counts,
     ended,
@@ -139,7 +138,7 @@ def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
         cause, message = FED[way]
         return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
     along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes_along]
-    if run.mine.is_handed and along and len(along) == len(others) and all(by_number(times, run) for times in along):
+    if run.mine.is_handed and along and len(along) == len(others) and all(map(run.goes_by_n, along)):
         return [replace(f, cause=Cause.schedule_per_micro_batch) if f in others else f for f in found]
     kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
     names = ", ".join(f"`{path}`" for path in kept[:4])

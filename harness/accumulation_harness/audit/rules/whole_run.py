@@ -59,7 +59,7 @@ def schedule(run: RunFacts) -> list[Finding]:
         times = _one_ratio(mine, theirs) if name == RATE else 0.0
         if times:
             message = f"the learning rate is {times:.4g} times that of N=1 in every step: it is scaled, or updates are made again"
-            cause = Cause.schedule_per_micro_batch if by_number(times, run) else cause
+            cause = Cause.schedule_per_micro_batch if run.goes_by_n(times) else cause
         if _same_way(mine, theirs):
             message += (
                 f"; {'or ' * bool(times)}it goes the same way at another speed: where its length is that of an epoch, "
@@ -72,19 +72,6 @@ def schedule(run: RunFacts) -> list[Finding]:
         "schedule_calls_per_step": list(run.mine.schedule_calls),
     }
     return [finding(run, first, cause, "schedule", message, **evidence)]
-
-
-def by_number(times: float, run: RunFacts) -> bool:
-    """Whether a rate is N times another one, or as many times smaller.
-
-    Args:
-        times: Their ratio.
-        run: What was measured of one optimizer over the run.
-
-    Returns:
-        True if it goes by the number of micro-batches.
-    """
-    return run.accumulation_steps > 1 and equal((max(times, 1 / times), float(run.accumulation_steps)))
 
 
 Rates = Sequence[tuple[float, ...]]
