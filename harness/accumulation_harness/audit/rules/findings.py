@@ -137,7 +137,7 @@ def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
     if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
         cause, message = FED[way]
         return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
-    along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes_along]
+    along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes]
     if run.mine.is_handed and along and len(along) == len(others) and all(map(run.goes_by_n, along)):
         return [replace(f, cause=Cause.schedule_per_micro_batch) if f in others else f for f in found]
     kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
