@@ -158,12 +158,62 @@ for i, x in enumerate(loader):
     if update:
         optimizer.zero_grad()
 """
+QUIET = """
+model = DistributedDataParallel(model)
+for i, (x, y) in enumerate(loader):
+    {before}
+    with model.no_sync() if (i + 1) % accumulation_steps else nullcontext():
+        {inside}
+        loss.backward()
+    if (i + 1) % accumulation_steps == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+FORWARD = "loss = criterion(model(x), y) / accumulation_steps"
+AGAIN = flat(backward="scaler.scale(loss).backward()").replace(
+    "optimizer.step()", "scaler.step(optimizer)\n            scaler.update()"
+)
+MADE = """
+def made(optimizer, batches):
+    total = batches * epochs
+    return LambdaLR(optimizer, lr_lambda=lambda step: 1 - step / total)
+scheduler = made(optimizer, {length})
+"""
+PIECES = """
+pieces = batch_size // micro_batch_size
+for _ in range(steps):
+    for _ in range(pieces):
+        loss = {loss}
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PREPARED_TWO = """
+model, other, optimizer, lr_scheduler = accelerator.prepare(model, other, optimizer, lr_scheduler)
+other.train()
+model.train()
+"""
 WRONG = {  # name -> (source, the one cause)
     "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
     "not divided, an optimizer of one letter": (
         flat(loss="criterion(model(x), y)").replace("optimizer.", "o."),
         "loss_not_divided",
     ),
+    "forward outside of no_sync": (QUIET.format(before=FORWARD, inside="pass"), "replicas_not_synchronised"),
+    "stepped by the scaler and again": (
+        AGAIN.replace("scaler.update()", "scaler.update()\n            optimizer.step()"),
+        "gradients_not_cleared",
+    ),
+    "a schedule whose factory is given the batches": (
+        MADE.format(length="len(loader)") + flat(end="scheduler.step()"),
+        "schedule_per_micro_batch",
+    ),
+    "pieces of a batch": (PIECES.format(loss="F.mse_loss(net(x), y)"), "loss_not_divided"),
+    "losses in a dictionary": (
+        flat(loss="sum(one for one in losses.values())", before="losses, metrics = model(x)"),
+        "loss_not_divided",
+    ),
+    "one of two prepared models": (PREPARED_TWO + accelerate(), "replicas_not_synchronised"),
     "not divided, functional": (flat(loss="F.cross_entropy(model(x), y)"), "loss_not_divided"),
     "not divided, any modulus": (flat(loss="nn.MSELoss()(model(x), y)", boundary="i % 4 == 3"), "loss_not_divided"),
     "not divided, a model's own": (nested(scaled=""), "loss_not_divided"),
@@ -296,6 +346,16 @@ STEPS = "optimizer.step()\nscheduler.step()\noptimizer.zero_grad()"
 LAST = "accumulation_steps = min(accumulation_steps, len(loader) - i)"
 RIGHT = {
     "textbook": flat(),
+    "forward in no_sync": QUIET.format(before="pass", inside=FORWARD),
+    "stepped by the scaler": AGAIN,
+    "a schedule whose factory is given the steps": MADE.format(length="len(loader) // accumulation_steps")
+    + flat(end="scheduler.step()"),
+    "pieces of a batch, weighed": PIECES.format(loss="F.mse_loss(net(x), y) * micro_batch_size / batch_size"),
+    "both of two prepared models": PREPARED_TWO + accelerate().replace("accumulate(model)", "accumulate(model, other)"),
+    "cleared at the start, by an iteration": flat(
+        before="if (engine.state.iteration - 1) % accumulation_steps == 0:\n    optimizer.zero_grad()",
+        boundary="engine.state.iteration % accumulation_steps == 0",
+    ),
     "divided where needed": flat(
         loss="criterion(model(x), y)", before="if n > 1:\n    pass", backward="if n > 1:\n    loss /= n\nloss.backward()"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.lint import words
 from accumulation_harness.lint.hit import Hit
+from accumulation_harness.lint.lengths import lengths
 from accumulation_harness.lint.run import N, Run, runs
 from accumulation_harness.lint.source import Source
 from accumulation_harness.lint.values import Event, Term
@@ -32,7 +34,23 @@ PENALTY = "a part of the loss is divided by the number of micro-batches, and wha
 ENTERED = "`accumulate` is entered twice for one micro-batch, and counts two: one context takes several models"
 ENGINE = "the loss is divided by the number of micro-batches, and DeepSpeed's engine divides by its own"
 UNTOLD = "`accumulate` defers no step: the Accelerator of this file is not told the number of micro-batches"
-BATCHES = re.compile(r"len\(\w*(load|iter|data)|// ?[\w.]*batch_size")  # the number of micro-batches
+SAID = {  # what happens once and is wrong at once
+    "untold": (Cause.step_every_micro_batch, UNTOLD),
+    "entered": (Cause.window_misplaced, ENTERED),
+    "outside": (
+        Cause.window_misplaced,
+        "this backward is outside of `accumulate`, which the other one of this micro-batch is in",
+    ),
+    "left_out": (
+        Cause.replicas_not_synchronised,
+        "`accumulate` is not given all models that are trained: the others synchronise",
+    ),
+    "uncounted": (Cause.window_misplaced, "DeepSpeed's engine counts its own steps: each of these backwards is a window to it"),
+    "twice": (Cause.loss_divided_twice, ENGINE),
+}
+AGAIN = "this optimizer has stepped on these gradients already, by its scaler"
+STALE = "this step takes the gradients of the window before as well: they are not cleared between"
+LATE = re.compile("DistributedData|DDP")
 FREEZES = re.compile(r"requires_grad|toggle|freeze|inputs=|autograd\.grad")  # what keeps gradients of a loss from parameters
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
@@ -43,6 +61,11 @@ class Window:
 
     events: tuple[Event, ...]
     after: tuple[Event, ...]
+
+    @property
+    def all(self) -> tuple[Event, ...]:
+        """What happened, and what follows."""
+        return self.events + self.after
 
     @property
     def backwards(self) -> list[Event]:
@@ -116,27 +139,29 @@ def apart(events: list[Event]) -> list[list[Event]]:
     """
     followed = _followed_by(events)
     groups = {frozenset(names) for names in followed.values()}
-    if len(groups) < 2 or len(frozenset().union(*groups)) < sum(map(len, groups)):
+    stepping = frozenset().union(*groups)
+    if len(groups) < 2 or len(stepping) < sum(map(len, groups)):
         return [events]
     return [
         [
             event
             for event in events
-            if (event.kind == "backward" and followed.get(event.node, set()) == names)
-            or (event.kind in ("step", "clear") and event.name in names)
+            if (event.kind == "backward" and followed.get(event.place, set()) == names)
+            or (event.kind == "step" and event.name in names)
+            or (event.kind in ("clear", "deferred") and event.name not in stepping - names)
             or event.kind == "update"
         ]
         for names in groups
     ]
 
 
-def _followed_by(events: list[Event]) -> dict[ast.AST, set[str]]:
+def _followed_by(events: list[Event]) -> dict[tuple[object, ...], set[str]]:
     """Return of each backward's place the optimizers that step before the next one."""
-    followed: dict[ast.AST, set[str]] = {}
+    followed: dict[tuple[object, ...], set[str]] = {}
     backward = None
     for event in events:
         if event.kind == "backward":
-            backward = event.node
+            backward = event.place
         elif event.kind == "step" and backward is not None:
             followed.setdefault(backward, set()).add(event.name)
     return followed
@@ -180,7 +205,7 @@ def hits(source: Source) -> Iterator[Hit]:
     """
     for ways in runs(source):
         shown: dict[tuple[int, int, Cause], tuple[Hit, set[tuple[ast.AST, ...]], int]] = {}
-        passed: list[set[ast.AST]] = []
+        passed: list[tuple[set[ast.AST], bool]] = []  # and whether several micro-batches make a window
         accumulates = False  # on one way or another
         for run in ways:
             if run.not_finite is not None or run.is_of_one:
@@ -194,8 +219,10 @@ def hits(source: Source) -> Iterator[Hit]:
                 }
                 continue
             sizes = Counter(window.size for found in each for window in found)
-            accumulates |= bool(sizes) and sizes.most_common(1)[0][0] > 1
-            passed.append({event.node for found in each for window in found for event in (*window.events, *window.after)})
+            several = bool(sizes) and sizes.most_common(1)[0][0] > 1
+            accumulates |= several
+            nodes: set[ast.AST] = {event.node for found in each for window in found for event in window.all}
+            passed.append((nodes, several))
             if run.is_cut and passed[:-1]:
                 passed.pop()  # its last window may be any
                 continue
@@ -206,7 +233,8 @@ def hits(source: Source) -> Iterator[Hit]:
         for hit, each_way, times in shown.values():
             if () not in each_way and accumulates and hit.cause is Cause.step_every_micro_batch:
                 continue  # a setting tells whether it does
-            if () in each_way or times == sum(any(nodes.issuperset(one) for one in each_way) for nodes in passed):
+            ways_by = (any(nodes.issuperset(one) for one in each_way) for nodes, several in passed if several or not accumulates)
+            if () in each_way or times >= sum(ways_by):
                 yield hit if told else replace(hit, sure=False)
         yield from _passed_over(ways)
         yield from _of_one(ways)
@@ -216,12 +244,7 @@ Told = tuple[Hit, tuple[ast.AST, ...]]  # with what has to show it whenever a ru
 
 
 def _of_run(source: Source, run: Run) -> list[Told]:
-    said = {
-        "untold": (Cause.step_every_micro_batch, UNTOLD),
-        "entered": (Cause.window_misplaced, ENTERED),
-        "twice": (Cause.loss_divided_twice, ENGINE),
-    }
-    of_accelerate = [(_hit(event.node, *said[event.kind]), ()) for event in run.events if event.kind in said]
+    of_accelerate = [(_hit(event.node, *SAID[event.kind]), ()) for event in run.events if event.kind in SAID]
     return [*_clipped_before(run), *_divided_twice(run), *_foreign(source, run), *of_accelerate]
 
 
@@ -231,7 +254,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
         return
     usual = max(sizes, key=lambda size: (sizes[size], size))
     full = [window for window in found if window.size == usual and window.is_whole]
-    yield from _cleared(source, found, usual)
+    yield from _held(source, found, usual)
     if usual == 1:
         if not run.handling and not run.given & run.asked.keys():  # accelerate, or the caller, says when it steps
             yield from _stepped_inside(full)
@@ -245,7 +268,7 @@ def _of_windows(source: Source, run: Run, found: list[Window]) -> Iterator[Told]
     for window in full:
         yield from _for_each(source, window)
         yield from _scale_changed(window)
-        yield from () if run.handling else _too_long(source, window)
+        yield from _too_long(source, window)
         yield from _not_synchronised(source, window)
     yield from _misplaced(run, found[0], full[0])
     named = full[0].is_flat or full[0].backwards[0].loops[-1][2]
@@ -262,11 +285,12 @@ def _for_each(source: Source, window: Window) -> Iterator[Told]:
     depth = max(map(len, iterations))
     for kind, (cause, sentence) in PER_MICRO_BATCH.items():
         places: dict[ast.AST, list[Event]] = {}
-        for event in (*window.events, *window.after):
+        for event in window.all:
             if event.kind == kind:
                 places.setdefault(event.node, []).append(event)
         for node, events in places.items():
-            if iterations <= {event.loops[:depth] for event in events} and _length(source, node) != "batches":
+            as_made = kind == "schedule" and any(one.is_of_micro_batches for one in lengths(source, node))
+            if iterations <= {event.loops[:depth] for event in events} and not as_made:
                 yield _hit(node, cause, sentence), ()
 
 
@@ -278,26 +302,14 @@ def _scale_changed(window: Window) -> Iterator[Told]:
             yield _hit(event.node, Cause.scaler_updated_in_window, sentence), ()
 
 
-def _length(source: Source, node: ast.AST) -> str:
-    """Return how long a schedule was made: "batches" (as many steps as there are micro-batches), or "" for anything else."""
-    of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
-    given = [one for call in source.made.get(of, []) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
-    products = [one for each in given for one in words.inside(each, ast.BinOp) if isinstance(one.op, ast.Mult)]
-    if any(source.is_number(side) for one in products for side in (one.left, one.right)):
-        return "batches"
-    made = " ".join(map(source.made_of, given))
-    return "batches" if BATCHES.search(made) and not words.NUMBER.search(made) else ""
-
-
 def _too_long(source: Source, window: Window) -> Iterator[Told]:
     """A schedule that advances with the steps was made for as many as there are micro-batches."""
-    advances = [event for event in (*window.events, *window.after) if event.kind == "schedule"]
+    advances = [event for event in window.all if event.kind == "schedule"] or [window.step]
     for event in advances if len(advances) == 1 and window.is_flat else ():
-        of = words.receiver(event.node) if isinstance(event.node, ast.Call) else None
-        made = source.made.get(words.last(of), [])
-        if event.loops == window.step.loops and len(made) == 1 and _length(source, event.node) == "batches":
-            sentence = "the schedule is made for as many steps as there are micro-batches, and advances once for N of them"
-            yield _hit(made[0], Cause.schedule_per_micro_batch, sentence), ()
+        for made in lengths(source, event.node) if event.loops == window.step.loops else ():
+            if made.is_of_micro_batches and not made.unsure and made.at is not None:
+                sentence = "the schedule is made for as many steps as there are micro-batches, and advances once for N of them"
+                yield _hit(made.at, Cause.schedule_per_micro_batch, sentence), ()
 
 
 def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
@@ -305,25 +317,32 @@ def _hit(node: ast.AST, cause: Cause, sentence: str) -> Hit:
     return Hit.at(node, cause, sentence)
 
 
-def _cleared(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
-    """Gradients that are cleared between a backward and the step that should take them; or never."""
-    for window in found:
-        if not window.is_whole or window.size != usual or source.keeps_gradients:
-            continue
-        waiting = False
-        for event in window.events[: window.events.index(window.step)]:
-            waiting |= event.kind == "backward"
-            if event.kind == "clear" and waiting and _takes(window, event, found) and not _has_closure(window):
-                sentence = CLEARED if window.size > 1 else "gradients are cleared between the last backward and the step"
-                yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), (window.step.node,)
-                break
-    cleared = any(event.kind == "clear" for window in found for event in (*window.events, *window.after))
+def _held(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
+    """What the gradients hold when an optimizer steps: part of a window, or what it stepped on before."""
+    clears = {event.kind: event for window in found for event in window.all if event.kind in ("clear", "deferred")}
+    taken: Event | None = None  # the step on what was not cleared since
+    for window in found if not source.keeps_gradients else ():
+        new: Event | None = None
+        for event in window.all:
+            if event.kind == "backward":
+                new = event
+            elif event.kind == "clear":
+                is_part = new is not None and window.is_whole and window.size == usual and not _has_closure(window)
+                if is_part and _takes(window, event, found):
+                    sentence = CLEARED if window.size > 1 else "gradients are cleared between the last backward and the step"
+                    yield _hit(event.node, Cause.gradients_cleared_in_window, sentence), (window.step.node,)
+                new = taken = None
+            elif event.kind == "step":
+                if taken is not None and taken.name == event.name and taken.loops[:-1] == event.loops[:-1]:
+                    again = new is None and taken.loops == event.loops and bool(taken.scaled) is not bool(event.scaled)
+                    if again:
+                        yield _hit(event.node, Cause.gradients_not_cleared, AGAIN), (event.node, taken.node)
+                    elif new is not None and clears and window.size > 1:
+                        yield _hit(clears.get("deferred", event).node, Cause.gradients_not_cleared, STALE), (event.node,)
+                taken, new = event, None
     is_made = source.makes_optimizers and usual > 1
-    if len(found) > 1 and not cleared and not source.clears and (is_made or _is_of_caller(found[0])):
-        yield (
-            _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"),
-            (),
-        )
+    if len(found) > 1 and not clears and not source.clears and (is_made or _is_of_caller(found[0])):
+        yield _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"), ()
 
 
 def _is_of_caller(window: Window) -> bool:
@@ -344,7 +363,7 @@ def _takes(window: Window, clear: Event, found: list[Window]) -> bool:
     """Whether what is cleared is what the window's optimizer steps on: it, or the only model of a single optimizer."""
     if clear.name in window.optimizers or not clear.name:
         return True
-    others = {event.name for one in found for event in (*one.events, *one.after) if event.kind == "clear"} - window.optimizers
+    others = {event.name for one in found for event in one.all if event.kind == "clear"} - window.optimizers
     return len(window.optimizers) == len(others) == 1 and words.OPTIMIZER.search(words.end(clear.name)) is None
 
 
@@ -371,7 +390,7 @@ def _at_every_nth(full: list[Window]) -> Sequence[ast.AST]:
         event.node
         for kind in ("clear", "clip")
         for window in mine
-        for event in (*window.events, *window.after)
+        for event in window.all
         if event.kind == kind and (kind == "clip" or event.name in window.optimizers)
     )
     return [node for node, many in times.items() if many > 1 and N - 1 < len(mine) / many < N + 1][:1]
@@ -383,9 +402,14 @@ def _terms(window: Window) -> list[Term]:
 
 def _not_synchronised(source: Source, window: Window) -> Iterator[Told]:
     last = window.backwards[-1]
+    quiet = [event for event in window.events if event.kind == "quiet"]
     if not last.synchronised and not re.search(r"all_reduce\(.*grad", source.text):
         sentence = "the last backward of a window does not synchronise the replicas: what decides it comes too late, or is off"
-        yield _hit(last.node, Cause.replicas_not_synchronised, sentence), ()
+        yield _hit(quiet[-1].node if quiet else last.node, Cause.replicas_not_synchronised, sentence), ()
+    for event in quiet:
+        if event.name and LATE.search(source.text) and last.synchronised:
+            sentence = "`no_sync` begins after the forward, in which DDP decides: every micro-batch is synchronised"
+            yield _hit(event.node, Cause.replicas_not_synchronised, sentence), ()
 
 
 def _divided_twice(run: Run) -> Iterator[Told]:
@@ -490,7 +514,7 @@ def _clipped_before(run: Run) -> Iterator[Told]:
                 for clip in clips:
                     yield (
                         _hit(clip.node, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them"),
-                        (),
+                        (clip.node, event.node),
                     )
     for clip, later in zip(run.events, run.events[1:], strict=False):
         if clip.kind == "clip" and later.kind == "divide":
@@ -508,6 +532,15 @@ def _passed_over(ways: list[Run]) -> Iterator[Hit]:
         if usual and odd and usual[0].size > odd[0].size > 0 and usual[0].step.loops == odd[0].step.loops:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield _hit(run.passed_over, Cause.non_finite_micro_batch, sentence)
+        mine, theirs = (_until_backward(one.events[run.passed_at :]) for one in (run, plain))
+        if "clear" in theirs and "step" in theirs and "clear" not in mine:
+            sentence = "where gradients are not finite they are not cleared, and stay in the next window"
+            yield _hit(theirs["clear"].node, Cause.gradients_not_cleared, sentence)
+
+
+def _until_backward(events: list[Event]) -> dict[str, Event]:
+    """Return what happens before the next backward, by its kind."""
+    return {event.kind: event for event in itertools.takewhile(lambda one: one.kind != "backward", events)}
 
 
 def _of_one(ways: list[Run]) -> Iterator[Hit]:
@@ -538,13 +571,13 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
     followed = _followed_by(run.events)
     steppers = set().union(*followed.values())
     named = {name for name in steppers if words.JUDGE.search(words.end(name))}
-    called: dict[ast.AST, set[str]] = {}
+    called: dict[tuple[object, ...], set[str]] = {}
     here: set[str] = set()
     for event in run.events:
         if event.kind == "call" and words.JUDGE.search(event.name):
             here.add("itself" if "detach()" in words.text(event.node) else "through")
         elif event.kind == "backward":
-            called.setdefault(event.node, set()).update(here)
+            called.setdefault(event.place, set()).update(here)
             here = set()
     own = [
         node
@@ -554,7 +587,7 @@ def _foreign(source: Source, run: Run) -> Iterator[Told]:
     judges = named or {name for node in own for name in followed.get(node, ())}
     filled: Event | None = None
     for event in run.events:
-        if event.kind == "backward" and own and event.node not in own and (called[event.node] or not any(called.values())):
+        if event.kind == "backward" and own and event.place not in own and (called[event.place] or not any(called.values())):
             filled = event
         elif event.kind == "clear" and event.name not in steppers - judges:
             filled = None

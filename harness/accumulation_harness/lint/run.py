@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -46,7 +46,7 @@ PASSED_ON = {
     "reshape",
 }
 THROUGH = {
-    "tqdm", "trange", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle", "compile",
+    "tqdm", "trange", "sum", "iter", "list", "tuple", "reversed", "track", "progress_bar", "abs", "round", "cycle", "compile",
     "dataparallel", "distributeddataparallel", "ddp", "fullyshardeddataparallel", "fsdp", "prepare", "prepare_model", "setup",
 }  # fmt: skip
 PLACE, FIRST = "accumulation_boundary", "accumulation_start"  # names of `step % N == 0` and `== 1` where the step is unknown
@@ -81,15 +81,19 @@ class Run:
         self.hooks: list[Function] = []
         self.given: set[str] = set()  # parameters of what is called for each micro-batch
         self.evaluated = self.depth = self.entered = self.periods = self.engine_steps = self.engine_stepped = 0
-        self.deferred = self.handling = self.unsure = self.entering = self.recording = False
+        self.deferred = self.handling = self.unsure = self.entering = self.recording = self.inside = False
         self.is_wide = False  # whether a boundary is further away than N
         self.counts = False  # whether it came by a number of micro-batches, or a boundary
         self.visited: set[ast.AST] = set()
         self.called_in: list[ast.AST] = []
         self.running: set[ast.AST] = set()  # what was handed to a framework and is followed now
         self.synchronised = self.forward_synchronised = True
-        self.no_sync = 0
+        self.no_sync: list[tuple[str, ast.Call]] = []  # of which model, and by which call
         self.owners: dict[ast.expr, Value] = {}  # of attributes that were asked for
+        self.forwards: dict[str, ast.Call | None] = {}  # since the last backward, by what is called; None: within `no_sync`
+        self.asked_finite: Counter[ast.Call] = Counter()
+        self.passed_at = 0  # the number of events then
+        self.passed_in: list[tuple[ast.AST, int, bool]] | None = None  # and the loops
 
     @cached_property
     def of_kind(self) -> dict[str, list[Event]]:
@@ -117,9 +121,9 @@ class Run:
                 return
             instance = None
             if (of := self.source.class_of(root)) is not None:
-                instance = Thing("self", of.name)
+                instance = Thing("self", self.source.derived(of.name))
                 for name in ("__init__", "setup"):
-                    if (made := self.source.method(of.name, name)) is not None and made is not root:
+                    if (made := self.source.method(instance.of, name)) is not None and made is not root:
                         self.call(Function(made, self.module, instance), [], {}, is_root=True)
                 self.events.clear()
             for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
@@ -127,6 +131,8 @@ class Run:
                 given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
                 self.given = {one.arg for one in root.args.args} if self.loops else set()
                 returned = self.call(Function(root, self.module, instance), [], given, is_root=True)
+                if isinstance(returned, Function) and isinstance(returned.node, ast.FunctionDef):
+                    return self.hand(returned.node, returned)
                 if self.source.is_automatic(root) and isinstance(returned, (Loss, Thing)):
                     self.backward(root.body[-1], returned, "automatic", divisor=self.number)
                     if (number + 1) % self.number == 0:
@@ -148,8 +154,6 @@ class Run:
 
     def statement(self, node: ast.stmt, names: ChainMap[str, Value]) -> str:
         """Follow one statement."""
-        if self.source.is_idle(node):
-            return ""
         match node:
             case ast.Expr():
                 self.value(node.value, names)
@@ -208,8 +212,10 @@ class Run:
         items = Items(None)
         if not isinstance(node, ast.While):
             items = self.items(self.value(node.iter, names))
-            if items.values is None and any(map(words.STRICT.search, words.identifiers(node.iter))):
-                items = self.items(self.number)  # micro-batches, by what they are called
+            if items.cut:
+                items = Items(None) if _steps(node) else replace(items, by_number=True)
+            if items.values is None and self.is_window(node.iter):
+                items = self.items(self.number)
             most = (
                 most
                 if items.values is None
@@ -243,31 +249,37 @@ class Run:
 
     def context(self, node: ast.With | ast.AsyncWith, names: ChainMap[str, Value]) -> str:
         """Follow `with`: accelerate's `accumulate`, `no_sync`, apex's `scale_loss`."""
-        unsynchronised = 0
+        before, inside = len(self.no_sync), self.inside
         for item in node.items:
             value = self.value(item.context_expr, names)
-            call = item.context_expr
             name = words.end(value.name) if isinstance(value, Thing) else ""
+            call = value.at if name and value.at is not None else item.context_expr
             if name == "accumulate":
                 self.entered += 1
-                self.counts = True
+                self.inside = self.counts = True
                 if self.loops and self.entered_in == self.loops:
                     self.happen("entered", call, name)
                 self.entered_in = list(self.loops)
                 self.handling, self.deferred = True, self.entered % self.number != 0
                 if self.source.accelerator_is_untold:
                     self.happen("untold", call, name)
-            elif name.startswith("no_") and name.endswith("sync"):
-                given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
+                if self.source.left_out:
+                    self.happen("left_out", call, name)
+            elif name.startswith("no_") and name.endswith("sync") and isinstance(call, ast.Call):
+                given = [*call.args, *(one.value for one in call.keywords)]
                 answers = [answer for answer in (self.value(one, names) for one in given) if isinstance(answer, bool)]
-                unsynchronised += all(answers)
+                if all(answers):
+                    of = words.receiver(call)
+                    self.no_sync.append(
+                        (words.dotted(given[0] if given and words.FRAMEWORK.search(words.last(of)) else of), call)
+                    )
             if item.optional_vars is not None:
                 self.give(item.optional_vars, value, names, is_literal=False)
-        self.no_sync += unsynchronised
         try:
             return self.block(node.body, names)
         finally:
-            self.no_sync -= unsynchronised
+            del self.no_sync[before:]
+            self.inside = inside
 
     def give(
         self, target: ast.expr, value: Value, names: ChainMap[str, Value], *, is_literal: bool, of_loop: bool = False
@@ -278,7 +290,7 @@ class Run:
             for place, one in enumerate(target.elts):
                 part = parts[place] if parts is not None else None
                 if part is None and not of_loop and isinstance(value, Thing):
-                    part = Thing(f"{value.name}.{words.last(one)}" if words.last(one) == "loss" else words.dotted(one))
+                    part = Thing(f"{value.name}.loss" if words.LOSS.fullmatch(words.last(one)) else words.dotted(one))
                 self.give(one, part, names, is_literal=is_literal, of_loop=of_loop or part is None)
             return
         name = words.dotted(target)
@@ -346,10 +358,16 @@ class Run:
                 return Function(node, names)
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
                 inner = names.new_child()
+                items = Items(None)
                 for generator in node.generators:
-                    self.value(generator.iter, names)
-                    self.give(generator.target, None, inner, is_literal=False, of_loop=True)
-                self.value(node.elt, inner)
+                    over = self.value(generator.iter, names)
+                    items = self.items(over)
+                    first = items.values[0] if items.values else over if self.is_loss(over) else None
+                    self.give(generator.target, first, inner, is_literal=False, of_loop=True)
+                value = self.value(node.elt, inner)
+                if items.values is None and self.is_loss(value):
+                    return value
+                return replace(items, values=items.values and (value,) * len(items.values))
             case ast.NamedExpr():
                 value = self.value(node.value, names)
                 self.give(node.target, value, names, is_literal=False)
@@ -376,6 +394,8 @@ class Run:
 
     def attribute(self, node: ast.Attribute | ast.Subscript, names: ChainMap[str, Value]) -> Value:
         """Return an attribute or an item."""
+        if self.called_in and (above := self.source.above(self.called_in[-1], node)) is not None:
+            return Function(above, self.module, names.get("self"))
         of = self.owners[node] = self.value(node.value, names)
         if isinstance(of, tuple) and isinstance(node, ast.Subscript):
             place = self.value(node.slice, names)
@@ -401,7 +421,13 @@ class Run:
             return number
         match operator:
             case ast.Mod() if isinstance(right, Part):
-                return Thing(PLACE)
+                is_first = isinstance(first, ast.BinOp) and isinstance(first.op, ast.Sub) and words.text(first.right) == "1"
+                return Thing(FIRST if is_first and not self.is_of_one else PLACE)
+            case ast.Div() | ast.FloorDiv() if not self.is_loss(left) and {words.batch(first), words.batch(second)} == {
+                "piece",
+                "whole",
+            }:
+                return self.number if words.batch(second) == "piece" else Part(1 / self.number)
             case ast.Div() if isinstance(left, (Loss, Thing)):
                 of_window = any(map(words.WHOLE.search, words.identifiers(second)))
                 if isinstance(left, Thing) and not (isinstance(right, Part) or self.is_loss(left) or of_window):
@@ -452,8 +478,8 @@ class Run:
                 return (left == right) is isinstance(operator, (ast.Eq, ast.In))
             if isinstance(left, (int, float)) and isinstance(right, (int, float)) and type(operator) in OPERATORS:
                 return bool(OPERATORS[type(operator)](left, right))
-            if isinstance(left, Thing) and left.name == PLACE:
-                is_first = right == 1 and not isinstance(right, Part)
+            if isinstance(left, Thing) and left.name in (PLACE, FIRST):
+                is_first = left.name == FIRST or (right == 1 and not isinstance(right, Part))
                 return replace(left, name=FIRST if is_first else PLACE, negated=isinstance(operator, ast.NotEq))
             opposite = {ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.NotIn: "in"}.get(type(operator))
             if opposite is not None:
@@ -502,14 +528,21 @@ class Run:
         deferred = self.deferred and kind in ("step", "clear", "schedule") and words.MODEL.search(words.end(name)) is None
         if kind == "schedule" and any(map(words.OPTIMIZER.search, self.source.prepared)):
             of = words.last(words.receiver(node)) if isinstance(node, ast.Call) else ""
-            deferred = deferred and not self.source.prepared.isdisjoint((of, words.end(name)))
+            deferred &= not self.source.prepared.isdisjoint((of, words.end(name))) and not self.source.steps_schedules_itself
         of_own_period = bool(self.periods) and kind in ("average", "schedule")  # every so many micro-batches, as it was meant
-        if not deferred and not of_own_period:
+        if deferred and kind == "clear":
+            kind = "deferred"
+        if (not deferred and not of_own_period) or kind == "deferred":
             self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
 
     def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:
         """Note that a loss is differentiated; `divisor`: what the framework divides it by, None where that is unknown."""
         loss = self.loss(value).each(lambda one: one if one.weight is None else one.divided(divisor))
+        if self.no_sync:
+            of, quiet = self.no_sync[-1]
+            late = self.forwards.get(of) if of else None
+            self.happen("quiet", late or quiet, "late" if late else "")
+        self.forwards.clear()
         synchronised = self.forward_synchronised and not self.no_sync
         self.happen("backward", node, by, loss=loss, synchronised=synchronised, scaled=loss.scaled)
         for hook in self.hooks:
@@ -537,6 +570,7 @@ class Run:
             return None
         if words.JUDGE.search(name) or words.MODEL.search(name):
             self.happen("call", node, name)
+        self.forwards[words.dotted(node.func)] = None if self.no_sync else node
         if words.MODEL.search(words.last(node.func)) or words.dotted(node.func) == "self":
             self.forward_synchronised = self.synchronised and not self.no_sync
         if isinstance(callee, Thing) and (forward := self.source.loss_of(callee.of)) is not None and self.depth < DEEPEST:
@@ -549,10 +583,10 @@ class Run:
             key = f"{getattr(owner, 'name', '')}.{item}"[-120:]
             return self.named(ast.Name(item), key, self.heap.get(key), key in self.heap)
         if name in FINITE:
-            if self.not_finite is not None and self.loops and self.loops[-1][1] == self.not_finite:
-                self.passed_over = node
-                return not FINITE[name]
-            return FINITE[name]
+            self.asked_finite[node] += bool(self.loops)
+            if self.passed_over is None and self.asked_finite[node] - 1 == self.not_finite:
+                self.passed_over, self.passed_at, self.passed_in = node, len(self.events), list(self.loops)
+            return FINITE[name] is not (self.passed_in == self.loops)
         if of is not None:
             answer = self.method(node, name, of, owner, args, given, names)
             if answer is not NotImplemented:
@@ -578,6 +612,8 @@ class Run:
             if isinstance(owner, Loss) or not is_framework:
                 self.backward(node, self.loss(owner), known)
             elif args and "accelerator" in label:
+                if not self.inside and self.loops and self.entered_in == self.loops:
+                    self.happen("outside", node, known)
                 told = self.handling or self.source.tells_accelerator
                 self.backward(
                     node, args[0], known, divisor=self.number if told else 1.0 if self.source.accelerator_counts_one else None
@@ -590,6 +626,8 @@ class Run:
             self.engine_steps += 1
             mine = [event for event in self.events[self.engine_stepped :] if event.kind == "backward"]
             self.engine_stepped = len(self.events)
+            if [one.name for one in mine[:2]] == [known] * 2 and "gradient_accumulation_boundary" not in self.source.text:
+                self.happen("uncounted", mine[-1].node, known)
             if len(mine) == 1 and mine[0].loss and all(term.by_number < 1 for term in mine[0].loss.terms):
                 self.happen("twice", mine[0].node, known)
             if len(mine) != 1 or self.engine_steps % self.number == 0:  # else it counts by itself
@@ -605,6 +643,8 @@ class Run:
         elif name == "step" and (words.SCHEDULE.search(label) or words.SCHEDULE.search(words.end(known))):
             if not args and not given:
                 self.happen("schedule", node, known)
+        elif name == "values" and self.is_loss(owner):
+            return owner
         elif name == "append" and isinstance(owner, tuple):
             self.give(of, (*owner, *args), names, is_literal=False)
         elif name == "zero_grad":
@@ -659,18 +699,24 @@ class Run:
         match name:
             case "len":
                 items = self.items(first)
-                return self.number if items.by_number else Length(BATCHES if items.values is None else len(items.values))
+                counted = items.by_number or (items.values is None and self.is_window(node))
+                return self.number if counted else Length(BATCHES if items.values is None else len(items.values))
             case "range" | "trange":
                 return self.range(args)
             case "enumerate" if args:
                 items, start = self.items(first), given.get("start", args[1] if len(args) > 1 else 0)
                 values = items.values or (None,) * BATCHES
-                counted = tuple((start + place if isinstance(start, int) else None, one) for place, one in enumerate(values))
-                return Items(counted, items.by_number)
+                numbered = tuple((start + place if isinstance(start, int) else None, one) for place, one in enumerate(values))
+                return replace(items, values=numbered)
             case "zip" if args:
                 several = [self.items(one) for one in args]
-                known = [len(one.values) for one in several if one.values is not None]
-                return Items(((None,) * len(args),) * min(known, default=BATCHES), any(one.by_number for one in several))
+                most = min((len(one.values) for one in several if one.values is not None), default=BATCHES)
+                columns = [(None,) * most if one.values is None else one.values for one in several]
+                return replace(max(several, key=lambda one: one.by_number), values=tuple(zip(*columns, strict=False)))
+            case "split" | "chunk" | "tensor_split" if args and self.loops:  # else it is the data that is cut
+                return Items((None,) * int(self.number), cut=True)
+            case "cat" | "stack" if isinstance(first, Items) and first.values:
+                return first.values[0]
             case "islice" if len(args) == 2:
                 return self.range(args[1:])
             case "min" | "max" if len(args) > 1:
@@ -711,7 +757,7 @@ class Run:
         counts = any(isinstance(one, Part) for one in (*args, *given.values()))
         if words.MODEL.search(words.last(node.func)) and not words.MODEL.search(name):
             label = words.dotted(node.func)  # a model by the name that it has here
-        made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts)
+        made = Thing(f"{label}{which}()", label if label in self.source.classes else "", counts=counts, at=node)
         if made.of and (method := self.source.method(made.of, "__init__")) is not None:
             self.call(Function(method, self.module, made), args, given)
         elif made.of:  # a dataclass
@@ -720,7 +766,7 @@ class Run:
                 self.heap[f"{made.name}.{name}"] = value
         return made
 
-    def hand(self, node: ast.Call, function: Function) -> None:
+    def hand(self, node: ast.AST, function: Function) -> None:
         """Follow a function that is handed to a framework: for each micro-batch, if it does a backward."""
         before = len(self.events)
         self.running.add(function.node)
@@ -761,13 +807,22 @@ class Run:
                 return Items(value)
             case Part():
                 return Items((None,) * int(value), by_number=True)
+            case Thing() if words.OPTIMIZER.search(words.end(value.name)) and value.name.endswith("s"):
+                return Items(tuple(Thing(f"{value.name}[{place}]") for place in range(2)))
         return Items(None)
+
+    @staticmethod
+    def is_window(node: ast.expr) -> bool:
+        """Whether something is the micro-batches of a window, by what it is called."""
+        return any(map(words.STRICT.search, words.identifiers(node)))
 
     def range(self, args: list[Value]) -> Items:
         """Return `range(...)`; as many as there are batches where its end is unknown."""
         start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
         stop = args[1] if len(args) > 1 else args[0] if args else None
         by_number = any(isinstance(one, Part) for one in (stop, step))
+        if isinstance(step, Thing) and start == 0:
+            return Items((None,) * int(self.number), cut=True)
         if not isinstance(start, (int, float)) or not isinstance(step, (int, float)) or not step:
             return Items((None,) * BATCHES)
         if not isinstance(stop, (int, float)):
@@ -853,3 +908,8 @@ def _followed(
     run.events.clear()
     run.follow(root)
     return run
+
+
+def _steps(loop: ast.AST) -> bool:
+    """Whether a loop takes optimizer steps: what it goes over are then no pieces of one batch."""
+    return any(words.last(call.func) == "step" for call in words.inside(loop, ast.Call))

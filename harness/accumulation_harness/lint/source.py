@@ -128,6 +128,19 @@ class Source:
         methods = (one for node in self.family(of) for one in node.body if isinstance(one, Definition))
         return next((one for one in methods if one.name == name), None)
 
+    def derived(self, name: str) -> str:
+        """Return the one class of the file that descends from a class, or the class itself."""
+        below = [other for other in self.classes if other != name and any(one.name == name for one in self.family(other))]
+        return below[0] if len(below) == 1 else name
+
+    def above(self, method: ast.AST, node: ast.AST) -> Definition | None:
+        """Return what `super().f` is in a method."""
+        of = self.class_of(method)
+        if of is None or not isinstance(node, ast.Attribute) or not _is_super(node):
+            return None
+        bases = (self.method(words.dotted(base), node.attr) for base in of.bases)
+        return next((one for one in bases if one is not None), None)
+
     @_remembered
     def loss_of(self, name: str) -> Definition | None:
         """Return the forward of a class, if it computes a loss."""
@@ -175,10 +188,9 @@ class Source:
 
     def _has_loop(self, node: ast.AST, seen: frozenset[str]) -> bool:
         for one in ast.walk(node):
-            if isinstance(one, LOOPS) and one is not node and any(self._leads(call) for call in words.inside(one, ast.Call)):
-                header = one.test if isinstance(one, ast.While) else one.iter
-                if not any(map(words.OPTIMIZER.search, words.identifiers(header))):  # each of them has every micro-batch
-                    return True
+            is_loop = isinstance(one, LOOPS) and one is not node and not words.is_of_optimizers(one)
+            if is_loop and any(self._leads(call) for call in words.inside(one, ast.Call)):
+                return True
             if isinstance(one, ast.Call) and self._leads(one) and (name := self._callee(one)) not in seen:
                 callees = [other for other in self._all if other.name.lower() == name]
                 if any(self._has_loop(other, seen | {name}) for other in callees):
@@ -196,7 +208,7 @@ class Source:
     def _callee(self, call: ast.Call) -> str:
         """Return the name of a function, or of a method of `self`, or of another object if one class alone has such a method."""
         name = words.last(call.func)
-        is_own = isinstance(call.func, ast.Name) or words.dotted(words.receiver(call)) in ("self", "cls")
+        is_own = isinstance(call.func, ast.Name) or words.dotted(words.receiver(call)) in ("self", "cls") or _is_super(call.func)
         return name if is_own or name in self.specific else f".{name}"
 
     @cached_property
@@ -251,94 +263,14 @@ class Source:
         return {one: node.name.lower() for node in self._all for one in words.inside(node, ast.Return)}
 
     @_remembered
-    def is_idle(self, node: ast.stmt) -> bool:
-        """Whether a statement can change nothing of what happens to gradients and losses: it is passed over."""
-        return not any(map(self._counts, ast.walk(node)))
-
-    def _counts(self, node: ast.AST) -> bool:
-        match node:
-            case ast.Call():
-                name = words.last(node.func)
-                return name in self._touching | EVENTS | self._changing or words.MOVES.search(name) is not None
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                return name.lower() in self._needed or "grad" in name
-            case ast.Name(id=name) if name in self._inner:
-                return True  # a function is handed on
-            case ast.Subscript(ctx=ast.Store()):
-                return words.last(node) in self._needed or _key(node) in self._needed
-        return isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, *DEFINITIONS))
-
-    @_remembered
     def is_plain(self, loop: ast.AST) -> bool:
         """Whether a loop does nothing to gradients and sums no losses: one round of it says as much as all."""
         return not any(
-            (isinstance(one, ast.Call) and words.last(one.func) in self._touching | self._changing)
+            (isinstance(one, ast.Call) and words.last(one.func) in self._touching)
             or (isinstance(one, (ast.Call, ast.AugAssign)) and "loss" in words.text(getattr(one, "target", one)).lower())
             or isinstance(one, ast.Break)
             for one in ast.walk(loop)
         )
-
-    @cached_property
-    def _inner(self) -> set[str]:
-        """The names of functions inside functions, which are handed to frameworks, and the other names that they get."""
-        inner = {node.name for node in self._all} - self.functions.keys()
-        aliases = [node for node in self.every(ast.Assign) if isinstance(node.value, ast.Name) and node.value.id in inner]
-        return inner | {name for node in aliases for target in node.targets for name in words.names(target)}
-
-    @cached_property
-    def _changing(self) -> set[str]:
-        """The names of functions that change an attribute on which something depends, or call one that does."""
-        stores = [
-            node.name.lower()
-            for node in self._all
-            if any(
-                isinstance(one, (ast.Attribute, ast.Subscript))
-                and isinstance(one.ctx, ast.Store)
-                and words.last(one) in self._needed
-                for one in ast.walk(node)
-            )
-            or any(words.inside(node, (ast.Global, ast.Nonlocal)))
-        ]
-        return self._reaching(set(stores)) | set(stores) - {"__init__"}
-
-    @cached_property
-    def _needed(self) -> set[str]:
-        """The names on which tests, loops and losses depend that decide what happens, and those that these depend on."""
-        waiting: list[ast.AST] = []
-        for node in self.nodes:
-            match node:
-                case ast.If(test=test) | ast.While(test=test) if any(map(self._decides, ast.walk(node))):
-                    waiting.append(test)
-                case ast.For(iter=header) | ast.AsyncFor(iter=header) if any(map(self._decides, ast.walk(node))):
-                    waiting.append(header)
-                case ast.With(items=items):
-                    waiting += [item.context_expr for item in items]
-                case ast.Call() if words.last(node.func) in self._touching | EVENTS:
-                    waiting.append(node)
-        given: dict[str, list[ast.AST]] = {}
-        for node in self.nodes:
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    pairs = [(target, value) for target in targets]
-                case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
-                    pairs = [(target, value)]
-                case ast.For(target=target, iter=value) | ast.NamedExpr(target=target, value=value):
-                    pairs = [(target, value)]
-                case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
-                    pairs = [(target, value)]
-                case ast.Return(value=ast.expr() as value):
-                    pairs = [(ast.Name(self._function_of.get(node, "")), value)]
-                case _:
-                    continue
-            for target, value in pairs:
-                for name in words.identifiers(target):
-                    given.setdefault(name, []).append(value)
-        needed: set[str] = set()
-        while waiting:
-            for name in set(words.identifiers(waiting.pop())) - needed:
-                needed.add(name)
-                waiting += given.get(name, [])
-        return needed
 
     def _decides(self, node: ast.AST) -> bool:
         match node:
@@ -424,6 +356,17 @@ class Source:
         return found - {""}
 
     @cached_property
+    def left_out(self) -> bool:
+        """Whether models are prepared and trained that no `accumulate` of the file is given."""
+        calls: dict[str, list[ast.Call]] = {}
+        for call in self.every(ast.Call):
+            calls.setdefault(words.last(call.func), []).append(call)
+        given, prepared = ([one for call in calls.get(name, ()) for one in call.args] for name in ("accumulate", "prepare"))
+        models = {words.last(words.receiver(call)) for call in calls.get("train", ())} & set(map(words.last, prepared))
+        named = models & set(map(words.last, given))
+        return not any(isinstance(one, ast.Starred) for one in given) and bool(named and models - named)
+
+    @cached_property
     def clears(self) -> bool:
         """Whether the file names a gradient, or what clears it, anywhere; DeepSpeed's engine clears by itself."""
         return CLEARS.search(self.text) is not None
@@ -443,6 +386,12 @@ class Source:
         """Whether the file tells accelerate the number of micro-batches."""
         given = [one for keywords in self._told for one in keywords if one.arg and words.NUMBER.search(one.arg)]
         return any(not isinstance(one.value, ast.Constant) or one.value.value != 1 for one in given)
+
+    @cached_property
+    def steps_schedules_itself(self) -> bool:
+        """Whether accelerate is told that it shall not step schedules with the optimizer."""
+        given = (one for keywords in self._told for one in keywords if one.arg == "step_scheduler_with_optimizer")
+        return any(isinstance(one.value, ast.Constant) and one.value.value is False for one in given)
 
     @cached_property
     def accelerator_counts_one(self) -> bool:
@@ -488,15 +437,21 @@ class Source:
         of_masks = any(COUNTED.fullmatch(words.text(one)) for one in kept)
         return of_masks or any(isinstance(one, ast.Compare) and "==" not in words.text(one) for one in sums)
 
-    def made_of(self, node: ast.AST, depth: int = 3) -> str:
-        """Return how an expression is written, and behind it how what it names was made."""
-        inner = [one for one in words.inside(node, (ast.Name, ast.Attribute)) if depth]
-        return " ".join(
-            [
-                words.text(node),
-                *(self.made_of(one, depth - 1) for name in inner for one in self._values.get(words.text(name), [])),
-            ]
-        )
+    def returned(self, name: str) -> list[ast.expr]:
+        """Return what a function of the module returns, outside of the functions in it first."""
+        node = self.functions.get(name)
+        return [one.value for one in words.inside(node, ast.Return) if one.value is not None] if node is not None else []
+
+    def given(self, node: ast.expr) -> list[ast.expr]:
+        """Return what a name is given: by assignments, or as a parameter by the calls of its function."""
+        found = list(self._values.get(words.text(node), []))
+        if isinstance(node, ast.Name) and not found:
+            for call in self.every(ast.Call):
+                function = self.functions.get(words.dotted(call.func))
+                names = [one.arg for one in function.args.args] if function is not None else []
+                found += [one for name, one in zip(names, call.args, strict=False) if name == node.id]
+                found += [one.value for one in call.keywords if one.arg == node.id and function is not None]
+        return found
 
     @cached_property
     def _values(self) -> dict[str, list[ast.expr]]:
@@ -505,6 +460,9 @@ class Source:
         for node in self.every(ast.Assign):
             for target in node.targets:
                 found.setdefault(words.text(target), []).append(node.value)
+        for more in self.every(ast.AugAssign):
+            whole = ast.copy_location(ast.BinOp(more.target, more.op, more.value), more)
+            found.setdefault(words.text(more.target), []).append(whole)
         return found
 
     @cached_property
@@ -561,6 +519,11 @@ class Source:
                     causes = frozenset(filter(None, re.split(r"[\s,]+", match[1] or "")))
                     found.append((token.start[0], causes))
         return found
+
+
+def _is_super(node: ast.expr) -> bool:
+    of = getattr(node, "value", None)
+    return isinstance(of, ast.Call) and words.last(of.func) == "super"
 
 
 def _key(node: ast.Subscript) -> str:

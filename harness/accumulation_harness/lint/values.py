@@ -33,6 +33,7 @@ class Thing:
     negated: bool = False  # of a test
     exists: bool = False  # the test is one for None
     counts: bool = False  # made by a call that is given the number of micro-batches
+    at: ast.expr | None = None  # the call that made it
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Items:
 
     values: tuple[Value, ...] | None
     by_number: bool = False
+    cut: bool = False  # pieces of one batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,12 @@ class Event:
     )  # each loop around it, its iteration, and whether it counts to N
     synchronised: bool = True
     scaled: str = ""  # by what: of a backward and a step a GradScaler, of a clip its limit
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where it stands in the source, and for which of the optimizers of a loop."""
+        each = (number for node, number, _ in self.loops if words.is_of_optimizers(node))
+        return self.node, *each
 
 
 OPERATORS: dict[type[ast.operator | ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -30,6 +30,8 @@ MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion|
 WHOLE = re.compile(r"num_items_in_batch|(^|_)window$|total_(tokens|items|samples)|global_batch")  # all that a window holds
 COUNT = re.compile(r"\blen\(|batch_size|\.size\(0\)|\.shape\[0\]")  # rows of a micro-batch, in an expression
 SCALE = re.compile(r"scale|inv|frac|world|weight_of_batch|accum|micro")
+LOSS = re.compile(r"loss(es)?(_dict)?")  # of what a model returns
+PIECE = re.compile(r"(micro|mini|sub|chunk)_?(batch|bs)(?!es)")  # the size of a micro-batch
 CRITERION = re.compile(r"criterion|crit$|loss_?(fn|func|function|fct|module|layer)$")
 FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer|optim")
 LOOKS = re.compile(r"isfinite|isnan|isinf|norm|\.(max|min|abs|mean|shape|dtype|device)\b|isinstance")  # at a gradient
@@ -154,6 +156,31 @@ def identifiers(node: ast.AST) -> Iterator[str]:
         match inner:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=name)):
                 yield str(name).lower()
+
+
+def is_of_optimizers(loop: ast.AST) -> bool:
+    """Whether each round of a loop is about another optimizer, and all of them have every micro-batch.
+
+    Args:
+        loop: A loop.
+
+    Returns:
+        True for `for optimizer in self.optimizers:`.
+    """
+    return isinstance(loop, ast.For | ast.AsyncFor) and any(map(OPTIMIZER.search, identifiers(loop.iter)))
+
+
+def batch(node: ast.AST) -> str:
+    """Return whether the size of a batch is that of a "piece" or of the "whole"; an empty text where it is none.
+
+    Args:
+        node: An expression.
+
+    Returns:
+        What the size is of.
+    """
+    written = " ".join(identifiers(node))
+    return "piece" if PIECE.search(written) else "whole" if "batch" in written else ""
 
 
 @cache
