@@ -110,7 +110,8 @@ class Signature:
     resolution: float = field(default=0.0, metadata=MOST)  # the coarsest to which a gradient could be compared; 0: the gate's
     unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
-    wrong_in_a_run: int = field(default=0, metadata=MOST)  # the same, the most of a run
+    # Causes -> those that they leave wrong, the most of a run
+    wrong_in_a_run: Mapping[Causes, int] = field(default_factory=dict, metadata=WORST_BY_NAME)
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
@@ -167,7 +168,10 @@ class Signature:
     @classmethod
     def of_run(cls, seen: Sequence[Signature]) -> Signature:
         """What the probes of a run saw together."""
-        return dataclasses.replace(reduce(cls.merged, seen, cls()), wrong_in_a_run=sum(one.wrong for one in seen))
+        wrong = [errors for one in seen for errors in one.wrong_windows]
+        before = {causes[:-1] for errors in wrong for causes in errors}
+        left = {causes: sum(not errors.get(causes, math.inf) <= ALGEBRA_GATE for errors in wrong) for causes in before}
+        return dataclasses.replace(reduce(cls.merged, seen, cls()), wrong_in_a_run=left)
 
     def merged(self, other: Signature) -> Signature:
         """What was seen here and there, field by field."""
@@ -201,7 +205,7 @@ class Signature:
             "explanations": {joined(causes): error for causes, error in self.explanations.items()},
             "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
         }
-        return {name: value for name, value in row.items() if name not in ("wrong_windows", "other_samples")}
+        return {name: value for name, value in row.items() if name not in ("wrong_windows", "wrong_in_a_run", "other_samples")}
 
 
 def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:

@@ -212,7 +212,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
     first, last = np.flatnonzero(kept)[[0, -1]]
     if last - first + 1 == kept.sum() and cause is Cause.micro_batches_lost and (not first or last == len(parts) - 1):
         there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
-        return replace(one, cause=Cause.gradients_cleared_in_window) if first == last and not there else one
+        return replace(one, cause=Cause.gradients_cleared_in_window) if first and first == last and not there else one
     found.unequal = one if len(parts) > 2 else None  # inner steps may be taken between those of the loss
     return None
 

@@ -134,9 +134,9 @@ def flat_copy_of_means_scaled(at):
     return _flat_copy(at, divided(frame.own_token_mean, at.n), full_windows, scale=2.0**10)
 
 
-@loop("unexplained", **_FLAT)
+@loop("mean_of_means", "unexplained", **_FLAT)
 def flat_copy_in_another_order(at):
-    """Means again; what the model's parameters got cannot be laid beside what the optimizer's tensor holds."""
+    """Means again, told by what micro-batches give on their own: the optimizer's tensor is in another order than the model's."""
     return _flat_copy(at, divided(frame.own_token_mean, at.n), full_windows, order=-1)
 
 

@@ -405,9 +405,9 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
 
 
 def _first_rows_differ(facts: StepFacts) -> bool:
-    """Whether those of the first micro-batch do, which have the same places at N=1: it is not their place that matters."""
+    """Whether the first micro-batch's do, and no outputs: it is neither their place that matters nor what forwards have left."""
     rows = facts.probe.by_row
-    return rows is not None and rows.first > same_row(facts)
+    return rows is not None and rows.outputs <= same_row(facts) < rows.first
 
 
 def _by_number(facts: StepFacts) -> Iterator[Finding]:
