@@ -129,8 +129,8 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
         yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
     if facts.max_norm is None:
         yield from ((Cause.clip_per_micro_batch, gradient) for gradient in _clipped_somewhere(shares, weights, consumed))
-        ratio = weights[0] / weights[1] if min(weights) > 0 else 1.0
-        if len(weights) > 2 and not math.isclose(ratio, 1.0, rel_tol=RESCALED):  # two have always a ratio
+        ratio = weights[0] / weights[1] if len(weights) > 2 and min(weights) > 0 else 1.0  # two have always a ratio
+        if not math.isclose(ratio, 1.0, rel_tol=RESCALED):
             powers = [weights[-1] * ratio**k for k in reversed(range(len(shares)))]
             yield Cause.sum_rescaled_in_window, summed(share * power for share, power in zip(shares, powers, strict=True))
     product = float(consumed @ right)
