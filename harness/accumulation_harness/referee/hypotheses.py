@@ -266,7 +266,7 @@ def _clipped_somewhere(shares: Sequence[Tensor], weights: Sequence[float], consu
     lengths = [float(torch.linalg.vector_norm(share)) for share in shares]
     length = last = float(torch.linalg.vector_norm(consumed))
     for _ in range(3):  # what is clipped is shorter than the limit by the epsilon, relative to what it was
-        last = length * (1 + CLIP_EPSILON / float(torch.linalg.vector_norm(_running(shares, last))))
+        last = length * (1 + CLIP_EPSILON / (float(torch.linalg.vector_norm(_running(shares, last))) or math.inf))
     for limit in (last, max(weight * (own + CLIP_EPSILON) for weight, own in zip(weights, lengths, strict=True))):
         if sum(own > limit for own in lengths) > 1:  # one alone may have any weight
             yield from _clipped_within(shares, limit)
