@@ -50,7 +50,7 @@ class ConsumedWindow:
             new = [i for i in dict.fromkeys(part.tolist()) if i not in met]
             met.update(new)
             rows += [torch.tensor(new, dtype=part.dtype, device=part.device)] if new else []
-        return rows if self.window.holds(torch.cat(rows)) else self.arm.seen
+        return rows if rows and self.window.holds(torch.cat(rows)) else self.arm.seen
 
     @property
     def sizes(self) -> list[int]:
