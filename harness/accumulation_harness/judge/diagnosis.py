@@ -157,8 +157,11 @@ def _gradients(signature: Signature) -> tuple[Found, bool]:
 
 def _simplest(fitting: Mapping[Causes, float], signature: Signature) -> Causes:
     """The causes to name where several reproduce the gradients: one before two, then by priority."""
-    twice = [causes for causes in fitting if signature.wrong_in_a_run.get(causes[:-1], 0) > 1]  # as no run is resumed
-    candidates = [one for one in fitting if not (one[-1] == Cause.resume_in_window and one in twice and len(fitting) > 1)]
+
+    def resumes_twice(causes: Causes) -> bool:  # as no run does
+        return causes[-1] == Cause.resume_in_window and signature.wrong_in_a_run.get(causes[:-1], 0) > 1
+
+    candidates = [causes for causes in fitting if not resumes_twice(causes)] or [*fitting]
     occasional = [causes for causes in candidates if causes[-1] in OCCASIONAL and _rests(causes, signature)]
     return min(occasional or candidates, key=lambda causes: (len(causes), PRIORITY[causes[-1]]))
 

@@ -68,7 +68,7 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]]) 
     If only rounding separates the runs of a seed, the arm, the reference and the controls are exchangeable. The statistic is
     the mean over seeds of log(distance to the nearest other run of the seed). Its null distribution calls each run of each seed
     the arm, so the p value holds for any mixture of distances, for example if one ReLU flips in the reference of one seed.
-    Distances below 1 (the resolution) count as 1.
+    Distances below float64's epsilon count as that.
 
     Args:
         differences: [n] arm - reference, one per seed, in units of the resolution.

@@ -241,7 +241,8 @@ class Probe:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
             return dataclasses.replace(found, loss_error=min(own))
         resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
-        resolution = self._bounded(resolution, self._in_parts(seen), gradient)
+        if error <= RESOLVED * resolution:
+            resolution = self._bounded(resolution, self._in_parts(seen), gradient)
         if RESOLVED * resolution < error <= CLEAR_LEAST:
             resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
         if error <= RESOLVED * resolution:

@@ -117,24 +117,25 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
         consumed: [P] the gradient that the optimizer received, from which the number is estimated.
 
     Yields:
-        A cause, and the gradient [P] that it predicts.
+        A cause, and the gradient [P] that it predicts; nothing where clipping has changed the numbers.
     """
+    if facts.max_norm is not None:
+        return
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
     weights = [weight / len(shares) for weight in decompose(consumed, shares).weights]
     times = [round(weight) if math.isfinite(weight) else 0 for weight in weights]
     repeated, lost = min(times) == 1 < max(times), min(times) == 0 < max(times) == 1
-    if facts.max_norm is None and (repeated or lost):
+    if repeated or lost:
         cause = Cause.samples_repeated if repeated else Cause.micro_batches_lost
         yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
-    if facts.max_norm is None:
-        yield from ((Cause.clip_per_micro_batch, gradient) for gradient in _clipped_somewhere(shares, weights, consumed))
-        ratio = weights[0] / weights[1] if len(weights) > 2 and min(weights) > 0 else 1.0  # two have always a ratio
-        if not math.isclose(ratio, 1.0, rel_tol=RESCALED):
-            powers = [weights[-1] * ratio**k for k in reversed(range(len(shares)))]
-            yield Cause.sum_rescaled_in_window, summed(share * power for share, power in zip(shares, powers, strict=True))
+    yield from ((Cause.clip_per_micro_batch, gradient) for gradient in _clipped_somewhere(shares, weights, consumed))
+    ratio = weights[0] / weights[1] if len(weights) > 2 and min(weights) > 0 else 1.0  # two have always a ratio
+    if not math.isclose(ratio, 1.0, rel_tol=RESCALED):
+        powers = [weights[-1] * ratio**k for k in reversed(range(len(shares)))]
+        yield Cause.sum_rescaled_in_window, summed(share * power for share, power in zip(shares, powers, strict=True))
     product = float(consumed @ right)
-    if facts.max_norm is None and product > 0 and float(total).is_integer() and facts.tells_counts:
+    if product > 0 and float(total).is_integer() and facts.tells_counts:
         divisor = round(total * float(right @ right) / product)
         if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
             yield Cause.counter_wrong, right * (total / divisor)
@@ -237,7 +238,7 @@ def _clipped_within(shares: Sequence[Tensor], max_norm: float, loss_scale: float
     Yields:
         [P] float64.
     """
-    for scale in (1.0, loss_scale):
+    for scale in {1.0, loss_scale}:
         yield clipped(_running(shares, max_norm, scale), max_norm) / scale
     yield summed([clipped(share, max_norm) for share in shares])
     for k in range(1, len(shares)):

@@ -160,7 +160,7 @@ class StepFacts:
         """Whether gradients, movement and state are all within their gates."""
         return self.gradients_agree and self.update.agrees
 
-    @property
+    @cached_property
     def goes(self) -> float:
         """Times as far as the reference the step moves the parameters, or those alone that move otherwise; 0: elsewhere."""
         own = [part for name, part in slices(self.mine).items() if not self.update.only or name in self.update.only]
@@ -318,7 +318,7 @@ class StepFacts:
         """a from the sum of what makes up g of what the micro-batches give on their own, each brought to at most one norm."""
         right = self.of_alone[1]
         parts = [w * own for w, own in zip(right.weights, self.probe.alone, strict=False)]
-        return clipped_parts(self.a, parts) if self.is_of_alone and self.a.size >= FEWEST else math.inf
+        return clipped_parts(self.a, parts) if right.residual <= self.gate and self.a.size >= FEWEST else math.inf
 
     @cached_property
     def clipped_parts(self) -> float:

@@ -397,7 +397,7 @@ def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
         kept.setdefault(key, one)
         seen = one.steps if one.steps or one.optimizer_step is None else (one.optimizer_step,)
         steps.setdefault(key, set()).update(seen)
-    explained = {n for n, cause, _ in kept if cause is not Cause.unexplained}
+    explained = {one.accumulation_steps for one in kept.values() if one.is_named}
     return [
         replace(one, steps=tuple(sorted(steps[key])), evidence={**one.evidence, "steps": sorted(steps[key])})
         for key, one in kept.items()

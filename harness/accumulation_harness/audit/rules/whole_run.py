@@ -248,11 +248,12 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
 
 def _elsewhere(run: RunFacts, facts: StepFacts) -> Iterator[tuple[Cause, str]]:
     """By what micro-batches give on their own at N=1: these are others, or come again."""
-    found, windows = [place for place in facts.places if place is not None], run.mine.backwards
+    places, windows = facts.places, run.mine.backwards
+    found = [place for place in places if place is not None]
     if facts.step == 0 and facts.backwards < run.accumulation_steps == max(windows):
         message = f"the first window has {windows[0]} micro-batches, and later ones have {max(windows)}"
         yield Cause.window_misplaced, message
-    elif facts.is_of_alone and any(place not in (k, None) for k, place in enumerate(facts.places)):
+    elif facts.is_of_alone and any(place not in (k, None) for k, place in enumerate(places)):
         known = listed(tuple(place + 1.0 for place in found))
         message = f"its micro-batches give what those in places {known} of the window give at N=1"
         yield Cause.samples_repeated if len({*found}) < len(found) else Cause.window_misplaced, message
