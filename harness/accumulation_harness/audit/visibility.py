@@ -184,7 +184,7 @@ def _rescaled(results: Sequence[ArmResult]) -> Iterator[Unseen]:
     """Gradients that the loop itself brings to some length: what they were before does not show in what is taken."""
     for result in results:
         for item in result.facts:
-            factors, given = [step.multiple for step in item.steps], [step.given for step in item.steps]
+            factors, given = [step.multiples[0] for step in item.steps], [step.given for step in item.steps]
             one = len(factors) < 2 or (min(factors) > 0 and max(factors) - min(factors) <= UNEQUAL * max(factors))
             if not one and not result.findings and all(abs(ratio - 1) > UNEQUAL for ratio in given):
                 what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is normalised to a length or a sign"

@@ -306,7 +306,7 @@ def _told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed]) -> Told
         return Told(right=True)  # the loss has another weighting than the mean over its terms
     wrong = tuple(one for one in seen if RIGHT not in one.readings(usual))
     if not common:  # a fault of some windows alone
-        common = frozenset(reading for reading in _common(wrong, usual) if reading.causes)
+        common = frozenset(reading for reading in _common(wrong, usual) if reading.causes or reading.coefficient == 1)
     if all(one.num == usual for one in seen):  # which a short window may be divided by, none shows
         common = frozenset(reading for reading in common if reading.times is not Times.short)
     forms = [one for one in common if one.form is Form.terms or one._replace(form=Form.terms) not in common]  # that are needed
@@ -318,7 +318,7 @@ def _told(seen: Sequence[Weighed], usual: int, known: Sequence[Weighed]) -> Told
         rivals.append(Reading(coefficient=steady, doubtful=True))
     shared = next((one for one in named if all({*one.causes} <= {*other.causes} for other in named)), None)
     if shared is not None and not rivals:
-        return Told(causes=_resumed(shared.causes, wrong), words=_words(shared, wrong[0], usual), windows=wrong)
+        return Told(causes=_in_place(shared.causes, wrong, usual), words=_words(shared, wrong[0], usual), windows=wrong)
     return Told(words=_unnamed(seen, [*named, *rivals]), windows=wrong)
 
 
@@ -360,10 +360,18 @@ def _fewest(readings: Sequence[Reading]) -> list[Reading]:
     return sorted(found, key=lambda reading: [plain.index(part) for part in (reading.divisor, reading.form, reading.times)])
 
 
-def _resumed(causes: Causes, wrong: Sequence[Weighed]) -> Causes:
-    if causes == (Cause.short_window_divided_by_n,) and all(one.resumed for one in wrong):
-        return (Cause.resume_in_window,)
+def _in_place(causes: Causes, wrong: Sequence[Weighed], usual: int) -> Causes:
+    """What is wrong at the beginning of a run alone, or where its data end inside a window, is wrong with the window."""
+    if causes == (Cause.short_window_divided_by_n,) and all(one.window == 0 and one.num < usual for one in wrong):
+        return (Cause.resume_in_window if wrong[0].resumed else Cause.window_misplaced,)
+    if causes == (UNEQUAL,) and all(map(_goes_on, wrong)):
+        return (Cause.window_misplaced,)
     return causes
+
+
+def _goes_on(one: Weighed) -> bool:
+    """Whether a micro-batch of fewer rows, which ends the data, is followed by others."""
+    return len({*one.rows}) == 2 and one.rows[-1] == max(one.rows)
 
 
 def _words(reading: Reading, one: Weighed, usual: int) -> str:

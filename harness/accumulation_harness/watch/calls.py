@@ -69,6 +69,7 @@ def doubtful(window: Window) -> list[Remark]:
     found = {
         Remark.fed: len({m.fed for m in micro_batches}) > 1,
         Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),
+        Remark.thawed: len({m.trained for m in micro_batches}) > 1,
         Remark.as_often: window.as_often,
         Remark.unreached: len({part.any(axis=1).tobytes() for part in parts}) > 1,
         Remark.same_gradient: any(norm(one - other) <= STILL * norm(one) for other, one in combinations(parts, 2)),

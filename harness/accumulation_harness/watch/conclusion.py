@@ -74,6 +74,11 @@ def _doubts_of_all(judge: Judge) -> Iterator[str]:
         yield "all micro-batches of a window have the same labels in the same order, in every window that was looked at"
     if judge.reaches_by_place:
         yield REACH
+    if 0 < judge.first < judge.usual and judge.sizes[judge.usual] > 1:
+        yield (
+            f"the first window has {judge.first} of {judge.usual} micro-batches, as with a boundary that is counted from 0 "
+            "(window_misplaced)"
+        )
     steps = sum(judge.sizes.values())
     micro_batches = sum(size * many for size, many in judge.sizes.items())
     if micro_batches > steps and (of_them := {micro_batches, micro_batches + 1} & judge.laid_out):  # one more, to be safe

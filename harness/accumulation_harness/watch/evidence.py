@@ -65,6 +65,7 @@ class Remark(Enum):
     changed_after_clip = True, "the gradient is changed between the clip and the step"
     forwards = True, "a window has more forwards than backwards: a micro-batch was left out"
     unequal = True, "loss terms have unequal weights over micro-batches, and no known normalisation explains them"
+    thawed = True, "parameters are frozen or freed inside a window, where a large batch would do so before or after it"
     over_the_end = True, "a window continues past the end of the data loader, where a large batch would end (window_misplaced)"
     half = True, "gradients are kept in float16 without a loss scale: what underflows there is not seen (underflow_from_division)"
     same_gradient = True, "micro-batches of one window gave the same gradient, as the same rows do (samples_repeated)"
@@ -124,6 +125,7 @@ class MicroBatch:
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
     options: Options = field(default_factory=dict)  # the other numbers of the parameter groups
+    trained: int = 0  # parameters that are not frozen
     fed: bool = False  # the model's inputs were made of parameters: another model's loss may pass through
     returned: bool = False  # its gradients were returned, and not added to `.grad`
     placed: bool = False  # and were put there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sket
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
 CLEARED = 1e-6
 MOST_TIMES = 3  # that a micro-batch may be counted, to be no weight of a loss
+OF_ONE = 0.1  # what counts of the error of one tensor alone
 ALIKE = 1e-3  # relative difference of two factors that are one
 OF_WEIGHTS = (Cause.clip_per_micro_batch, Cause.sum_rescaled_in_window)  # parts count unequally, and nothing else is wrong
 
@@ -62,12 +63,12 @@ def summed(window: Window, last: Window | None) -> Sum:
         return Sum(remark=Remark.no_gradient)
     if window.ranks is not None:
         return _over_ranks(window, [_over_group(window, one, last, parts, gate) for one in window.ranks.groups])
-    found = Sum(error=norm(gradient - total) / size)
+    found = Sum(error=_apart(gradient, total, parts))
     if found.error <= gate:
         found.right = True
         return found
-    factor, residual = proportion(gradient, total)
-    if factor > 0 and residual * norm(gradient) <= gate * size * factor:
+    factor, _ = proportion(gradient, total)
+    if factor > 0 and _apart(gradient / factor, total, parts) <= gate:
         found.factor, found.right = factor, True
         return found
     if window.moved:
@@ -82,6 +83,14 @@ def summed(window: Window, last: Window | None) -> Sum:
     else:  # `unexplained` is no finding here: the sum may be kept elsewhere, in a way that is right
         found.remark = Remark.changed
     return found
+
+
+def _apart(gradient: Sketch, total: Sketch, parts: Sequence[Sketch]) -> float:
+    """How far a gradient is from a sum, relative to its parts; of one tensor, which has fewer numbers, a tenth of that counts."""
+    sizes = [np.linalg.norm(total, axis=1), np.sqrt(sum(np.square(part).sum(axis=1) for part in parts))]
+    of_each, apart = np.maximum(*sizes), np.linalg.norm(gradient - total, axis=1)
+    size, there = norm(of_each), of_each > 0
+    return max(norm(apart) / size, *(OF_ONE * apart[there] / of_each[there]))
 
 
 def _narrow_gate(num: int) -> float:
@@ -120,7 +129,7 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> F
     _, off = proportion(window.gradient, ends)
     after_all = {  # also after the last backward
         Cause.low_precision_accumulator: off <= NARROW_GATE,
-        Cause.weight_decay_per_micro_batch: _is_of_weights(window, window.gradient - np.sum(parts, axis=0)),
+        Cause.weight_decay_per_micro_batch: _is_of_weights(window.parameters, window.gradient - np.sum(parts, axis=0)),
     }
     named = cause is not None and (off <= 10 * gate or after_all.get(cause, False))
     return _finding(cause, window, message, error) if cause is not None and named else None
@@ -148,11 +157,14 @@ def _there(gradient: Sketch | None) -> Sketch:
 
 def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate: float) -> tuple[Cause | None, str] | None:
     """What happened to `.grad`, from `a` to `b`, between two backwards of a window; None: nothing."""
-    size = norm(a)
-    if not size or norm(b - a) <= gate * size / 10:
+    a, b = np.broadcast_arrays(a, b)
+    moved = np.linalg.norm(b - a, axis=1) > gate / 10 * np.maximum(np.linalg.norm(a, axis=1), OF_ONE * gate * norm(a))
+    size, tensors = norm(a), f"{moved.sum()} of {len(moved)} tensors"
+    if not size or not moved.any():
         return None
-    where = f"between micro-batches {k} and {k + 1}"
-    if norm(b) <= CLEARED * size:
+    where = f"between micro-batches {k} and {k + 1}" + ("" if moved.all() else f", of {tensors}")
+    a, b = a[moved], b[moved]
+    if norm(b) <= CLEARED * norm(a):
         return Cause.gradients_cleared_in_window, f"`.grad` is zero after it was filled, {where}"
     if CLIPS & {*this.calls}:
         return Cause.clip_per_micro_batch, f"gradients are clipped {where}"
@@ -160,25 +172,21 @@ def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate
     if off <= 10 * gate:
         if Call.unscale in this.calls:
             return Cause.scaler_updated_in_window, f"gradients are unscaled {where}"
-        factors = [proportion(_there(y.before) * y.scale, _there(x.after) * x.scale)[0]
-                   for x, y in pairwise(window.micro_batches) if y.before is not None]  # fmt: skip
+        factors = [proportion(y.before[moved] * y.scale, x.after[moved] * x.scale)[0]
+                   for x, y in pairwise(window.micro_batches) if y.before is not None and x.after is not None]  # fmt: skip
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
-    if _is_of_weights(window, b - a):
+    if window.parameters is not None and _is_of_weights(window.parameters[moved], b - a):
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
-    lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
-    kept = [norm(y - x) <= gate * size for x, y in zip(a, b, strict=True)]
-    if any(lost) and all(x or y for x, y in zip(lost, kept, strict=True)):
-        return Cause.gradients_cleared_in_window, f"the gradients of {sum(lost)} of {len(lost)} tensors are zero {where}"
     if window.rounded:
         return Cause.low_precision_accumulator, f"the sum so far is rounded to {window.rounded} {where}"
     return None, ""
 
 
-def _is_of_weights(window: Window, added: Sketch) -> bool:
+def _is_of_weights(weights: Sketch | None, added: Sketch) -> bool:
     """Whether what was added to the gradient is a multiple of the weights."""
-    return window.parameters is not None and proportion(added, window.parameters)[1] <= 1e-2
+    return weights is not None and proportion(added, weights)[1] <= 1e-2
 
 
 def _weights(window: Window, parts: list[Sketch], gate: float) -> tuple[float, ...]:
@@ -211,8 +219,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, found: Sum) ->
     one = _finding(cause, window, f"micro-batches count {_listed(times.round() + 0.0)} times", found.error)
     first, last = np.flatnonzero(kept)[[0, -1]]
     if last - first + 1 == kept.sum() and cause is Cause.micro_batches_lost and (not first or last == len(parts) - 1):
-        there = any(m.before is not None and m.before.any() for m in window.micro_batches[1:])
-        return replace(one, cause=Cause.gradients_cleared_in_window) if first and first == last and not there else one
+        return one
     found.unequal = one if len(parts) > 2 else None  # inner steps may be taken between those of the loss
     return None
 

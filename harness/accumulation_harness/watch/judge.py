@@ -41,6 +41,7 @@ class Judge:
         self.windows = self.skipped = self.closures = 0
         self.windows_before = 0  # of a run that is resumed
         self.sizes: Counter[int] = Counter()
+        self.first = 0  # micro-batches of the first window, where the run begins with it
         self.findings: dict[Cause, Finding] = {}
         self.remarks: Counter[Remark] = Counter()  # and of how many windows
         self.summed = self.covered = 0  # windows of several micro-batches whose sum was right; whose losses were all weighed
@@ -67,6 +68,7 @@ class Judge:
             self.closures += window.closure
         else:
             self.sizes[len(window.micro_batches)] += 1
+            self.first = self.first or (0 if window.index or window.resumed else len(window.micro_batches))
             self._waiting.append(window)
         suspicious = self._judge_waiting() if self.configured or max(self.sizes.values(), default=0) > 1 else False
         self._say()

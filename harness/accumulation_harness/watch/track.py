@@ -240,8 +240,6 @@ class Track(Followed):
         if window.micro_batches:
             window.moved = window.moved or not self.are_still
             window.buffers_moved = window.buffers_moved or window.frozen != versions(self._frozen)
-            if window.averages is not None:
-                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             state, window.state = window.state, _marks(self.optimizer)
             window.state_moved = window.state_moved or state != window.state
         else:
@@ -284,7 +282,9 @@ class Track(Followed):
         calls, window.waiting = tuple(window.waiting), []
         window.micro_batches.append(
             MicroBatch(
-                empty=self._empty, calls=calls, lrs=self.lrs, options=self.options, returned=returned, **in_tensors
+                empty=self._empty, calls=calls, lrs=self.lrs, options=self.options, returned=returned,
+                trained=sum(p.requires_grad for p, is_known in zip(self.parameters, self.known, strict=True) if is_known),
+                **in_tensors,
             )
         )  # fmt: skip
         if returned:
@@ -293,6 +293,8 @@ class Track(Followed):
         if self.num_windows == AVERAGED and len(window.micro_batches) == 1 and not self.is_cut:
             known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
             window.averages = Averages(known, [*(g for g in self.grads() if g is not None), *_state(self.optimizer)])
+        elif window.averages is not None:  # also inside the second backward, by a hook
+            window.averaged, window.averages = window.averages.rate() if self.are_still else None, None
         for name in ("unclipped", "clipped"):
             window.ends.pop(name, None)
         return True

@@ -128,11 +128,15 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
         return None
     outputs = [finite(distance(a.output, b.output)) for a, b in used]
     slopes = [(a.micro_batch, a.slope, b.slope) for a, b in used]
-    first = _slopes([pair for pair in slopes if not pair[0]]).residual
-    return replace(_slopes(slopes), outputs=max(outputs), first=first)
+    return replace(_slopes(slopes), outputs=max(outputs))
 
 
 def _slopes(pairs: Sequence[Pair]) -> RowFacts:
+    """Slopes of all rows, and of those of the first micro-batch."""
+    return replace(_slopes_of(pairs), first=_slopes_of([pair for pair in pairs if not pair[0]]).residual)
+
+
+def _slopes_of(pairs: Sequence[Pair]) -> RowFacts:
     """Slopes of rows as multiples of the reference's; those of their positions, one by one, where that is what they are."""
     whole = _multiples([(k, a.reshape(1, -1), b.reshape(1, -1)) for k, a, b in pairs])
     if all(np.count_nonzero(slope) < 2 for _, *both in pairs for slope in both):  # a number is a multiple of any other

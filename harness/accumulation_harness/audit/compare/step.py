@@ -270,11 +270,10 @@ class StepFacts:
 
     @cached_property
     def clipped_then_divided(self) -> float:
-        """What was taken from the clipped sum, divided by N afterwards."""
-        left = None if self.mine.clip is None else self.mine.clip.left
-        if left is None:
-            return math.inf
-        return min(distance(self.mine.gradient, left / count) for count in {self.accumulation_steps, self.backwards or 1})
+        """How far what was done after clipping, beside what is done there at N=1, is from making up for the gradient's scale."""
+        lefts = [step.gradient if step.clip is None else step.clip.left for step in (self.mine, self.theirs)]
+        after, usual = (self._factor(step.gradient, left) for step, left in zip((self.mine, self.theirs), lefts, strict=True))
+        return finite(abs(after / usual * self.raw.scale - 1))
 
     @cached_property
     def since_clear(self) -> float:
@@ -426,9 +425,10 @@ class StepFacts:
         return tuple(own / w if w else math.inf for own, w in pairs)
 
     @cached_property
-    def multiple(self) -> float:
-        """What the step took, as a multiple of s; NaN where it is none."""
-        return self._factor(self.mine.gradient, self.mine.total)
+    def multiples(self) -> tuple[float, float]:
+        """What the step took, here and at N=1, as a multiple of what its backwards gave; NaN where it is none."""
+        mine, theirs = (self._factor(step.gradient, step.total) for step in (self.mine, self.theirs))
+        return mine, theirs
 
     @cached_property
     def given(self) -> float:

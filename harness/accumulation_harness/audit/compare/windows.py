@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import pairwise, takewhile
@@ -193,7 +194,10 @@ def compare_rows(mine: Step, theirs: Step) -> Rows:
         return "unknown"
     if a == b:
         return "same"
-    return "unknown" if any(backward.computed for backward in (*mine.backwards, *theirs.backwards)) else "different"
+    held = Counter(row for backward in mine.backwards for row in {*(backward.rows or ())})
+    in_more_forwards = a.keys() == b.keys() and held <= b  # of one backward: a term more, and no row again
+    computed = any(backward.computed for backward in (*mine.backwards, *theirs.backwards))
+    return "unknown" if in_more_forwards or computed else "different"
 
 
 def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:

@@ -202,6 +202,9 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
     if not parts.weights and term.line <= facts.gate and term.scale:  # of too few elements to weigh its micro-batches
         yield undivided
     elif parts.residual > facts.gate:
+        if rows is not None and rows.first <= same_row(facts) and all(abs(f - 1) <= UNEQUAL for f in rows.factors[0]):
+            yield Cause.unexplained, f"the rows of the first micro-batch count in {which} as at N=1, and later ones otherwise"
+            return
         if rows is not None and _other_weights(facts, rows):
             yield (
                 Cause.normaliser_depends_on_split,
@@ -224,7 +227,7 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
         else:
             right = listed(parts.weights)
             message = f"micro-batches count differently in {which}, and not by their numbers of its terms; right weights: {right}"
-            yield Cause.unexplained, message
+            yield Cause.non_separable_loss if facts.probe.coupled else Cause.unexplained, message
 
 
 def _is_mean(facts: StepFacts, term: OneTerm, factor: int) -> bool:

@@ -321,9 +321,10 @@ def _more_terms(steps: Sequence[StepFacts]) -> str:
 
 
 def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
-    """The factors by which steps took what their backwards gave, where these are not one; empty where they are, or unknown."""
-    factors = tuple(facts.multiple for facts in steps)
-    return "" if any(math.isnan(f) or f <= 0 for f in factors) or equal(factors) else listed(factors)
+    """The factors by which steps took what their backwards gave, where these are not one, and are at N=1; else empty."""
+    factors, usual = (tuple(one[place] for one in (facts.multiples for facts in steps)) for place in (0, 1))
+    known = not any(math.isnan(f) or f <= 0 for f in (*factors, *usual))
+    return listed(factors) if known and equal(usual) and not equal(factors) else ""
 
 
 def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:

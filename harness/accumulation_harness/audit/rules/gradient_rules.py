@@ -180,7 +180,7 @@ def _scaled(facts: StepFacts) -> Iterator[Finding]:
     """The gradient is a multiple of the reference's, by a number that the window explains."""
     fits = (one for one in _factors(facts) if one.factor not in (0, 1) and facts.times(one.factor) <= facts.gate)
     for factor, cause, message in islice(fits, 1):
-        if facts.clipped and facts.clipped_then_divided <= facts.gate:
+        if (facts.clipped_then_divided if facts.clipped else facts.consumed.distance) <= facts.gate:
             cause = Cause.clip_before_unscale
             message = f"the undivided sum is clipped, and divided by {facts.accumulation_steps} afterwards"
         elif facts.consumed.distance <= facts.gate:

@@ -246,7 +246,7 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
         return
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
     if (
-        (facts.norms_inside or (len(ratios) > 1 and facts.sums <= facts.gate))
+        (facts.norms_inside or (len(ratios) > 1 and min(facts.sums, facts.sums_line) <= facts.gate))
         and ratios
         and min(ratios) >= 0
         and equal((min(ratios), max(ratios)))

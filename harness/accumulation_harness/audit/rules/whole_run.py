@@ -40,7 +40,7 @@ def schedule(run: RunFacts) -> list[Finding]:
     mine, theirs = run.mine.rates[name], run.reference.rates[name]
     ways = [(own, run.reference.ways[rule]) for rule, own in run.mine.ways.items()] if name == RATE else []
     mine, theirs = next((way for way in ways if _runs_ahead(run, *way) or _stretched(run, *way)), (mine, theirs))
-    counts = run.longer is not None and name == RATE and _goes_through(run, run.longer)
+    counts = run.longer is not None and _goes_through(run, run.longer, name)
     first = run.rates_apart[name]
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
@@ -84,9 +84,10 @@ def _runs_ahead(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
     return any(_on_the_way(b[at:], a, np.arange(len(b) - at) / n) or _are_the_same(a, b[at::n]) for at in offsets)
 
 
-def _goes_through(run: RunFacts, longer: RunSeen) -> bool:
-    """Whether its rates are those of N=1 after so many micro-batches."""
+def _goes_through(run: RunFacts, longer: RunSeen, name: str) -> bool:
+    """Whether what a schedule moves is that of N=1 after so many micro-batches."""
     n, pairs = run.accumulation_steps, [(own, longer.ways[rule]) for rule, own in run.mine.ways.items() if rule in longer.ways]
+    pairs = pairs if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))]
     return any(_are_the_same(_firsts(own), _firsts(every)[at::n]) for own, every in pairs for at in range(n))
 
 
