@@ -90,7 +90,7 @@ def _apart(gradient: Sketch, total: Sketch, parts: Sequence[Sketch]) -> float:
     sizes = [np.linalg.norm(total, axis=1), np.sqrt(sum(np.square(part).sum(axis=1) for part in parts))]
     of_each, apart = np.maximum(*sizes), np.linalg.norm(gradient - total, axis=1)
     size, there = norm(of_each), of_each > 0
-    return max(norm(apart) / size, *(OF_ONE * apart[there] / of_each[there]))
+    return float(max(norm(apart) / size, *(OF_ONE * apart[there] / of_each[there])))
 
 
 def _narrow_gate(num: int) -> float:
