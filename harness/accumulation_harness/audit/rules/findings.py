@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -110,8 +111,8 @@ def _lost_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Findin
     some = [facts for facts in steps if not facts.gradients_agree and facts.kept and 0 < facts.without_terms < facts.backwards]
     giving = {facts.step: _giving(facts) for facts in some}
     lost = {giving[f.optimizer_step] for f in found if f.cause is Cause.micro_batches_lost and f.optimizer_step in giving}
-    again = {step for step, places in giving.items() if places in lost}
-    return [replace(f, cause=Cause.micro_batches_lost) if f.nameless and f.optimizer_step in again else f for f in found]
+    again = [f for f in found if f.nameless and f.optimizer_step in giving and giving[f.optimizer_step] in lost]
+    return _called(found, again, Cause.micro_batches_lost)
 
 
 def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
@@ -128,7 +129,7 @@ def _cut_off(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
         return found
     names, places = ", ".join(off[0].only[:4]), listed(tuple(k + off[0].backwards + 1.0 for k in _giving(off[0])))
     message = f"{names} get gradients from micro-batches {places} of the window alone, and the others from all"
-    return [replace(f, cause=Cause.micro_batches_lost, message=message) if f.nameless else f for f in found]
+    return _called(found, [f for f in found if f.nameless], Cause.micro_batches_lost, message=message)
 
 
 def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
@@ -136,16 +137,13 @@ def _by_own_state(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
     others = [f for f in found if not f.is_named and f.kind == "update"]
     if others and run.mine.is_handed and (way := fed(run.mine.effective, run.reference.ways, run.accumulation_steps)):
         cause, message = FED[way]
-        return [replace(f, cause=cause, message=f"equal gradients, {message}") if f in others else f for f in found]
+        return _called(found, others, cause, message=f"equal gradients, {message}")
     along = [facts.goes for facts in steps if facts.step in {f.optimizer_step for f in others} and facts.goes]
     if run.mine.is_handed and along and len(along) == len(others) and all(map(run.goes_by_n, along)):
-        return [replace(f, cause=Cause.schedule_per_micro_batch) if f in others else f for f in found]
+        return _called(found, others, Cause.schedule_per_micro_batch)
     kept = [one.path for one in run.apart if run.mine.is_handed and _is_kept(one, run.reference)] if others else []
     names = ", ".join(f"`{path}`" for path in kept[:4])
-    cause = Cause.optimizer_state_per_micro_batch
-    return [
-        replace(f, cause=cause, message=f"{f.message}, and other states: {names}") if kept and f in others else f for f in found
-    ]
+    return _called(found, others if kept else [], Cause.optimizer_state_per_micro_batch, f", and other states: {names}")
 
 
 def _is_kept(one: Apart, usual: RunSeen) -> bool:
@@ -166,16 +164,10 @@ def _made_of_kept(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts
     """Sums are right, and the step takes what the loop makes of them and of tensors that it keeps: moments, factors."""
     summed = {facts.step for facts in steps if min(facts.scaled_sum, facts.sums) <= facts.gate < facts.own_sum}
     kept = [one for one in run.apart if one.of_loop]
-    if not run.enters or not kept:
-        return found
+    made = [f for f in found if run.enters and kept and f.nameless and f.optimizer_step in summed]
     names = ", ".join(f"`{one.path}`" for one in kept[:4])
-    what = f"the step uses tensors that the loop keeps ({names}), and that move per micro-batch"
-    return [
-        replace(f, cause=Cause.optimizer_state_per_micro_batch, message=f"{f.message}: {what}")
-        if f.nameless and f.optimizer_step in summed
-        else f
-        for f in found
-    ]
+    what = f": the step uses tensors that the loop keeps ({names}), and that move per micro-batch"
+    return _called(found, made, Cause.optimizer_state_per_micro_batch, what)
 
 
 def left_out(compared: Sequence[Facts]) -> list[Finding]:
@@ -235,6 +227,11 @@ def _clipped_again(found: list[Finding], steps: Sequence[StepFacts]) -> list[Fin
     return _also(clipped, found, [f for f in found if f.nameless and f.optimizer_step in shrunk])
 
 
+def _called(found: list[Finding], chosen: Sequence[Finding], cause: Cause, more: str = "", **changed: Any) -> list[Finding]:
+    """The findings, of which those that are chosen have this cause; `more` is said in addition."""
+    return [replace(f, **{"cause": cause, "message": f.message + more, **changed}) if f in chosen else f for f in found]
+
+
 def _also(known: Finding | None, found: list[Finding], others: Sequence[Finding]) -> list[Finding]:
     """The findings, where a known one was made at the steps of these others as well; as they are without one."""
     return [replace(known, optimizer_step=f.optimizer_step) if known is not None and f in others else f for f in found]
@@ -250,20 +247,17 @@ def _multiples(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) 
         multiples = [f for f in found if f.optimizer_step in on_line and any(_predicted(f, cause) for cause in OF_THE_WHOLE)]
         known = {f.cause for f in multiples} if len(multiples) <= len(unlike) else {Cause.counter_wrong}
         return [f for f in found if not (f.kind == "predicted" and f.cause in known)]
-    if any(_predicted(f, Cause.counter_wrong) for f in found) and (factors := _rescaled_otherwise(steps)):
+    counted = [f for f in found if _predicted(f, Cause.counter_wrong)]
+    if counted and (factors := _rescaled_otherwise(steps)):
         message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
-        return [
-            replace(f, cause=Cause.unexplained, kind="gradient", message=message) if _predicted(f, Cause.counter_wrong) else f
-            for f in found
-        ]
-    more = _held_divisor(run, off) or _more_terms(off) if nameless else ""
-    if more:
-        return [replace(f, cause=Cause.counter_wrong, kind="predicted", message=more) if f in nameless else f for f in found]
-    if any(_predicted(f, Cause.counter_wrong) for f in found):
+        return _called(found, counted, Cause.unexplained, message=message, kind="gradient")
+    if nameless and (more := _held_divisor(run, off) or _more_terms(off)):
+        return _called(found, nameless, Cause.counter_wrong, message=more, kind="predicted")
+    if counted:
         return [f for f in found if f not in nameless]
     if (size := _one_norm(off)) and not _one_norm([facts.but(a=facts.g) for facts in off]):
         message = f"every gradient that differs was clipped to a norm of {size:.4g}: how much too large it was does not show"
-        return [replace(f, message=message) if f in nameless else f for f in found]
+        return _called(found, nameless, Cause.unexplained, message=message)
     return found
 
 
