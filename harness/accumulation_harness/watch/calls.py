@@ -66,9 +66,11 @@ def doubtful(window: Window) -> list[Remark]:
     """
     micro_batches = window.micro_batches
     parts = [m.contribution for m in micro_batches if m.contribution.any()]
+    weights = [m.weights for m in micro_batches if m.weights is not None]
     found = {
         Remark.fed: len({m.fed for m in micro_batches}) > 1,
         Remark.over_the_end: any(Call.epoch in m.calls for m in micro_batches[1:]),
+        Remark.moved_inside: any(norm(one - weights[0]) > STILL * norm(one) for one in weights),
         Remark.thawed: len({m.trained for m in micro_batches}) > 1,
         Remark.as_often: window.as_often,
         Remark.unreached: len({part.any(axis=1).tobytes() for part in parts}) > 1,

@@ -26,6 +26,7 @@ NEIGHBOURS = (
 
 # What a replay says of a gradient that is not the batch's, whatever has become of it: no news where the sum itself is wrong.
 OF_ANY_GRADIENT = (Cause.unexplained, Cause.auxiliary_loss_scale)
+AT_BOUNDARIES = (Cause.gradients_cleared_in_window, Cause.schedule_per_micro_batch)  # at which windows should end
 FACTORS = (Cause.loss_not_divided, Cause.loss_divided_twice)  # where all weights are right, of the loss that was handed over
 
 
@@ -96,7 +97,7 @@ def _kept(judge: Judge, found: Mapping[Cause, Finding]) -> Iterator[Finding]:
     for cause, finding in found.items():
         if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
             continue
-        if cause is Cause.sum_rescaled_in_window and shrinks:
+        if (cause is Cause.sum_rescaled_in_window and shrinks) or (cause in AT_BOUNDARIES and Cause.window_misplaced in found):
             continue
         if cause is Cause.gradients_cleared_in_window and Cause.optimizer_state_per_micro_batch in judge.findings:
             continue  # the state has taken them

@@ -45,7 +45,7 @@ class Remark(Enum):
     """What is said of windows besides findings: whether it is a doubt, of which one is enough for no `equivalent`; a sentence."""
 
     moved = True, "the weights at the step are not those of the first backward"
-    moved_inside = True, "weights move inside the window, as with SAM or an optimizer in the backward: its sum is not compared"
+    moved_inside = True, "weights move inside the window, as with SAM by micro-batch or an optimizer in the backward"
     fed = True, "another model's losses pass through this one inside a window"
     buffers_moved = (
         True,
@@ -125,6 +125,7 @@ class MicroBatch:
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
     options: Options = field(default_factory=dict)  # the other numbers of the parameter groups
+    weights: Any = None  # at the backward, where they moved inside the window
     trained: int = 0  # parameters that are not frozen
     fed: bool = False  # the model's inputs were made of parameters: another model's loss may pass through
     returned: bool = False  # its gradients were returned, and not added to `.grad`

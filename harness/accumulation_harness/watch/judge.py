@@ -103,12 +103,10 @@ class Judge:
             self._add(finding)
         if is_moved(window) and not calls and not total.findings and not (total.remark is not None and total.remark.is_doubt):
             self.remarks[Remark.moved] += 1
-        self.remarks.update(doubtful(window))
+        self.remarks.update({*doubtful(window), *([total.remark] if total.remark is not None else [])})
         if (same := same_labels(window)) is not None:
             self.labels[same] += 1
         self.still += window.still
-        if total.remark is not None:
-            self.remarks[total.remark] += 1
         self.summed += len(window.micro_batches) > 1 and total.right
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0

@@ -137,7 +137,7 @@ class Watch(Loop[Track]):
         self.heads, self.batches = Heads(self.fence, rows_apart=rows_apart), Batches()
         self.replay = Replay(self.model, self.loss) if self.loss is not None else None
         self._options = {"commit": False} if _takes_commit(self.log) else {}
-        self._buffers, self._buffers_written = list[Tensor](), 0
+        self._buffers, self._buffers_written = list[Tensor](), (list[int](), 0)
         self._depth = 0
         self._stepped: set[int] = set()  # tracks that stepped during the last backward
         self._loss_scale: Tensor | None = None
@@ -499,10 +499,11 @@ class Watch(Loop[Track]):
         track.window.forwards += self.heads.forgotten()
         track.window.still, track.window.skipped = track.are_still, skipped
         track.window.values = self.heads.unused() if len(self.tracks) == 1 else ()
+        buffers, written = self._buffers, self._buffers_written  # held, so that no other tensor has the place of one
         if track.detail:  # modules may have exchanged them
             self._buffers = list(self.model.buffers())
-        written, self._buffers_written = self._buffers_written, versions(self._buffers)
-        track.window.buffers_moved |= bool(track.num_windows) and written != self._buffers_written
+        self._buffers_written = [*map(id, self._buffers)], versions(self._buffers)
+        track.window.buffers_moved |= bool(buffers) and written != self._buffers_written
         window = track.close(gradients, parameters, self._alone, self._together)
         self.batches.window = []
         before, track.stepped = track.stepped, time.perf_counter()

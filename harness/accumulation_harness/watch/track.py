@@ -90,6 +90,7 @@ class Track(Followed):
         self.resumed = False
         self.detail = self.whole = True  # whether the window is looked at closely; whether all tensors are
         self._before: Sketched | None = None
+        self._weights: Any = None  # at the backward
         self._empty = self._reached = False
         self.in_backward = False
         self.stepped = math.nan  # when it did so last, in seconds
@@ -239,6 +240,8 @@ class Track(Followed):
         self._look_for_returned()
         if window.micro_batches:
             window.moved = window.moved or not self.are_still
+            if self.detail and window.moved:
+                self._weights = self.weights()
             window.buffers_moved = window.buffers_moved or window.frozen != versions(self._frozen)
             state, window.state = window.state, _marks(self.optimizer)
             window.state_moved = window.state_moved or state != window.state
@@ -251,7 +254,7 @@ class Track(Followed):
             window.frozen = versions(self._frozen)
             window.as_often = self._size > 1 and self._size in window.times.values()
             if self.detail:
-                window.ends["first"] = self.weights()
+                self._weights = window.ends["first"] = self.weights()
         self.look_at_format()
         grads = self.grads()
         self._empty = self.gradient is None and all(g is None for g in grads)
@@ -284,7 +287,7 @@ class Track(Followed):
             MicroBatch(
                 empty=self._empty, calls=calls, lrs=self.lrs, options=self.options, returned=returned,
                 trained=sum(p.requires_grad for p, is_known in zip(self.parameters, self.known, strict=True) if is_known),
-                **in_tensors,
+                weights=self._weights, **in_tensors,
             )
         )  # fmt: skip
         if returned:
@@ -374,11 +377,24 @@ class Track(Followed):
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
         parts = [
-            (m.contribution, m.before, m.after, m.hooks, m.scale, m.loss, m.slopes, m.own, m.bends) for m in window.micro_batches
+            (
+                m.contribution,
+                m.before,
+                m.after,
+                m.hooks,
+                m.scale,
+                m.loss,
+                m.slopes,
+                m.own,
+                m.bends,
+                m.weights if window.moved else None,
+            )
+            for m in window.micro_batches
         ]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
         parts, found, norms, values = _on_host((parts, ends, window.norms, window.values))
-        for m, (*sketches, bare, scale, loss, heads, own, bends) in zip(window.micro_batches, parts, strict=True):
+        for m, (*sketches, bare, scale, loss, heads, own, bends, weights) in zip(window.micro_batches, parts, strict=True):
+            m.weights = _sketch(weights, known)
             m.scale = 1.0 if scale is None else number(scale)
             m.contribution, m.before, m.after = (_sketch(s, looked, m.scale) for s in sketches)
             there = np.array([one is not None for one in bare])
