@@ -281,6 +281,23 @@ def thawed(cleared):
     return body
 
 
+def between(change):
+    """The means of micro-batches, and what is done to the model before each of them: (model, which of them)."""
+
+    def body(model, _window, num, _seen):
+        for k in range(num):
+            change(model, k)
+            (of(ce, model) / num).backward()
+
+    return body
+
+
+@torch.no_grad()
+def ascended(model, k):
+    """As in SAM, each micro-batch by itself; back again before the step."""
+    model[2].bias += (0, 1e-3, 1e-3, -2e-3)[k]
+
+
 def divided_by(count):
     """Sums over tokens of which some are padding, whose gradients are divided at the end."""
 
@@ -498,6 +515,13 @@ def _runs():
     yield case("new tensors of the state, inside", remembered(inside=True))
     yield case("a layer that joins", thawed(True))
     yield case("a layer that joins and is never cleared", thawed(False))
+    yield case("nothing between", between(lambda model, k: None))
+    yield case("one tensor is clamped between", between(lambda model, k: k and model[2].bias.grad.clamp_(-1e-7, 1e-7)))
+    yield case("a layer that is freed between", between(lambda model, k: model[0].requires_grad_(k > 1)))
+    yield case("weights moved to and fro between", between(ascended))
+    for divided in (True, False):
+        loss = each(lambda m, n, k, by=divided: of(ce, m) / (N if by else n))
+        yield case(f"a boundary from 0{', divided by N' * divided}", loss, sizes=(1, *(N,) * WINDOWS))
     yield case("tokens at the end", divided_by(lambda y: (y >= 0).sum()))
     yield case("tokens at the end, padding counted", divided_by(lambda y: y.numel()))
     yield case("clipped by hand", shortened(0.05))
