@@ -298,6 +298,53 @@ def temperature_times_n(batch_size, accumulation_steps):
             ((ce(scores, pairs) + ce(scores.T, pairs)) / 2).backward()
 
 
+@loop("counter_wrong", model=frame.words)
+def divided_by_the_last_count(at):
+    """The sum over a window is divided by the tokens of its last micro-batch."""
+    count = 0
+
+    def loss(model, ids, window):
+        nonlocal count
+        count = float(data.num_targets(TOKENS[ids]))
+        return data.token_loss(model(TOKENS[ids]), TOKENS[ids])
+
+    return {"loss": loss, "before_step": lambda: frame.divide_gradients(at.model, count)}
+
+
+@loop("clip_before_unscale")
+def clipped_before_rows_are_known(at):
+    """Sums are divided by the rows of a micro-batch, clipped, and then made means over the window."""
+    rows = 0
+
+    def loss(model, ids, window):
+        nonlocal rows
+        rows = len(window)
+        return ce(model(X[ids]), Y[ids], reduction="sum") / at.size
+
+    def finish():
+        clip_grad_norm_(at.model.parameters(), 0.3)
+        frame.divide_gradients(at.model, rows / at.size)
+
+    return {"loss": loss, "before_step": finish}
+
+
+@loop("unexplained")
+def penalty_in_every_second_micro_batch(at):
+    """The slope by the inputs is kept small in every second micro-batch: one more forward of rows, and no row again."""
+    seen = 0
+
+    def loss(model, ids, window):
+        nonlocal seen
+        seen, penalty = seen + 1, 0.0
+        if seen % 2:
+            x = X[ids].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            penalty = slope.square().sum() / len(window)
+        return frame.mean_over_window(model, ids, window) + penalty
+
+    return {"loss": loss}
+
+
 RIGHT, WRONG = frame.tables(globals())
 SAID = {  # words of the first finding
     divided_by_place: "divided by k, how many there were so far",
