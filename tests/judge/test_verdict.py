@@ -14,7 +14,7 @@ ALGEBRA = Algebra(
 )  # fmt: skip
 ROUNDING = Rounding(
     ratio=0.5, low=0.4, high=0.6, full_error=2e-7, arm_error=1e-7, permutations=99, scale=1.0, cosine=1.0,
-    residual=1e-7, weights=(1.0, 1.0), condition=2.0, skipped=0,
+    full_factor=1.0, factor_range=1e-7, residual=1e-7, weights=(1.0, 1.0), condition=2.0, skipped=0,
 )  # fmt: skip
 GOOD = Evidence(
     precision=Precision.float32,
@@ -52,6 +52,11 @@ def changed(**changes):
         ({"algebra__floor": 1e-7}, Outcome.inconclusive),
         ({"algebra__floor": 1e-7, "algebra__gradient_error": 0.99e-3}, Outcome.inconclusive),  # 1e4 times the floor
         ({"algebra__floor": 1e-7, "algebra__gradient_error": 1.01e-3}, Outcome.different),
+        ({"algebra__floor": 1e-6, "algebra__gradient_error": 0.5}, Outcome.inconclusive),
+        (
+            {"algebra__floor": 1e-6, "algebra__gradient_error": 0.5, "signature": dataclasses.replace(WRONG, gradient_error=0.5)},
+            Outcome.different,
+        ),
         ({"algebra__floor": 2e-12, "algebra__gradient_error": 0.99e-6}, Outcome.inconclusive),
         ({"algebra__floor": 2e-12, "algebra__gradient_error": 1.01e-6}, Outcome.different),
         ({"algebra__floor": 2e-12, "algebra__trajectory_error": 1e3}, Outcome.inconclusive),
@@ -60,8 +65,10 @@ def changed(**changes):
         ({"rounding__high": 2.0}, Outcome.equivalent),
         ({"rounding__high": 2.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),
         ({"rounding__high": 2.01, "rounding__full_error": 2.38e-7}, Outcome.equivalent),  # the same
-        ({"rounding__scale": 1 + 1.1e-6}, Outcome.degraded),
-        ({"rounding__scale": 1 + 0.9e-6}, Outcome.equivalent),
+        ({"rounding__scale": 1 + 1.3e-6}, Outcome.degraded),  # 2 * 2^-23 + 10 times the range
+        ({"rounding__scale": 1 + 1.2e-6}, Outcome.equivalent),
+        ({"rounding__scale": 1.05, "rounding__full_error": 0.1, "precision": Precision.bfloat16}, Outcome.degraded),
+        ({"rounding__scale": 1.01, "rounding__full_error": 0.1, "precision": Precision.bfloat16}, Outcome.equivalent),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan}, Outcome.inconclusive),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan, "precision": Precision.float64}, Outcome.equivalent),
         ({"rounding__ratio": math.nan, "algebra__gradient_error": 0.1}, Outcome.different),  # L0 decides alone

@@ -14,7 +14,7 @@ SMALL = 1e-3  # L0, of the largest tensor of a kind: what is smaller is compared
 CONFIRMED = 3
 CLEARLY = 100.0  # along the training, of a gradient's error, times the largest of the full batch's
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
-SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
+SCALE_FACTOR = 10.0  # L1, of the factor alpha on the exact gradient, in units of its range over permutations
 # L1, float32: a gradient is stored to 2^-24 of its size, and adding micro-batches rounds it again: the ranks of smaller errors
 # tell the order of the sum, not a fault. The smallest planted error that L1 must find is 1e-6.
 STORED = 2.0**-23
@@ -29,10 +29,9 @@ def clear_gate(floor: float) -> float:
         floor: By how much the shuffled full batch differs.
 
     Returns:
-        The gate; infinite where it would be above CLEAR_MOST, so that nothing is certain.
+        The gate. Above CLEAR_MOST a difference is certain only where a cause reproduces it.
     """
-    gate = max(CLEAR_LEAST, CLEAR_FACTOR * floor)
-    return gate if gate <= CLEAR_MOST else float("inf")
+    return max(CLEAR_LEAST, CLEAR_FACTOR * floor)
 
 
 def coarse_gate(floor: float) -> float:

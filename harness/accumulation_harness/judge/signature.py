@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from accumulation_harness.judge.cause import Causes, joined
-from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 Errors = Mapping[Causes, float]  # of one window: causes -> relative error of the best variant of their oracle; (): no cause
 NEARER = 10.0  # times, that a cause has to bring the gradient nearer than no cause at all
@@ -72,15 +72,17 @@ class Samples:
 
 
 def worst(*errors: float) -> float:
-    """Return the largest error, where NaN counts as worse than any number: a failed measurement must not pass.
+    """Return the largest error, where NaN counts as just above every gate.
+
+    A failed measurement must not pass, nor hide a difference beside it.
 
     Args:
         *errors: The errors.
 
     Returns:
-        The largest; NaN if one is NaN or if there is none.
+        The largest; NaN if one is NaN and none is above TRAJECTORY_GATE, and if there is none.
     """
-    return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
+    return max(errors, key=lambda error: TRAJECTORY_GATE if math.isnan(error) else error, default=math.nan)
 
 
 def _furthest(a: WrongWindow | None, b: WrongWindow | None) -> WrongWindow | None:

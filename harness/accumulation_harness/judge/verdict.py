@@ -17,6 +17,7 @@ from accumulation_harness.judge.counters import Differences, described
 from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
+    CLEAR_MOST,
     COMPARABLE,
     CONFIRMED,
     RESOLUTION,
@@ -131,6 +132,8 @@ class Rounding(Part):
     permutations: int = 0  # that it took to decide
     scale: float = math.nan  # natural order: ||a|| / ||g_64||
     cosine: float = math.nan
+    full_factor: float = math.nan  # `factor` of the full batch, median over permutations
+    factor_range: float = math.nan  # the largest less the smallest over permutations, of the full batch and of the arm together
     residual: float = math.nan  # of a outside the span of the full batch's micro-batch gradients
     weights: tuple[float, ...] = ()
     condition: float = math.nan
@@ -339,9 +342,10 @@ def _judged_above(evidence: Evidence) -> Verdict:
     doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
     measures = _algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
     failures = _above((what, error, gate) for what, error, _ in measures)
-    if not evidence.finite or not (failures or evidence.counters):
-        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     diagnosis = diagnose(evidence.signature.above(gate), evidence.counters)
+    is_certain = gate <= CLEAR_MOST or diagnosis.explained
+    if not (evidence.finite and (evidence.counters or (failures and is_certain))):
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     return Verdict(
         verdict=Outcome.different,
         causes=diagnosis.causes,
@@ -485,8 +489,10 @@ def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     failures, error = [], own.ratio * own.full_error
     if not own.high <= ROUNDING_GATE and not error <= STORED:
         failures.append(f"rounding error is {own.ratio:.2f} times the full batch's (95 % up to {own.high:.2f})")
-    if not abs(own.factor - 1) <= SCALE_FACTOR * error:
-        failures.append(f"gradient scale is off by {abs(own.factor - 1):.1e} (allowed {SCALE_FACTOR * error:.1e})")
+    # Constants of the format (1 / N, 1 / b) are rounded as well: four of them are off by twice its resolution at most.
+    off, allowed = abs(own.factor - own.full_factor), ROUNDING_GATE * RESOLUTION[precision] + SCALE_FACTOR * own.factor_range
+    if off > allowed:
+        failures.append(f"gradient scale is off by {off:.1e} (allowed {allowed:.1e})")
     # A group of a few numbers may be exact by luck, and the full batch may lose it as well: only what is clearly outside counts.
     limit = ROUNDING_GATE * max(RESOLUTION[precision], SUMMED * math.sqrt(len(own.weights)) * STORED)
     return tuple(failures) or tuple(

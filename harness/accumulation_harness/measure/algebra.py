@@ -101,7 +101,8 @@ class Run:
     @property
     def trajectory_error(self) -> float:
         """The largest distance of the parameters while it can tell anything."""
-        return worst(0.0, *self.distances[: self.parted_at])
+        distances = self.distances[: self.parted_at]
+        return math.nan if any(map(math.isnan, distances)) else max(distances, default=0.0)
 
     def unexplained(self, inherent: Causes) -> float:
         """The gradients' error, but for what `inherent` explains exactly."""

@@ -229,24 +229,19 @@ class Probe:
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(seen))
         whole = self._at(seen)
-        if error <= ALGEBRA_GATE and (off := self._worst_tensor(seen, exact)) > ALGEBRA_GATE:
-            # no fault is told by the gradient as a whole
-            known = self._small_within(seen) if stepped_once and seen.is_whole else {}
-            return dataclasses.replace(
-                found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
-            )
-        if error <= ALGEBRA_GATE:
+        resolution = self._resolved(seen, error, (exact_loss, gradient), whole) if error > ALGEBRA_GATE else 0.0
+        if error <= max(ALGEBRA_GATE, RESOLVED * resolution):
+            if (off := self._worst_tensor(seen, exact)) > ALGEBRA_GATE:  # no fault is told by the gradient as a whole
+                known = self._small_within(seen) if stepped_once and seen.is_whole else {}
+                return dataclasses.replace(
+                    found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
+                )
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
             if own[0] > ALGEBRA_GATE and taken is not None:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]
-            return dataclasses.replace(found, loss_error=min(own))
-        resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
-        if error <= RESOLVED * resolution:
-            resolution = self._bounded(resolution, self._in_parts(seen), gradient)
-        if RESOLVED * resolution < error <= CLEAR_LEAST:
-            resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
-        if error <= RESOLVED * resolution:
-            return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
+            return dataclasses.replace(
+                found, gradient_error=error if error <= ALGEBRA_GATE else 0.0, resolution=resolution, loss_error=min(own)
+            )
         if taken is not None:
             within = self._within(taken, loss) if stepped_once else Within()
             is_known = within.is_exact or not stepped_once or not bool(torch.isfinite(taken.consumed).all())
@@ -262,6 +257,15 @@ class Probe:
         if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
+
+    def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], whole: Computed) -> float:
+        """What float64 resolves of a window's gradient that differs by `error`, as far as that can decide."""
+        resolution = self._resolution(seen, exact, whole)[1]
+        if error <= RESOLVED * resolution:
+            resolution = self._bounded(resolution, self._in_parts(seen), exact[1])
+        if RESOLVED * resolution < error <= CLEAR_LEAST:
+            resolution = max([resolution, *(relative_distance(one, exact[1]) for one in self._added_up(seen))])
+        return resolution
 
     def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, inside: Inside = WHOLE) -> float:
         """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.

@@ -88,6 +88,7 @@ class Orders:
         self.apart, self.zeros = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan)), dict.fromkeys(recipes, math.nan)
         self.places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
         self.errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in self.places} for label in recipes}
+        self.factors: dict[str, list[float]] = {label: [] for label in recipes}
 
     def step(self, ids: Tensor, look: Callable[[str, Tensor], None]) -> None:
         """Take the window at the initial weights, and look at what each optimizer consumes before the next arm is at work."""
@@ -115,7 +116,8 @@ class Orders:
         self.apart[label] = decompose_rows((gradient[place], parts) for place, parts in rows)
 
     def permuted(self, label: str, gradient: Tensor) -> None:
-        """The error of each parameter group in another order."""
+        """The error of each parameter group in another order, and the factor on the exact gradient."""
+        self.factors[label].append(float(gradient @ self.exact / (self.exact @ self.exact)))
         for name, of_place in self.errors[label].items():
             of_place.append(relative_distance(gradient, self.exact, places=self.places[name]))
 
@@ -132,7 +134,7 @@ class Orders:
             low, high = ratio_limits(own, full, alpha)
             return dataclasses.replace(found, ratio=found.arm_error / found.full_error, low=low, high=high)
 
-        errors, full_errors = self.errors[label], self.errors[REFERENCE]
+        errors, full_errors, factors = self.errors[label], self.errors[REFERENCE], self.factors[REFERENCE]
         parts = {name: part(own, full_errors[name]) for name, own in errors.items()}
         whole, natural = parts.pop(WHOLE_MODEL), self.natural[label]
         return Rounding(
@@ -141,6 +143,8 @@ class Orders:
             permutations=done,
             scale=natural.scale,
             cosine=natural.cosine,
+            full_factor=statistics.median(factors) if factors else math.nan,
+            factor_range=sum(max(of) - min(of) for of in (factors, self.factors[label]) if of),
             **vars(self.apart[label]),
             skipped=2 * done - len(errors[WHOLE_MODEL]) - len(full_errors[WHOLE_MODEL]),
             dimensions=len(self.exact),
