@@ -73,7 +73,6 @@ def changed(**changes):
         ({"rounding__ratio": math.nan, "rounding__high": math.nan, "precision": Precision.float64}, Outcome.equivalent),
         ({"rounding__ratio": math.nan, "algebra__gradient_error": 0.1}, Outcome.different),  # L0 decides alone
         ({"rounding__scale": math.nan}, Outcome.inconclusive),
-        ({"rounding__full_error": 0.0}, Outcome.inconclusive),
         (
             {"rounding__scale": 0.0, "rounding__cosine": math.nan, "rounding__full_zeros": 0.1},
             Outcome.degraded,

@@ -36,30 +36,32 @@ class Counter(StrEnum):
         return f"{self} of {part}"
 
 
-def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
+def differing(arm: Counts, reference: Counts, rate: float) -> dict[str, tuple[float, float]]:
     """Return the counters that differ between an arm and the reference.
 
     Args:
         arm: Counters of the arm.
         reference: The same counters of the reference.
+        rate: The learning rate that is scheduled.
 
     Returns:
         By name, (value of the arm, value of the reference).
     """
-    return {name: (value, reference[name]) for name, value in arm.items() if not same(value, reference[name])}
+    return {name: (value, reference[name]) for name, value in arm.items() if not same(value, reference[name], rate)}
 
 
-def same(arm: float, reference: float) -> bool:
+def same(arm: float, reference: float, rate: float) -> bool:
     """Whether two counters agree.
 
     Args:
         arm: The arm's.
         reference: The full batch's.
+        rate: The learning rate that is scheduled: a factor of it is rounded relative to 1, as 1 + cos x is where it ends.
 
     Returns:
         Whether they are the same number, but for rounding.
     """
-    return math.isclose(arm, reference, rel_tol=SAME)
+    return math.isclose(arm, reference, rel_tol=SAME, abs_tol=SAME * rate)
 
 
 def described(differences: Differences) -> tuple[str, ...]:

@@ -299,6 +299,7 @@ def _judged(evidence: Evidence) -> Verdict:
                 *diagnosis.sentences,
                 *also.values(),
                 *wrong,
+                *_attribution(evidence.ablation),
                 *(_unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()),
                 *[str(Doubt.diverged)] * (not (evidence.finite or evidence.signature.is_lost)),
             ),
@@ -432,7 +433,7 @@ def _unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
         return f"{Doubt.unmeasured}: {', '.join(failed)}"
     if precision == Precision.float64:
         return ""
-    if own.full_error == 0 or (math.isnan(own.full_error) and not own.skipped):
+    if math.isnan(own.scale) and not own.skipped:
         return Doubt.no_gradient
     if own.scale == 0 and own.full_zeros == 1:
         return Doubt.vanished

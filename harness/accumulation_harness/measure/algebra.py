@@ -30,10 +30,19 @@ from torch import Tensor, nn
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import Causes
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import ALGEBRA_GATE, COMPARABLE, RESOLUTION, SMALL, STORED, TRAJECTORY_GATE, coarse_gate
+from accumulation_harness.judge.gates import (
+    ALGEBRA_GATE,
+    CLEAR_LEAST,
+    COMPARABLE,
+    RESOLUTION,
+    SMALL,
+    STORED,
+    TRAJECTORY_GATE,
+    coarse_gate,
+)
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
-from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, Watch, carried_by
+from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, StepRecord, Watch, carried_by
 from accumulation_harness.measure.probe import (
     FEW_ULPS,
     REMEMBERED,
@@ -45,7 +54,7 @@ from accumulation_harness.measure.probe import (
 )
 from accumulation_harness.recipes.recipe import Arm, Recipe, end_window
 from accumulation_harness.referee.gradients import distances_to, relative_distance
-from accumulation_harness.referee.oracle import WHOLE, Inside, losses_inside, no_clipping, snapshot
+from accumulation_harness.referee.oracle import WHOLE, Inside, Referee, losses_inside, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import state
 from accumulation_harness.system.state import Difference, Snapshot
@@ -84,6 +93,7 @@ class Run:
     distances: list[float] = field(default_factory=list)  # of the parameters by window, relative to the reference's movement
     beside: list[float] = field(default_factory=list)  # the same to the oracle's, where it has one
     carried: dict[int, Mapping[str, Difference]] = field(default_factory=dict)  # window -> what else differs before it
+    loss_parted_at: float = math.inf  # first window, begun alike, whose reported loss is another
     of_model: Mapping[str, Difference] = field(default_factory=dict)  # what the model carries otherwise, beside weights
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
     jumps: dict[int, float] = field(default_factory=dict)  # window, right, begun alike and ended apart -> of the exact gradient
@@ -125,10 +135,16 @@ class Run:
     @property
     def alike_until(self) -> int | None:
         """The last window before which all that is carried was alike, where something has parted since."""
-        first = min([_parted(self.nearer), *(t for t, paths in self.carried.items() if paths)])
-        if first == len(self.nearer) and not self.carried.get(first):
+        apart = [t for t, paths in self.carried.items() if paths]
+        first = min([_parted(self.nearer), self.loss_parted_at, *apart])
+        if first == len(self.nearer) and not apart:
             return None
         return max((t for t in self.carried if t < first), default=0)
+
+    @property
+    def has_parted_alone(self) -> bool:
+        """Whether the weights have not, in whatever else has."""
+        return _parted(self.nearer) == len(self.nearer)
 
     @property
     def is_on_a_kink(self) -> bool:
@@ -261,7 +277,7 @@ def measure(
         return _in_format(setting, recipes, few, floor_arm, Precision.float32, range(len(few)))
     take = partial(_run, setting, scaler=scaler)
     runs = _followed(take, setting, recipes, windows, floor_arm)
-    drawn = take(recipes, windows, clip_norm=config.clip_norm, dropout=True) if setting.draws else {}
+    drawn = _followed(partial(take, dropout=True), setting, recipes, windows, None) if setting.draws else {}
     has_clipped = runs[REFERENCE].clipped_share > 0
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
@@ -269,7 +285,9 @@ def measure(
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
     plain = take(recipes, _few(windows), clip_norm=other_clip)
     found = {
-        label: _result(setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(run), windows[: run.steps])
+        label: _result(
+            setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(run, runs[floor_arm]), windows[: run.steps]
+        )
         for label, run in runs.items()
         if label != REFERENCE
     }
@@ -306,7 +324,7 @@ def _in_format(
     floor = worst(*(worst(one.gradient_error, one.resolution) for one in runs[floor_arm].seen))
     found = {}
     for label, run in runs.items():
-        signature = Signature.of_run([one.above(coarse_gate(floor)) for one in run.seen])
+        signature = Signature.of_run([one.above(coarse_gate(floor, precision)) for one in run.seen])
         algebra = Algebra(
             gradient_error=run.signature.gradient_error,
             state_error=math.nan,
@@ -380,23 +398,34 @@ def _result(
     return AlgebraResult(algebra, signature, counters)
 
 
-def _counters(run: Run) -> Differences:
-    """The counters that differ; where none does, whole numbers in what is carried, of each name the first."""
+def _counters(run: Run, control: Run) -> Differences:
+    """The counters that differ; where none does, whole numbers in what is carried at the end, of each name the first.
+
+    While the weights are alike, whatever else is carried as well that parts further than the control's does.
+
+    Returns:
+        Counter, or the path of what is carried -> the arm's and the full batch's; of a tensor how far it is off, and 0.
+    """
     if run.counters:
         return run.counters
     found: dict[str, tuple[str, tuple[float, float]]] = {}
-    for path, difference in run.carried.get(len(run.distances), {}).items():
-        own, other = map(_whole, (difference.own, difference.other))
-        if own is not None and other is not None:
-            found.setdefault(path.rpartition(".")[2], (path, (own, other)))
+    for step, differences in reversed(run.carried.items()):
+        usual = [one.error for one in control.carried.get(step, {}).values() if math.isfinite(one.error)]
+        for path, one in differences.items():
+            own, other = map(_number, (one.own, one.other))
+            is_whole = all(value is not None and value.is_integer() for value in (own, other)) and step == len(run.distances)
+            if is_whole or (run.has_parted_alone and not one.error <= COMPARABLE * max([TRAJECTORY_GATE, *usual])):
+                pair = (one.error, 0.0) if own is None or other is None else (own, other)
+                name = path if pair == (own, other) else f"relative difference of {path}"
+                found.setdefault(path.rpartition(".")[2], (name, pair))
     return dict(found.values())
 
 
-def _whole(value: state.Value | None) -> float | None:
-    """A whole number; None for whatever else."""
+def _number(value: state.Value | None) -> float | None:
+    """As a float; None for what is no single real number."""
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) and float(value).is_integer() else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _followed(
@@ -404,11 +433,12 @@ def _followed(
     setting: Setting,
     recipes: Mapping[str, Recipe],
     windows: Sequence[Tensor],
-    floor_arm: str,
+    floor_arm: str | None,
 ) -> dict[str, Run]:
     """The run of all arms; those that parted although every probe was right are repeated, with a probe of each window since.
 
-    Such an arm is right all the same where each window is, and the controls part as it does.
+    Such an arm is right all the same where each window is, and the controls part as it does: `floor_arm`, where there is one, and
+    full batches from weights moved by rounding.
 
     Returns:
         Label -> run; `parted_at` is set where rounding was amplified.
@@ -424,8 +454,9 @@ def _followed(
         return runs
     again = {label: recipe for label, recipe in recipes.items() if label in since or label == REFERENCE}
     followed = take(again, windows, clip_norm=clip_norm, also=range(min(since.values()), len(windows)))
-    band = [runs[floor_arm].nearer]
+    shuffled = [] if floor_arm is None else [runs[floor_arm].nearer]
 
+    @cache
     def moved(recipe: Recipe) -> list[list[float]]:
         """How far runs of it part that start from weights moved by rounding."""
         more = {REFERENCE: recipe, **{f"moved {k}": recipe for k in range(CONTROLS)}}
@@ -433,18 +464,16 @@ def _followed(
         return [one.distances for one in controls.values()]
 
     of, made = _oracles(setting, recipes, {})
-    beside = cache(lambda oracle: moved(made[oracle]))
     for label in since:
         run, own = runs[label], followed[label]
         run.seen = own.seen
-        if not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
+        if run.has_parted_alone or not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
             continue
-        others = [] if label == floor_arm else band[:1]
-        if not (own.is_on_a_kink or _is_amplified(run.nearer, others)) and len(band) == 1:
-            band += moved(recipes[REFERENCE])
-        if own.is_on_a_kink or _is_amplified(run.nearer, [*others, *band[1:]]):
+        others = [] if label == floor_arm else shuffled
+        is_amplified = own.is_on_a_kink or _is_amplified(run.nearer, others)
+        if is_amplified or _is_amplified(run.nearer, [*others, *moved(recipes[REFERENCE])]):
             run.parted_at = _parted(run.nearer)
-        elif label in of and not _is_amplified(run.beside, beside(of[label])):
+        elif label in of and not _is_amplified(run.beside, moved(made[of[label]])):
             run.strayed_at = _parted(run.beside)
     return runs
 
@@ -571,12 +600,12 @@ def _taken(
     of, made = _oracles(setting, recipes, arms) if oracles else ({}, {})
     changes: ArmChanges = {"precision": precision, "steps": len(windows), "clip_norm": clip_norm}
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
+    rounding, referee = RESOLUTION.get(precision, FEW_ULPS), setting.referee(dropout=dropout)
+    if moved:
+        _move(setting, arms, STORED if setting.narrow_steps else rounding, partial(_exact, setting, referee, windows[0]))
+        runs = {label: run for label, run in runs.items() if label in arms}
     lock = LockStep(arms, config.seed, band=made, offload=setting.offload)
-    rounding = RESOLUTION.get(precision, FEW_ULPS)
-    for k, label in enumerate(recipes if moved else ()):
-        if label != REFERENCE:
-            _move(arms[label].model, setting.generator(MOVED, k), STORED if setting.narrow_steps else rounding)
-    probe = Probe(setting, lock, setting.referee(dropout=dropout), remembers=remembers, by=rounding)
+    probe = Probe(setting, lock, referee, remembers=remembers, by=rounding)
     looks = Looks(lock, probe, runs)
     for t, ids in enumerate(windows):
         # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.
@@ -593,8 +622,11 @@ def _taken(
         for label, run in runs.items():
             distance = records[label].parameter_distance
             run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
+            begun = 0.0 if t == 0 else run.nearer[-1]
             if label in of:
                 run.beside.append(lock.apart(label, of[label]))
+            if begun <= TRAJECTORY_GATE and _reports_another(label, of, records, arms[label].loss_resolution):
+                run.loss_parted_at = min(run.loss_parted_at, t)
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share, run.steps, run.counters = lock.clipped_share(label), lock.steps, lock.differing_counters(label)
@@ -640,6 +672,13 @@ class Looks:
         lock.offload.release()
 
 
+def _reports_another(label: str, of: Mapping[str, str], records: Mapping[str, StepRecord], resolution: float) -> bool:
+    """Whether an arm's loss is neither the reference's nor its oracle's."""
+    own, *others = (records[one].loss for one in (label, REFERENCE, *([of[label]] if label in of else ())))
+    near = (math.isclose(own, other, rel_tol=max(TRAJECTORY_GATE, resolution)) for other in others)
+    return math.isfinite(own) and not any(near)
+
+
 def _is_gone(distance: float, movement: float) -> bool:
     """Whether an arm is out of range, where the full batch is not."""
     return movement > 0 and not math.isfinite(distance)
@@ -650,11 +689,25 @@ def _is_in_range(movement: float, reference: Watch) -> bool:
     return movement <= RAN_AWAY and math.isfinite(reference.loss.item())
 
 
-@torch.no_grad()
-def _move(model: nn.Module, generator: torch.Generator, by: float) -> None:
-    """Move all weights by the rounding of a step."""
-    for parameter in model.parameters():
-        parameter.copy_(moved_by_rounding(parameter, generator, by))
+def _move(setting: Setting, arms: dict[str, Arm], by: float, exact: Callable[[nn.Module], Tensor]) -> None:
+    """Move all weights of the arms beside the reference by the rounding of a step.
+
+    An arm is taken out of `arms` where the exact gradient jumps: its weights stood on a kink (clipped to a limit), as a
+    loop's rounding leaves them.
+    """
+    for k, label in enumerate([*arms][1:], start=1):
+        generator = setting.generator(MOVED, k)
+        with torch.no_grad():
+            for parameter in arms[label].model.parameters():
+                parameter.copy_(moved_by_rounding(parameter, generator, by))
+        if relative_distance(exact(arms[label].model), exact(arms[REFERENCE].model)) > CLEAR_LEAST:
+            del arms[label]
+
+
+def _exact(setting: Setting, referee: Referee, ids: Tensor, model: nn.Module) -> Tensor:
+    """[P] the gradient of a window at a model's weights."""
+    with setting.randomness():
+        return referee.gradient(snapshot(model), setting.exact.batch(ids))
 
 
 def _compare_carried(lock: LockStep, runs: Mapping[str, Run], of: Mapping[str, str], step: int) -> None:

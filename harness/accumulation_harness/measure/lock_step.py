@@ -471,6 +471,8 @@ class LockStep:
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
         self.movement = 0.0  # ||theta_full - theta_0|| after the last step
+        groups = arms[REFERENCE].optimizer.param_groups
+        self.rate = max(float(group.get("initial_lr", group["lr"])) for group in groups)
         self.loss_scales = {label: LossScale(arm.scaler) for label, arm in arms.items()}
 
     @property
@@ -582,7 +584,8 @@ class LockStep:
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
-            self.foreign_rates[label] += not all(map(same, watch.taken.rates, reference.taken.rates))
+            pairs = zip(watch.taken.rates, reference.taken.rates, strict=True)
+            self.foreign_rates[label] += not all(same(own, other, self.rate) for own, other in pairs)
 
     def apart(self, label: str, other: str) -> float:
         """The distance of an arm's weights to another's, relative to the reference's movement."""
@@ -628,7 +631,7 @@ class LockStep:
 
     def differing_counters(self, label: str) -> Differences:
         """The arm's counters that are not the reference's."""
-        return differing(self.counters(label), self.counters(REFERENCE))
+        return differing(self.counters(label), self.counters(REFERENCE), self.rate)
 
 
 def arm_state(arm: Arm) -> dict[str, Tensor]:

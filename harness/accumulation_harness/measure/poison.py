@@ -165,7 +165,7 @@ def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
     """
     if not found[label].is_measured or not (found[label].steps or found[label].moved or found[REFERENCE].finite):
         return {}
-    return counters.differing(found[label].counters(), found[REFERENCE].counters())
+    return counters.differing(found[label].counters(), found[REFERENCE].counters(), 0.0)
 
 
 def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:

@@ -260,9 +260,9 @@ class Probe:
 
     def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], whole: Computed) -> float:
         """What float64 resolves of a window's gradient that differs by `error`, as far as that can decide."""
-        resolution = self._resolution(seen, exact, whole)[1]
+        resolution = self._resolution(seen, exact, whole, error)[1]
         if error <= RESOLVED * resolution:
-            resolution = self._bounded(resolution, self._in_parts(seen), exact[1])
+            resolution = self._bounded(resolution, self._again(seen), exact[1])
         if RESOLVED * resolution < error <= CLEAR_LEAST:
             resolution = max([resolution, *(relative_distance(one, exact[1]) for one in self._added_up(seen))])
         return resolution
@@ -283,12 +283,13 @@ class Probe:
         suspects = (gaps > ALGEBRA_GATE * lengths) & (lengths > FEW_ULPS * torch.linalg.vector_norm(exact))
         if not bool(suspects.any()):
             return 0.0
+        unclipped = seen.exact if inside == WHOLE else compute(seen.state)[1]
         others = [*(compute(state)[1] for state in self._moved_by_rounding(seen)), *self._added_up(seen, inside)]
         moved = [clipped(one, seen.arm.clip_norm) for one in others]
-        in_parts, worst_error = self._in_parts(seen), 0.0
+        again, worst_error = self._again(seen, inside), 0.0
         for k in suspects.nonzero().flatten().tolist():
             resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
-            resolved = self._bounded(resolved, in_parts[places[k]], seen.exact[places[k]])
+            resolved = self._bounded(resolved, again[places[k]], unclipped[places[k]])
             error = float(gaps[k] / lengths[k])
             worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
         return worst_error
@@ -330,22 +331,31 @@ class Probe:
         """
         return [self._parts(seen.in_its_order, inside).gradient] if seen.is_whole else []
 
-    def _in_parts(self, seen: ConsumedWindow) -> Tensor:
-        """[P] the window's gradient by forwards of its micro-batches; NaN where these compute something else or are not known."""
-        if not seen.is_whole or self.contexts:
-            return torch.full_like(seen.exact, math.nan)
-        return self._at(seen.in_its_order, Inside(statistics=True))(seen.state)[1]
+    def _again(self, seen: ConsumedWindow, inside: Inside = WHOLE) -> Tensor:
+        """[P] the window's gradient at the same weights, rounded otherwise: by forwards of its micro-batches.
 
-    def _bounded(self, resolution: float, in_parts: Tensor, exact: Tensor) -> float:
-        """A resolution, but no more than COMPARABLE times what forwards of the micro-batches at the same weights show.
+        Where these compute something else (BatchNorm), with the rows of each in the opposite order.
+
+        Returns:
+            The gradient; NaN where its rows are not known, or their order matters.
+        """
+        if not seen.is_whole or self.setting.exact.orders_rows or self.setting.exact.is_stateful:
+            return torch.full_like(seen.exact, math.nan)
+        if not self.contexts:
+            return self._at(seen.in_its_order, Inside(statistics=True))(seen.state)[1]
+        turned = self.setting.exact.batch(torch.cat([part.flip(0) for part in seen.rows]))
+        return self._at(dataclasses.replace(seen, window=turned), inside)(seen.state)[1]
+
+    def _bounded(self, resolution: float, again: Tensor, exact: Tensor) -> float:
+        """A resolution, but no more than COMPARABLE times what the gradient `again`, at the same weights, shows.
 
         Weights that stand on a kink (pruned, clipped to a limit, the largest of a quantised row) leave it when they are moved,
         and what moves then is no rounding of the loop's.
 
         Returns:
-            The smaller one; the resolution as it is where `in_parts` is not known.
+            The smaller one; the resolution as it is where `again` is not known.
         """
-        bound = COMPARABLE * max(relative_distance(in_parts, exact), self.by)  # NaN stays
+        bound = COMPARABLE * max(relative_distance(again, exact), self.by)  # NaN stays
         return resolution if math.isnan(bound) else min(resolution, bound)
 
     def _moved_by_rounding(self, seen: ConsumedWindow) -> Iterator[State]:
@@ -365,10 +375,14 @@ class Probe:
     def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
         """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""
         error = loss_error(seen.arm, reported, exact[0])
-        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, exact, compute)[0] else error
+        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, exact, compute, error)[0] else error
 
-    def _resolution(self, seen: ConsumedWindow, exact: tuple[Loss, Tensor], compute: Computed) -> tuple[float, float]:
+    def _resolution(
+        self, seen: ConsumedWindow, exact: tuple[Loss, Tensor], compute: Computed, error: float
+    ) -> tuple[float, float]:
         """Of a loss l and its gradient g: |l(theta') - l| / magnitude and ||g(theta') - g|| / ||g||, each the largest of three.
+
+        Of fewer where `error` is COMPARABLE times what it is compared with, which no further one changes.
 
         `exact` is (l, g) as `compute` gives them at the weights theta themselves.
 
@@ -379,10 +393,15 @@ class Probe:
         Returns:
             The two numbers, of the loss and of its gradient.
         """
-        found = (compute(state) for state in self._moved_by_rounding(seen))
-        errors = ((exact[0].error(loss.value), relative_distance(gradient, exact[1])) for loss, gradient in found)
-        of_losses, of_gradients = zip(*errors, strict=True)
-        return max(of_losses), max(of_gradients)
+        of_loss = of_gradient = 0.0
+        for loss, gradient in map(compute, self._moved_by_rounding(seen)):
+            of_loss, of_gradient = (
+                max(of_loss, exact[0].error(loss.value)),
+                max(of_gradient, relative_distance(gradient, exact[1])),
+            )
+            if error > COMPARABLE * RESOLVED * max(of_loss, of_gradient):
+                break
+        return of_loss, of_gradient
 
     def _unequal_terms(self, seen: ConsumedWindow) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
@@ -442,7 +461,11 @@ class Probe:
             within = self._at(taken, inside)
             errors[causes] = relative_distance(taken.consumed, clipped(own[1], taken.arm.clip_norm))
             if errors[causes] > ALGEBRA_GATE:
-                resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
+                resolved[causes] = RESOLVED * self._resolution(taken, own, within, errors[causes])[1]
+                if errors[causes] <= resolved[causes]:
+                    resolved[causes] = min(
+                        resolved[causes], RESOLVED * self._bounded(math.inf, self._again(taken, inside), own[1])
+                    )
                 errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
             if not errors[causes] <= ALGEBRA_GATE:
                 continue
@@ -455,7 +478,7 @@ class Probe:
                     return loss, then
 
                 error = relative_distance(running_statistics(dict(taken.arm.model.named_buffers())), statistics[1])
-                if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
+                if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved, error)[1]:
                     error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
             return Within(errors, resolved, self._loss_error(taken, loss, own, within), error)
         return Within(errors, resolved)

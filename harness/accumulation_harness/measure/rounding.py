@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import Precision, TrialConfig
-from accumulation_harness.judge.gates import ROUNDING_GATE
+from accumulation_harness.judge.gates import LEAST, ROUNDING_GATE
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
@@ -119,7 +119,7 @@ class Orders:
         """The error of each parameter group in another order, and the factor on the exact gradient."""
         self.factors[label].append(float(gradient @ self.exact / (self.exact @ self.exact)))
         for name, of_place in self.errors[label].items():
-            of_place.append(relative_distance(gradient, self.exact, places=self.places[name]))
+            of_place.append(max(LEAST, relative_distance(gradient, self.exact, places=self.places[name])))
 
     def rounding(self, label: str, done: int, alpha: float) -> Rounding:
         """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
@@ -129,7 +129,7 @@ class Orders:
             found = Part(
                 full_error=statistics.median(full) if full else math.nan, arm_error=statistics.median(own) if own else math.nan
             )
-            if not (own and found.full_error > 0) or precision == Precision.float64:
+            if not (own and full) or precision == Precision.float64:
                 return found
             low, high = ratio_limits(own, full, alpha)
             return dataclasses.replace(found, ratio=found.arm_error / found.full_error, low=low, high=high)

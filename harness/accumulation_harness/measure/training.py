@@ -50,6 +50,7 @@ class Distances:
     errors: dict[str, dict[int, float]]  # of the gradients by step, where they were measured
     null_labels: tuple[str, ...]
     ends: dict[str, End]
+    clearly: float  # times the full batch's, an error of a gradient that is no rounding
 
     def finite(self, label: str) -> bool:
         """Whether the arm's weights stayed finite, and the losses but those of windows that overflowed."""
@@ -58,24 +59,31 @@ class Distances:
             math.isfinite(loss) for step, loss in enumerate(self.losses[label]) if step not in end.overflows
         )
 
+    @property
+    def _band(self) -> list[float]:
+        return [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
+
     def left_at(self, label: str) -> int | None:
         """The first step at which an arm is COMPARABLE times outside the null band; None where there is none."""
-        return next((t for ratio, t in self._ratios(label)[1] if ratio > COMPARABLE), None)
+        return next((t for ratio, t in self._ratios(label, None) if ratio > COMPARABLE), None)
 
-    def _ratios(self, label: str) -> tuple[int | None, list[tuple[float, int]]]:
-        """The band's first jump, and d_t over the band with t, up to it."""
-        band = [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
+    def _jump(self) -> int | None:
+        """The band's first jump."""
+        band = self._band
         first = next((value for value in band if value > 0), math.nan)
-        jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
-        pairs = zip(self.parameters[label][:jump], band[:jump], strict=True)
-        return jump, [(d / null, t) for t, (d, null) in enumerate(pairs) if null > 0]
+        return next((t for t, value in enumerate(band) if value > JUMP * first), None)
+
+    def _ratios(self, label: str, until: int | None) -> list[tuple[float, int]]:
+        """d_t over the band with t."""
+        pairs = zip(self.parameters[label][:until], self._band[:until], strict=True)
+        return [(d / null, t) for t, (d, null) in enumerate(pairs) if null > 0]
 
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
-        jump, ratios, own = *self._ratios(label), self.parameters[label]
-        ratio, step = max(ratios, default=(math.nan, 0))
+        jump, own = self._jump(), self.parameters[label]
+        ratio, step = max(self._ratios(label, jump), default=(math.nan, 0))
         usual = max([STORED, *self.errors[REFERENCE].values()])
-        rough = {t: error for t, error in self.errors[label].items() if error > CLEARLY * usual}
+        rough = {t: error for t, error in self.errors[label].items() if error > self.clearly * usual}
         return Trajectory(
             ratio=ratio, step=step, jump_step=jump, final_distance=own[-1], steps=len(own), rough=rough, usual_error=usual
         )
@@ -114,7 +122,12 @@ def train(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
     distances = Distances(
-        {label: [] for label in names}, {label: [] for label in names}, {label: {} for label in names}, tuple(nulls), {}
+        {label: [] for label in names},
+        {label: [] for label in names},
+        {label: {} for label in names},
+        tuple(nulls),
+        {},
+        CLEARLY.get(config.precision, math.inf),
     )
     for t, ids in enumerate(stream):
         exact = _exact_gradients(setting, lock, recipes.keys(), t, ids) if t % config.referee_every == 0 or t in also else None

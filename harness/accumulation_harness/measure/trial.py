@@ -22,7 +22,7 @@ from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, UL
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.gates import CONFIRMED
-from accumulation_harness.judge.verdict import ROUNDED_ONCE, Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
+from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
@@ -381,15 +381,14 @@ class Levels:
             self.on_step(step, rows)
             self.clock.phase = phase
 
-        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], told)
+        last = () if self.is_ours else range(config.steps - CONFIRMED, config.steps)
+        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], told, last)
         self.clock.lap("training")
         self.clock.phase = before
         return trained
 
     def _look_again(self, trained: Distances, right: Collection[str]) -> None:
         """Train again what is right in float64 and left the null band by far: the referee looks at the windows around."""
-        if self.setting.config.precision in ROUNDED_ONCE:
-            return
         self.clock.phase = "the training, where it left the shuffled one"
         for label in right:
             left = trained.left_at(label)
@@ -448,7 +447,7 @@ class Levels:
             full_overflows=trained.ends[REFERENCE].overflows,
         )
         verdict = judge(evidence)
-        if evidence.finite and verdict.verdict in (Outcome.different, Outcome.degraded):
+        if evidence.finite and not verdict.explained and verdict.verdict in (Outcome.different, Outcome.degraded):
             short = [ids for ids in (*self.stream, *self.probed) if len(ids) < config.effective_batch]
             ablated = ablation.attribute(self.setting, candidate.recipe, [self.stream[0], *short[:1]])
             evidence = dataclasses.replace(evidence, ablation=ablated)

@@ -18,6 +18,7 @@ the model's inputs, in forwards that record gradients.
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -88,7 +89,7 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
-        arm.loss_resolution = _resolution(loss) * len(arm.seen)
+        arm.loss_resolution = 2 * _resolution(loss) * math.sqrt(len(arm.seen))  # a sum of N rounds as a random walk does
         return torch.as_tensor(loss, dtype=torch.float64, device=arm.device).detach()
 
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)

@@ -102,7 +102,7 @@ def _unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     if facts.decay is not None:
         for times in (len(g) - 1, len(g)):
             yield Cause.weight_decay_per_micro_batch, right + times * facts.decay
-    for gradient in _doubled_scale(shares):
+    for gradient in _doubled_scale(shares) if facts.loss_scale != 1 else ():  # without a scaler it is 1
         yield Cause.scaler_updated_in_window, gradient
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
         for gradient in _low_precision(summands):
