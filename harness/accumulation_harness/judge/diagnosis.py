@@ -56,7 +56,12 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found |= causes
     if not disturbed:
         found |= _update(signature, counters)
-    if not signature.drawn_error <= ALGEBRA_GATE:
+    evaluated = counters.get(Counter.evaluated)
+    if evaluated:
+        found[Cause.unexplained] = (
+            f"the model was in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in none"
+        )
+    elif not signature.drawn_error <= ALGEBRA_GATE:
         found[Cause.stochastic_layers] = (
             f"with the draws of the model the accumulated gradient differs by {signature.drawn_error:.1e}; "
             f"without them by {signature.gradient_error:.0e}"
@@ -235,7 +240,7 @@ def _describe(window: WrongWindow) -> str:
     parallel = 1 - whole.cosine
     # By lengths: a cosine, whose rounding hides angles below 1e-8, is that of a small error in any direction.
     if whole.distance - abs(whole.scale - 1) <= SAME_DIRECTION * whole.distance + ROUNDED:
-        return f"the accumulated gradient is {whole.scale:.6g} times the full batch's in the same direction"
+        return f"the accumulated gradient is {whole.scale:.9g} times the full batch's in the same direction"
     digits, outside = 6, ""  # weights are known to what is outside their span
     if whole.residual > SAME_DIRECTION:
         digits, outside = 3, f", {whole.residual:.1e} of it outside their span"

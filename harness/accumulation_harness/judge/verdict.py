@@ -291,16 +291,16 @@ def _judged(evidence: Evidence) -> Verdict:
         clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
         is_inherent = INHERENT.issuperset(diagnosis.causes)
         also = (vanished if clearly else {}) | _in_format(evidence) if is_inherent else {}
+        unread = _unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()
         return Verdict(
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
-            explained=diagnosis.explained and not also,
+            explained=diagnosis.explained and not also and not unread,
             reasons=(
                 *diagnosis.sentences,
                 *also.values(),
                 *wrong,
-                *_attribution(evidence.ablation),
-                *(_unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()),
+                *unread,
                 *[str(Doubt.diverged)] * (not (evidence.finite or evidence.signature.is_lost)),
             ),
         )

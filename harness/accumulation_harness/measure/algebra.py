@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import Causes
-from accumulation_harness.judge.counters import Differences
+from accumulation_harness.judge.counters import Differences, same
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
     CLEAR_LEAST,
@@ -286,7 +286,13 @@ def measure(
     plain = take(recipes, _few(windows), clip_norm=other_clip)
     found = {
         label: _result(
-            setting, run, plain[label], drawn.get(label), plain[floor_arm], _counters(run, runs[floor_arm]), windows[: run.steps]
+            setting,
+            run,
+            plain[label],
+            drawn.get(label),
+            plain[floor_arm],
+            _counters(run, runs[floor_arm], config.optimizer.lr),
+            windows[: run.steps],
         )
         for label, run in runs.items()
         if label != REFERENCE
@@ -398,7 +404,7 @@ def _result(
     return AlgebraResult(algebra, signature, counters)
 
 
-def _counters(run: Run, control: Run) -> Differences:
+def _counters(run: Run, control: Run, rate: float) -> Differences:
     """The counters that differ; where none does, whole numbers in what is carried at the end, of each name the first.
 
     While the weights are alike, whatever else is carried as well that parts further than the control's does.
@@ -413,6 +419,8 @@ def _counters(run: Run, control: Run) -> Differences:
         usual = [one.error for one in control.carried.get(step, {}).values() if math.isfinite(one.error)]
         for path, one in differences.items():
             own, other = map(_number, (one.own, one.other))
+            if one.own is None or one.other is None or (own is not None and other is not None and same(own, other, rate)):
+                continue
             is_whole = all(value is not None and value.is_integer() for value in (own, other)) and step == len(run.distances)
             if is_whole or (run.has_parted_alone and not one.error <= COMPARABLE * max([TRAJECTORY_GATE, *usual])):
                 pair = (one.error, 0.0) if own is None or other is None else (own, other)

@@ -285,6 +285,8 @@ class Watch:
         self.taken: Taken | None = None  # the last optimizer step
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
+        self.evaluated = 0  # windows with a forward in evaluation mode, of a model that this makes another one
+        self._is_another = has_batch_norm(arm.model) or draws(arm.model)
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.loss = torch.zeros(())  # of the last window
         self._backward_begun = False
@@ -372,7 +374,7 @@ class Watch:
         else:
             self.moments = moments_of(consumed, self.reference)
 
-    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
+    def _see_outputs(self, model: nn.Module, _inputs: object, outputs: Any) -> None:
         if transforming() or (self._backward_begun and not self.sees_forwards):
             return
         weights = None
@@ -380,7 +382,7 @@ class Watch:
             if output.grad_fn is None:  # a parameter, on which a hook would stay
                 continue
             if not self._backward_begun:
-                output.register_hook(self._see_backward)
+                output.register_hook(partial(self._see_backward, self._is_another and not model.training))
             if self.began is not None:
                 weights = flatten(self.parameters) if weights is None else weights
                 others = None if torch.equal(weights, self.began) else weights
@@ -390,11 +392,12 @@ class Watch:
         """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
         self.last_forward, self.steps_before_last_forward = weights, steps
 
-    def _see_backward(self, _gradient: Tensor) -> None:
+    def _see_backward(self, is_evaluated: bool, _gradient: Tensor) -> None:
         """Note gradients that are there before anything is added to them: the outputs come first in a backward."""
         if self._backward_begun:
             return
         self._backward_begun = True
+        self.evaluated += is_evaluated
         if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters):
             self.left_over = flatten(gradients(self.parameters))
 
@@ -622,6 +625,7 @@ class LockStep:
             Counter.loss_scale: self.loss_scales[label].without_overflows,
             Counter.windows_with_other_samples: self.foreign_windows[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],
+            Counter.evaluated: watch.evaluated,
         }
 
     def clipped_share(self, label: str) -> float:

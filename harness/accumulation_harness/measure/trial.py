@@ -447,7 +447,7 @@ class Levels:
             full_overflows=trained.ends[REFERENCE].overflows,
         )
         verdict = judge(evidence)
-        if evidence.finite and not verdict.explained and verdict.verdict in (Outcome.different, Outcome.degraded):
+        if evidence.finite and verdict.verdict == Outcome.degraded:
             short = [ids for ids in (*self.stream, *self.probed) if len(ids) < config.effective_batch]
             ablated = ablation.attribute(self.setting, candidate.recipe, [self.stream[0], *short[:1]])
             evidence = dataclasses.replace(evidence, ablation=ablated)
