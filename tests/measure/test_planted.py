@@ -95,6 +95,7 @@ def regrouped(**settings):
     return loop(in_window(5, lambda arm: arm.optimizer.param_groups[0].update(**settings)))
 
 
+ON_A_KINK = f"optimizer.name=custom optimizer.target={optimizers.__file__}:Limited optimizer.args.momentum=0.9 precision=float64"
 STATE = {
     "momentum lost": (lost(5),),
     "moments lost": (lost(7), ADAM),
@@ -114,6 +115,10 @@ STATE = {
     ),
     "a rate that is changed once beside BatchNorm": (regrouped(lr=0.051), "", "Images"),
     "momentum lost beside dropout": (lost(5), "", "Drops"),
+    "momentum lost at weights on a kink": (lost(5), ON_A_KINK, "Binary"),
+    "the rate that a schedule begins with": (loop(in_window(11, lambda arm: arm.schedule.base_lrs.__setitem__(0, 0.07))),),
+    "a loss reported otherwise": (lambda arm, window: loop()(arm, window) * (4.0 if arm.windows in (4, 5) else 1.0),),
+    "evaluation mode": (loop(lambda arm: arm.model.train(not 3 <= arm.windows <= 6)), "", "Drops"),
 }
 
 
@@ -425,12 +430,32 @@ def test_rows_are_not_guessed_and_each_tensor_has_its_floor(take, task, cause):
     assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]
 
 
-@pytest.mark.parametrize(("factor", "cause"), [(1.0, ""), (0.2, "loss_divided_twice")])
-def test_weights_that_stand_on_a_kink_excuse_nothing(factor, cause):
+def but_the_last(arm):
+    """0 for the last of five micro-batches, 1 for the others."""
+    arm.memory["k"] = arm.memory.get("k", -1) + 1
+    return float(arm.memory["k"] % 5 != 4)
+
+
+@pytest.mark.parametrize(
+    ("factor", "task", "cause"),
+    [
+        (lambda arm: 1.0, "Binary", ""),
+        (lambda arm: 0.2, "Binary", "loss_divided_twice"),
+        (lambda arm: 1.0, "BinaryRows", "batch_statistics"),
+        (but_the_last, "BinaryRows", "batch_statistics+micro_batches_lost"),
+    ],
+)
+def test_weights_that_stand_on_a_kink_excuse_nothing(factor, task, cause):
     """Moved by the least, they leave it, and the gradient jumps: by that alone float64 would resolve no gradient of theirs."""
-    own = f"optimizer.name=custom optimizer.target={optimizers.__file__}:Limited precision=float64"
-    row = judged(loop(factor=lambda arm: factor), own, "Binary")
+    row = judged(loop(factor=factor), ON_A_KINK, task)
     assert row["cause"] == cause, row["reasons"]
+
+
+def test_a_rate_whose_cosine_is_written_otherwise_is_the_same():
+    """At its end 1 + cos x cancels, and 2 cos^2(x / 2) does not: rounding is relative to the whole rate."""
+    own = loop(lambda arm: arm.optimizer.param_groups[0].update(lr=0.05 * math.cos(math.pi * (arm.windows + 1) / 24) ** 2))
+    row = judged(own, "schedule.name=cosine")
+    assert row["verdict"] == "equivalent", row["reasons"]
 
 
 def test_another_number_of_loss_terms_is_a_count_and_other_weights_are_told_with_their_digits():

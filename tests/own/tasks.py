@@ -776,6 +776,7 @@ class Latent(nn.Linear):
 
 
 Binary = images(lambda: flat(Latent(50, 6), nn.Tanh(), Latent(6, 3)))
+BinaryRows = images(lambda: flat(nn.BatchNorm1d(50), Latent(50, 6), nn.Tanh(), Latent(6, 3)))
 
 
 class Scaling(nn.Module):

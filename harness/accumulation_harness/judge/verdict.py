@@ -20,6 +20,7 @@ from accumulation_harness.judge.gates import (
     CLEAR_MOST,
     COMPARABLE,
     CONFIRMED,
+    LEAST,
     RESOLUTION,
     ROUNDING_GATE,
     SCALE_FACTOR,
@@ -433,7 +434,7 @@ def _unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
         return f"{Doubt.unmeasured}: {', '.join(failed)}"
     if precision == Precision.float64:
         return ""
-    if math.isnan(own.scale) and not own.skipped:
+    if math.isnan(own.scale) and own.full_error <= LEAST:
         return Doubt.no_gradient
     if own.scale == 0 and own.full_zeros == 1:
         return Doubt.vanished
