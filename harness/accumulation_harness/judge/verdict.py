@@ -52,6 +52,7 @@ NOT_POISONED = (
     "not measured was what the loop does with a loss that is not finite: it takes other losses than the task's, or what it calls "
     "refuses such numbers"
 )
+UNSEEN_ROWS = "not seen was whether the loop accumulates: a transform hides the rows of its forwards"
 SHARED_DRAWS = (
     "the model draws random numbers, and both runs happened to draw the same ones for every row: that is certain only where they "
     "are drawn per sample; with another shape, another row order or a GPU it does not hold"

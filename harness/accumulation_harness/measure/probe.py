@@ -341,8 +341,8 @@ class Probe:
         """
         if not seen.is_whole or self.setting.exact.orders_rows or self.setting.exact.is_stateful:
             return torch.full_like(seen.exact, math.nan)
-        if not self.contexts:
-            return self._at(seen.in_its_order, Inside(statistics=True))(seen.state)[1]
+        if not any(one.statistics for one in self.contexts.values()):
+            return self._at(seen.in_its_order, dataclasses.replace(inside, statistics=True))(seen.state)[1]
         turned = self.setting.exact.batch(torch.cat([part.flip(0) for part in seen.rows]))
         return self._at(dataclasses.replace(seen, window=turned), inside)(seen.state)[1]
 

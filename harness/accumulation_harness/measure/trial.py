@@ -22,7 +22,7 @@ from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, UL
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.gates import CONFIRMED
-from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
+from accumulation_harness.judge.verdict import UNSEEN_ROWS, Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
@@ -216,7 +216,7 @@ def judge_loop(config: TrialConfig, loop: Loop) -> Row:
     row = run_trial(config, lambda step, rows: None, [Candidate("by hand", mine), *standard_candidates(config)]).arms[0]
     if num > 1 and max(forwards) == 1 and row["verdict"] in (Outcome.equivalent, Outcome.degraded):
         return {**row, "verdict": str(Outcome.inconclusive), "reasons": str(Doubt.not_accumulated)}
-    return row
+    return row if num == 1 or max(forwards) else {**row, "reasons": f"{UNSEEN_ROWS}; {row['reasons']}"}
 
 
 def run_trial(
