@@ -80,7 +80,6 @@ class Remark(Enum):
     no_gradient = False, "the loss gave no gradient"
     ranks_unseen = False, "not every rank's gradients were seen"
     logits_unseen = False, "the logits were not seen (a fused or compiled loss, or a model that returns none)"
-    unequal_outputs = False, "the micro-batches have unequal numbers of outputs with a loss"
     ragged = (
         False,
         "loss terms weigh unequally within a micro-batch (class or sample weights): their weights were not judged",
@@ -90,7 +89,6 @@ class Remark(Enum):
         "not a known loss (one of PyTorch's loss functions, or a cross-entropy by hand): its weights may be seen where you say "
         "`rows_apart=True`, or how many terms it has with `seen.terms(number)`",
     )
-    unlike_forms = False, "the form of the loss was not the same in all micro-batches"
     diagonal = (
         False,
         "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged",

@@ -39,13 +39,13 @@ def schedule(run: RunFacts) -> list[Finding]:
     name = min(run.rates_apart, key=lambda each: (run.rates_apart[each], each != RATE))
     mine, theirs = run.mine.rates[name], run.reference.rates[name]
     ways = [(own, run.reference.ways[rule]) for rule, own in run.mine.ways.items()] if name == RATE else []
-    mine, theirs = next((way for way in ways if _runs_ahead(run, *way) or _stretched(run, *way)), (mine, theirs))
+    mine, theirs = next((way for way in ways if _stretched(run, *way)), (mine, theirs))
     counts = run.longer is not None and _goes_through(run, run.longer, name)
     first = run.rates_apart[name]
     calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
     moves_inside = any(len({b.lrs for b in step.backwards} | {step.lrs}) > 1 for step in run.mine.effective)
     cause, what = Cause.schedule_per_micro_batch, f"the {'learning-rate schedule' if name == RATE else f'schedule of `{name}`'}"
-    if (name == RATE and (calls > usual or moves_inside)) or counts or _runs_ahead(run, mine, theirs):
+    if counts or (name == RATE and (calls > usual or moves_inside)):
         message = f"{what} advances per micro-batch: {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
     elif _stretched(run, mine, theirs) or (name == RATE and _too_long(run)):
         message = f"{what} is laid out for micro-batches, and advances once per optimizer step: it lags behind"
@@ -75,13 +75,6 @@ def schedule(run: RunFacts) -> list[Finding]:
 
 
 Rates = Sequence[tuple[float, ...]]
-
-
-def _runs_ahead(run: RunFacts, mine: Rates, theirs: Rates) -> bool:
-    """The reference's rate at step t is the candidate's at (t - offset) / N, on straight lines between its steps."""
-    n, a, b = run.accumulation_steps, _firsts(mine), _firsts(theirs)
-    offsets = range(n if n > 1 else 0)
-    return any(_on_the_way(b[at:], a, np.arange(len(b) - at) / n) or _are_the_same(a, b[at::n]) for at in offsets)
 
 
 def _goes_through(run: RunFacts, longer: RunSeen, name: str) -> bool:
