@@ -18,6 +18,7 @@ NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
 CLEARED = 1e-6
 MOST_TIMES = 3  # that a micro-batch may be counted, to be no weight of a loss
 OF_ONE = 0.1  # what counts of the error of one tensor alone
+SMALLEST = 1e-12  # of all, below which numbers of one tensor have few digits
 ALIKE = 1e-3  # relative difference of two factors that are one
 OF_WEIGHTS = (Cause.clip_per_micro_batch, Cause.sum_rescaled_in_window)  # parts count unequally, and nothing else is wrong
 
@@ -89,7 +90,7 @@ def _apart(gradient: Sketch, total: Sketch, parts: Sequence[Sketch]) -> float:
     """How far a gradient is from a sum, relative to its parts; of one tensor, which has fewer numbers, a tenth of that counts."""
     sizes = [np.linalg.norm(total, axis=1), np.sqrt(sum(np.square(part).sum(axis=1) for part in parts))]
     of_each, apart = np.maximum(*sizes), np.linalg.norm(gradient - total, axis=1)
-    size, there = norm(of_each), of_each > 0
+    size, there = norm(of_each), of_each > SMALLEST * norm(of_each)
     return float(max(norm(apart) / size, *(OF_ONE * apart[there] / of_each[there])))
 
 
