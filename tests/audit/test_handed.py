@@ -52,7 +52,6 @@ def libraries(monkeypatch):
     """Stand-ins of JAX, which has traced nothing, and of Haiku."""
     drawing = {
         "bernoulli": lambda key, p, shape: np.random.default_rng(key).random(shape) < p,
-        "normal": lambda key, shape: np.random.default_rng(key).normal(size=shape),
     }
     for name, holds in {"jax.random": drawing, "jax": {"clear_caches": list}, "haiku": {"BatchNorm": BatchNorm}}.items():
         module = ModuleType(name)
@@ -64,13 +63,16 @@ def least_squares(fault, given, adam=True):
     """Least squares with Adam or SGD in NumPy; weights in a tree, of which it hands over what is `given`, named in any order."""
 
     def vector(tree):
-        return np.concatenate([tree["layer"]["w"], tree["rest"][0]])
+        return np.concatenate([part["w"] if "w" in part else part[0] for part in (tree[k] for k in sorted(tree))])
+
+    runs = itertools.count(9)  # Keras counts its layers on from one run to the next
 
     def train(batch_size, accumulation_steps, hand):
         backwards = itertools.cycle((False, True, True))  # the first time as it was written down, then as transforms return it
+        name = f"layer_{next(runs)}" if fault == "early" else "layer"
 
         def tree(vector):
-            parts = {"layer": {"w": vector[:12]}, "rest": [vector[12:], None]}
+            parts = {name: {"w": vector[:12]}, "rest": [vector[12:], None]}
             return dict(reversed(parts.items())) if next(backwards) else parts
 
         def give(**trees):
@@ -78,8 +80,8 @@ def least_squares(fault, given, adam=True):
             return hand(**chosen) if chosen else None
 
         weights, mean, square = np.full(13, 0.5, dtype=np.float32), np.zeros(13), np.zeros(13)
-        size = batch_size * accumulation_steps
-        average = weights
+        size = batch_size * (accumulation_steps + (fault == "longer" and accumulation_steps > 1))
+        average = before = weights
         weights, shift, norm = vector(give(weights=weights)), 0.0, BatchNorm()
         for step, start in enumerate(range(0, 48 if fault != "tail" or accumulation_steps == 1 else 32, size), 1):
             parts = []
@@ -91,7 +93,7 @@ def least_squares(fault, given, adam=True):
                     key, shape = (first, x.shape) if fault == "dropout" else (0, 13)
                     x = x * sys.modules["jax.random"].bernoulli(key, 0.8, shape)
                 x = norm(x) if fault == "batch norm" else x
-                residuals = x @ weights - Y[first : first + batch_size] - shift
+                residuals = x @ (before if fault == "stale" and k else weights) - Y[first : first + batch_size] - shift
                 residuals -= residuals.mean() if fault == "pairs" else 0
                 shift = residuals.mean() if fault == "kept" else 0
                 zero = fault == "zero" and accumulation_steps > 1 and k in (1, 2)
@@ -107,7 +109,7 @@ def least_squares(fault, given, adam=True):
             for k, part in enumerate(kept):
                 gradient = gradient + part / (accumulation_steps if fault == "divided again" else 1)
                 gradient = gradient / (2 if k and fault == "halved" else 1)
-                gradient = gradient + sys.modules["jax.random"].normal(start + k, 13) if fault == "noise" else gradient
+                gradient = gradient + np.random.default_rng(start + k).normal(size=13) if fault == "noise" else gradient
                 gradient *= min(1.0, 0.1 / np.linalg.norm(gradient)) if fault == "sum clipped" else 1
             if fault == "clipped unseen":
                 gradient = gradient * accumulation_steps * min(1.0, 4.0 / np.linalg.norm(gradient * accumulation_steps))
@@ -125,6 +127,7 @@ def least_squares(fault, given, adam=True):
             count = step * (accumulation_steps if fault == "counted too often" else 1)
             moved = mean / (1 - 0.9**count) / (np.sqrt(square / (1 - 0.99**count)) + 1e-8) if adam else gradient
             decays = adam * (accumulation_steps if fault == "decayed too often" else 1)
+            before = weights
             weights = vector(give(weights=((weights - rate * moved) * 0.99**decays).astype(np.float32)))
 
     return train
@@ -158,6 +161,8 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("noise", ALL, "stochastic_layers", "one number for every random draw"),
         ("eight bits", ALL, "low_precision_accumulator", "held in int8"),
         ("next rows", ALL, "window_misplaced", "in places 2, 3, 4"),
+        ("longer", ALL, "window_misplaced", "has 5 micro-batches"),
+        ("stale", ALL, "cached_weights_stale", "when the weights stay where they are"),
         ("inside", ALL, "step_every_micro_batch", "against the micro-batch's gradient"),
         ("decayed inside", ALL, "weight_decay_per_micro_batch", "shrink 3 times"),
         ("sum clipped", ALL, "clip_per_micro_batch", "the sum so far is clipped"),

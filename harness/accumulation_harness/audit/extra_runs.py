@@ -13,12 +13,12 @@ from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed
 from accumulation_harness.audit.compare.held import carried, moved_inside
 from accumulation_harness.audit.compare.place import Place, Where, place_of
-from accumulation_harness.audit.compare.probes import leaves_something, of_all, rows, separated, terms
+from accumulation_harness.audit.compare.probes import elements_of, leaves_something, of_all, rows, separated, terms
 from accumulation_harness.audit.compare.run import Facts, RunSeen, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import compare_rows, effective
-from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run, Vector
+from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run, Step
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.rules.computation import ALMOST, moved_state
 from accumulation_harness.audit.rules.finding import SAME_ROW, at
@@ -169,6 +169,8 @@ class ExtraRuns:
             judged = self._one_by_one(judged)
         if judged.open and judged.is_handed:
             judged = self._at_another_n(judged)
+        if judged.open and judged.is_handed:
+            judged = self._frozen(judged)
         if not (judged.settled or judged.is_handed):
             judged = self._placed(judged)
         if any(f.kind == "schedule" and not f.is_named for f in judged.found):
@@ -327,16 +329,17 @@ class ExtraRuns:
         ends = (0, *accumulate(sizes))
         alone = Intervention(follow=self.family.reference, each=ends[1:])
 
-        def given(what: Intervention, last: StepFacts) -> list[list[Vector]]:
+        def given(what: Intervention, last: StepFacts) -> list[Sequence[Step]]:
             run = self.runs.alone(n, ends[last.step + 1], self.family.options, what)
-            return [[step.unclipped for step in effective(track)] for track in run.tracks]
+            return [effective(track) for track in run.tracks]
 
         every = given(alone, judged.off[-1])
         if len(every) != len(judged.compared):
             return judged
 
-        def of(step: StepFacts, each: Sequence[Vector]) -> dict[str, Any]:
-            own = tuple(each[ends[step.step] : ends[step.step + 1]])
+        def of(step: StepFacts, each: Sequence[Step]) -> dict[str, Any]:
+            its = each[ends[step.step] : ends[step.step + 1]]
+            own = tuple(elements_of(one.unclipped, one, step.only) for one in its)
             return {"alone": own} if all(vector.shape == step.a.shape for vector in own) else {}
 
         judged = judged.learning(lambda place, step: of(step, every[place]))
@@ -344,7 +347,8 @@ class ExtraRuns:
             return judged
         other = given(replace(alone, leaves=ends[first.step]), first)
         pairs = [pair for own, left in zip(every, other, strict=False) for pair in zip(own[1:], left[1:], strict=False)]
-        leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in pairs)
+        apart = [(one.unclipped, two.unclipped) for one, two in pairs]
+        leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in apart)
         return judged.learning(lambda *_: {"leaves": leaves})
 
     def _at_another_n(self, judged: Judged) -> Judged:
@@ -354,10 +358,11 @@ class ExtraRuns:
         run = self.runs.candidate(other, self.family.options, _following(self.family.reference)) if other else None
         if run is None or len(run.tracks) != len(judged.compared) or judged.said:
             return judged
-        every = [[step.unclipped for step in effective(track)] for track in run.tracks]
+        every = [effective(track) for track in run.tracks]
 
-        def of(step: StepFacts, each: Sequence[Vector]) -> dict[str, Any]:
-            own = each[step.step] if step.step < len(each) else None
+        def of(step: StepFacts, each: Sequence[Step]) -> dict[str, Any]:
+            one = each[step.step] if step.step < len(each) else None
+            own = None if one is None else elements_of(one.unclipped, one, step.only)
             return {"at_other": (other, own)} if own is not None and own.shape == step.a.shape else {}
 
         return judged.learning(lambda place, step: of(step, every[place]))

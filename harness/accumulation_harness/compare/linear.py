@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
+ROUNDOFF = float(np.finfo(np.float64).eps)  # of a weight, whatever is left
 DEPENDENT = 1e-6  # of the largest singular value of the parts, below which they make up each other
 CERTAIN = 10.0  # roundings of a weight, which are what is left of the vector times the condition
 TOLD_APART = 1e3  # condition of the parts, up to which each has a weight of its own even where all is known to four digits
@@ -27,7 +28,7 @@ class WeightedSum(NamedTuple):
     @property
     def rounding(self) -> float:
         """By how much rounding may move a weight."""
-        return CERTAIN * self.residual * self.condition
+        return CERTAIN * max(self.residual, ROUNDOFF) * self.condition
 
     @property
     def told_apart(self) -> bool:
@@ -143,7 +144,9 @@ def weighted_sum(vector: Vector, parts: Sequence[Vector]) -> WeightedSum:
     directions, rest = small[:, :-1], small[:, -1]
     u, singular, v = np.linalg.svd(directions, full_matrices=False)
     told = singular > DEPENDENT * singular[0]
-    moved = v[told].T @ ((u[:, told].T @ rest) / singular[told])
+    solved = v[told].T @ (u[:, told].T / singular[told][:, None])
+    moved = solved @ rest
+    moved += solved @ (rest - directions @ moved)  # refined once: what rounding leaves goes by the condition
     left, free = norm(rest - directions @ moved) / size, int(np.count_nonzero(~told))
     condition = float(singular[0] / singular[told][-1]) if norms.all() else math.inf
     return WeightedSum(tuple((1 + moved / lengths).tolist()), left, condition, tuple(norms.tolist()), free)

@@ -242,7 +242,7 @@ def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] =
     parts, wanted = _addends(mine, place, index, only), effective(reference.tracks[place])
     if not parts or index >= len(wanted):
         return None
-    sums, g = [_total(addend) for addend in parts], _of(wanted[index].unclipped, wanted[index], only)
+    sums, g = [_total(addend) for addend in parts], elements_of(wanted[index].unclipped, wanted[index], only)
     if not g.any():
         return None
     theirs = _addends(reference, place, index, only)
@@ -259,8 +259,17 @@ def terms(runs: tuple[Run, Run], place: int, index: int, only: Collection[str] =
     )
 
 
-def _of(values: Vector, step: Step, only: Collection[str]) -> Vector:
-    """The elements of these tensors; all where none is named."""
+def elements_of(values: Vector, step: Step, only: Collection[str]) -> Vector:
+    """The elements of these tensors; all where none is named.
+
+    Args:
+        values: [P] one for each element of the step's tensors.
+        step: Whose tensors these are.
+        only: Names of tensors.
+
+    Returns:
+        Those values.
+    """
     chosen = [place for place, (name, _) in enumerate(step.tensors) if name in only]
     return values[step.elements(chosen)] if chosen else values
 
@@ -276,9 +285,8 @@ def _addends(run: Run, place: int, index: int, only: Collection[str]) -> list[li
     whole = np.sum([term.gradient for addend in addends for term in addend], axis=0)
     same = distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
     known = same and np.isfinite(whole).all()
-    return (
-        [[one._replace(gradient=_of(one.gradient, steps[index], only)) for one in addend] for addend in addends] if known else []
-    )
+    cut = [[one._replace(gradient=elements_of(one.gradient, steps[index], only)) for one in addend] for addend in addends]
+    return cut if known else []
 
 
 def _total(addend: Sequence[Term]) -> Vector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -12,7 +12,8 @@ from accumulation_harness.audit.evidence import Step, Vector
 from accumulation_harness.compare.linear import weighted_sum
 
 FOLLOWS = 1e-3  # relative; what a rule may leave of an update that is its own
-SMALL = 1e-3  # of a typical element of the gradient, below which the least divisor of a rule, which is not known, decides
+SMALL = 0.02  # of a typical element of the gradient, below which the least divisor of a rule, which is not known, decides
+SAME_RATE = 0.01  # relative; rates of one optimizer that differ by less are one
 FEWEST = 4  # elements that make up two directions by chance
 SETTINGS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.9, 0.98), (0.95, 0.95), (0.5, 0.999))  # shares kept of moments
 KEPT = (0.9, 0.95, 0.99, 0.8)
@@ -69,22 +70,27 @@ def rates(steps: Sequence[Step], among: Iterable[int] = range(len(RULES))) -> di
     return {k: found for k in among if (found := _along(RULES[k], steps))}
 
 
-def fed(steps: Sequence[Step], among: Iterable[int], n: int) -> str:
+def fed(steps: Sequence[Step], among: Mapping[int, Sequence[Sequence[float]]], n: int) -> str:
     """Find what rules were given in a window, where what they make of its gradient is not how far it moves.
 
     Args:
         steps: Those of one optimizer from its first on, with the gradients that it took and what micro-batches gave.
-        among: Places of the rules that fit the reference.
+        among: Places of the rules that fit the reference -> its rates, step by step.
         n: Number of micro-batches.
 
     Returns:
         `each`: the gradient of each micro-batch; `again`: that of the window n times, or twice; empty where neither fits.
     """
-    for k in among:
-        every: Iterable[Fed] = (partial(_times, count=count) for count in {2, n})
-        if any(_along(RULES[k], steps, given) for given in every):
+    for k, rated in among.items():
+        usual = [one[0] for one in rated[: len(steps)]]
+
+        def fits(given: Fed, *, added: bool = True, rule: Rule = RULES[k], usual: Sequence[float] = usual) -> bool:
+            found = _along(rule, steps, given, added=added)  # at another rate a multiple says nothing
+            return len(found) == len(usual) > 0 and np.allclose(found, usual, rtol=SAME_RATE, atol=0)
+
+        if any(fits(partial(_times, count=count)) for count in {2, n}):
             return "again"
-        if any(_along(RULES[k], steps, _each, added=added) for added in (True, False)[: 1 + (k > 0)]):
+        if any(fits(_each, added=added) for added in (True, False)):
             return "each"
     return ""
 

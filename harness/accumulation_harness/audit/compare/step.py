@@ -386,7 +386,7 @@ class StepFacts:
     @property
     def unlike_alone(self) -> tuple[int, ...] | None:
         """The micro-batches that give no multiple of what they give on their own at N=1; None where that is not known."""
-        known = len(self.probe.alone) == self.backwards and self._total is not None and not self.only
+        known = len(self.probe.alone) == self.backwards and self._total is not None
         return tuple(place for place, found in enumerate(self.places) if found != place) if known else None
 
     @property
@@ -422,7 +422,8 @@ class StepFacts:
         taken, right = self.of_alone
         known = max(taken.residual, right.residual) <= self.gate and taken.told_apart and self.line > self.gate
         pairs = zip(taken.weights, right.weights, strict=True) if known else ()
-        return tuple(own / w if w else math.inf for own, w in pairs)
+        counted = tuple(own / w for own, w in pairs if abs(w) > right.rounding)
+        return counted if len(counted) == len(right.weights) else ()
 
     @cached_property
     def multiples(self) -> tuple[float, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from accumulation_harness.audit.evidence import FLOAT32, SHORT, Vector
 from accumulation_harness.system.packages import HAS_TORCH
 
+NUMBERS = re.compile(r"(\d+)")  # in a path
 BFLOAT16 = 2.0 ** -SHORT[0]  # unit roundoff
 
 
@@ -36,15 +37,20 @@ def members(tree: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """The arrays of nested mappings, sequences and dataclasses, `layers.0.bias`, in the order of paths; what is None is left out.
+    """The arrays of nested mappings, sequences and dataclasses, `layers.0.bias`; what is None is left out.
 
     Args:
         tree: The nest.
 
     Returns:
-        Path -> array.
+        Path -> array, in the order of paths, numbers in them by size.
     """
-    return dict(sorted(_leaves(tree, ""), key=itemgetter(0)))
+    return dict(sorted(_leaves(tree, ""), key=_by_numbers))
+
+
+def _by_numbers(one: tuple[str, Any]) -> list[int | str]:
+    """`dense_9` comes before `dense_10`: libraries count on from one run to the next."""
+    return [int(part) if place % 2 else part for place, part in enumerate(NUMBERS.split(one[0]))]
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

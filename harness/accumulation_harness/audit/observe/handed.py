@@ -123,11 +123,15 @@ class Handed:
         return moved
 
     def _led(self) -> Vector | None:
-        """The weights that the followed run had by now, where it kept all of them."""
+        """The weights that the followed run had by now, where it kept all of them; or those before training."""
+        if self.what.freeze_weights and self.track.steps:
+            return None if self.track.steps[0].kept else self.track.steps[0].before
         followed, step = self.what.follow, self.what.led(len(self.track.steps))
         track = next((one for one in followed.tracks if one.name == HANDED), None) if followed is not None else None
-        if track is None or step > len(track.steps) or track.tensors != self.track.tensors or track.steps[0].kept:
+        if track is None or step > len(track.steps) or track.steps[0].kept:
             return None
+        if [size for _, size in track.tensors] != [size for _, size in self.track.tensors]:
+            return None  # names may have been counted on
         return track.steps[step - 1].after if step else track.steps[0].before
 
     def _moved(self, weights: Any, led: Vector | None) -> Any:

@@ -1,4 +1,4 @@
-"""What of JAX, MLX and Keras draws random numbers or couples rows: taken out of a training that hands over its arrays."""
+"""What of other frameworks draws random numbers or couples rows: taken out of a training that hands over its arrays."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from accumulation_harness.audit.evidence import Layer, Run
 from accumulation_harness.observe.patches import Place, Wrap
 
 DRAWS = {  # function -> the number that it gives for every element; 0 where numbers are whole
-    **dict.fromkeys(("bernoulli", "categorical", "gumbel", "randint", "uniform"), 0.5),
-    **dict.fromkeys(("normal", "truncated_normal"), 0.0),  # what is added as noise is then gone
+    **dict.fromkeys(("bernoulli", "categorical", "gumbel", "integers", "randint", "random", "uniform", "stateless_uniform"), 0.5),
+    # what is added as noise is then gone
+    **dict.fromkeys(("normal", "standard_normal", "truncated_normal", "stateless_normal", "stateless_truncated_normal"), 0.0),
 }
-OF_DRAWS = ("jax.random", "mlx.core.random")  # modules of these functions
+OF_DRAWS = ("jax.random", "mlx.core.random", "numpy.random", "tensorflow.random")  # modules of these functions
+DROPS = ("Dropout", *(f"SpatialDropout{k}D" for k in (1, 2, 3)), "AlphaDropout", "GaussianDropout", "GaussianNoise")  # of Keras
 NORMS = {  # class of batch normalisation -> its forward
     ("flax.linen", "BatchNorm"): "__call__",
     ("flax.nnx", "BatchNorm"): "__call__",
@@ -22,6 +26,17 @@ NORMS = {  # class of batch normalisation -> its forward
     ("mlx.nn", "BatchNorm"): "__call__",
     ("keras.layers", "BatchNormalization"): "call",
 }
+
+
+class _Even:
+    """A generator of NumPy's, whose draws are `draw`'s."""
+
+    def __init__(self, own: np.random.Generator, draw: Callable[..., Any]) -> None:
+        self._own, self._draw = own, draw
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._own, name)
+        return partial(self._draw, DRAWS[name], method) if name in DRAWS else method
 
 
 class OtherLayers:
@@ -42,6 +57,9 @@ class OtherLayers:
                 for name, to in DRAWS.items()
                 if hasattr(module, name)
             }
+            found[np.random, "default_rng"] = lambda original, *given: _Even(original(*given), self._draw)
+            keras = sys.modules.get("keras.layers")  # on TensorFlow one compiled operation draws and drops
+            found |= {(getattr(keras, kind), "call"): self._drop for kind in DROPS if keras is not None}
         if Layer.batch_norm in self.disabled:
             kinds = [(getattr(sys.modules.get(module), kind, None), method) for (module, kind), method in NORMS.items()]
             found |= {(kind, method): self._batch_norm for kind, method in kinds if kind is not None}
@@ -58,10 +76,17 @@ class OtherLayers:
         if not self.trains():
             return drawn
         self.run.dropout_calls += 1
-        return (drawn * 0 + number).astype(drawn.dtype)
+        even = drawn * 0 + number
+        return even.astype(drawn.dtype) if hasattr(even, "astype") else type(drawn)(even) if type(drawn) is int else even
+
+    def _drop(self, original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.trains():
+            return original(layer, inputs, *args, **kwargs)
+        self.run.dropout_calls += 1
+        return inputs
 
     def _batch_norm(self, original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return original(layer, inputs, *args, **kwargs)
         self.run.norm_calls += 1
-        return inputs
+        return inputs + 0 * original(layer, inputs, *args, **kwargs)  # its weights have a gradient, of zeros

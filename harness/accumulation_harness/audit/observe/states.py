@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from accumulation_harness.audit.evidence import HELD, Held, Intervention, Role, Run, Vector
 from accumulation_harness.audit.observe.generators import Generators
@@ -38,7 +39,8 @@ class States:
             seen.clear()
 
     def _now(self, keep: Callable[[Tensor], Tensor] = in_place) -> Snapshot:
-        return snapshot(self._roots, keep, most=MOST_OBJECTS)
+        with _disable_current_modes():  # one that rounds once would widen buffers of gigabytes
+            return snapshot(self._roots, keep, most=MOST_OBJECTS)
 
     def look(self, known: Mapping[Role, Sequence[object]]) -> Mapping[int, str]:
         """A window begins; where objects are. `known`: what has a role in training, wherever it is."""

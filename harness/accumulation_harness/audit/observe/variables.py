@@ -33,6 +33,7 @@ class Variables:
         self.held = Held()
         self._handed: list[Vector] = []  # with which the window began, some elements of each array
         self._places: list[list[str]] = []  # where the loop holds each of them, as it has shown since
+        self._begins = True  # the window, at the next look
 
     def look(self, weights: Any) -> None:
         """A window begins with these weights."""
@@ -40,7 +41,7 @@ class Variables:
         found.visit(WEIGHTS, weights)
         found.run()
         self.held.roles |= dict.fromkeys(found.values, "weight")
-        self._handed, self._places = [_few(np.asarray(read(leaf)[0])) for leaf in leaves(weights).values()], []
+        self._handed, self._begins = [_few(np.asarray(read(leaf)[0])) for leaf in leaves(weights).values()], True
         found.visit_locals()
         self.held.states.append(found.values)
         self.held.numbers |= found.numbers
@@ -49,10 +50,12 @@ class Variables:
         """[P] Those of the loop's own variables, in the order in which they are handed over; None where they are not found."""
         found = _Search()
         found.visit_locals()
-        places = self._places or [
-            [path for path in found.arrays if np.array_equal(found.values[path], own)] for own in self._handed
-        ]
-        kept = self._places = [[path for path in those if path in found.arrays] for those in places]
+        if self._begins:
+            fresh = [[path for path in found.arrays if np.array_equal(found.values[path], own)] for own in self._handed]
+            known = self._places or fresh  # the loop may have moved them by now
+            self._places = [[p for p in old if p in new] or new or old for old, new in zip(known, fresh, strict=True)]
+            self._begins = False
+        kept = self._places = [[path for path in those if path in found.arrays] for those in self._places]
         if not all(kept):
             return None
         stay = [[p for p in those if np.array_equal(found.values[p], own)] for those, own in zip(kept, self._handed, strict=True)]

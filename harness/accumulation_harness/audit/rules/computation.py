@@ -105,8 +105,8 @@ def _not_weighed(facts: StepFacts) -> str:
     if 0 < len(other) < facts.backwards or (other and facts.is_of_alone):
         return (
             f"micro-batches {', '.join(str(place + 1) for place in other)} of {facts.backwards} give something else than the "
-            "rows in their places do on their own at N=1: they hold other rows, what was computed before has an influence, or "
-            "terms of the loss count differently"
+            "rows in their places do on their own at N=1: they hold other rows or random numbers, what was computed before has "
+            "an influence, or terms of the loss count differently"
         )
     if len(facts.parts.weights) > 1 and facts.parts.residual > facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         return (

@@ -16,7 +16,7 @@ from accumulation_harness.audit.compare.run import RATE, SAME_MEASURED, RunFacts
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.sums import giving
 from accumulation_harness.audit.evidence import Backward, Finding, Kind, Step, Vector
-from accumulation_harness.audit.rules.finding import MOVED, equal, finding, known_weights, listed
+from accumulation_harness.audit.rules.finding import MOVED, UNEQUAL, equal, finding, known_weights, listed, made_of
 from accumulation_harness.judge.cause import Cause
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
@@ -47,7 +47,7 @@ def schedule(run: RunFacts) -> list[Finding]:
     cause, what = Cause.schedule_per_micro_batch, f"the {'learning-rate schedule' if name == RATE else f'schedule of `{name}`'}"
     if counts or (name == RATE and (calls > usual or moves_inside)):
         message = f"{what} advances per micro-batch: {_first(mine, first):.4g} instead of {_first(theirs, first):.4g}"
-    elif _stretched(run, mine, theirs) or (name == RATE and _too_long(run)):
+    elif _stretched(run, mine, theirs) or (name == RATE and (_too_long(run) or _is_laid_out_for(run, run.longer))):
         message = f"{what} is laid out for micro-batches, and advances once per optimizer step: it lags behind"
     elif name == RATE and _counts_ahead(run):
         cause = Cause.optimizer_state_per_micro_batch
@@ -82,6 +82,12 @@ def _goes_through(run: RunFacts, longer: RunSeen, name: str) -> bool:
     n, pairs = run.accumulation_steps, [(own, longer.ways[rule]) for rule, own in run.mine.ways.items() if rule in longer.ways]
     pairs = pairs if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))]
     return any(_are_the_same(_firsts(own), _firsts(every)[at::n]) for own, every in pairs for at in range(n))
+
+
+def _is_laid_out_for(run: RunFacts, longer: RunSeen | None) -> bool:
+    """Whether its rates are those of N=1 where each micro-batch is a window, step by step."""
+    ways = {} if longer is None else longer.ways
+    return any(_are_the_same(_firsts(own), _firsts(ways[rule])) for rule, own in run.mine.ways.items() if rule in ways)
 
 
 def _counts_ahead(run: RunFacts) -> bool:
@@ -247,10 +253,21 @@ def _elsewhere(run: RunFacts, facts: StepFacts) -> Iterator[tuple[Cause, str]]:
     if facts.step == 0 and facts.backwards < run.accumulation_steps == max(windows):
         message = f"the first window has {windows[0]} micro-batches, and later ones have {max(windows)}"
         yield Cause.window_misplaced, message
+    elif facts.step == 0 and _goes_beyond(facts):
+        message = f"the first window has {facts.backwards} micro-batches, of which the first {facts.accumulation_steps} are N=1's"
+        yield Cause.window_misplaced, message
     elif facts.is_of_alone and any(place not in (k, None) for k, place in enumerate(places)):
         known = listed(tuple(place + 1.0 for place in found))
         message = f"its micro-batches give what those in places {known} of the window give at N=1"
         yield Cause.samples_repeated if len({*found}) < len(found) else Cause.window_misplaced, message
+
+
+def _goes_beyond(facts: StepFacts) -> bool:
+    """Whether the first N micro-batches make up the reference gradient, each as the others, and more follow."""
+    n, right = facts.accumulation_steps, facts.parts.weights
+    if not n < len(right) or facts.parts.free or not made_of(facts, facts.parts):
+        return False
+    return min(right[:n]) > 0 and equal(right[:n]) and max(map(abs, right[n:])) <= UNEQUAL * right[0]
 
 
 def _other_rows(run: RunFacts, facts: StepFacts) -> tuple[Cause, str]:
