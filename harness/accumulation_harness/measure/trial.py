@@ -22,7 +22,16 @@ from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, UL
 from accumulation_harness.config.targets import said, where
 from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.gates import CONFIRMED
-from accumulation_harness.judge.verdict import UNSEEN_ROWS, Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
+from accumulation_harness.judge.verdict import (
+    UNSEEN_ROWS,
+    Doubt,
+    Evidence,
+    Outcome,
+    Rounding,
+    algebra_failures,
+    judge,
+    rounding_failures,
+)
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
 from accumulation_harness.measure.environment import describe
@@ -447,7 +456,7 @@ class Levels:
             full_overflows=trained.ends[REFERENCE].overflows,
         )
         verdict = judge(evidence)
-        if evidence.finite and verdict.verdict == Outcome.degraded:
+        if verdict.verdict == Outcome.degraded and rounding_failures(config.precision, rounded):  # in the windows that are tried
             short = [ids for ids in (*self.stream, *self.probed) if len(ids) < config.effective_batch]
             ablated = ablation.attribute(self.setting, candidate.recipe, [self.stream[0], *short[:1]])
             evidence = dataclasses.replace(evidence, ablation=ablated)
