@@ -632,7 +632,8 @@ def _taken(
             run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
             begun = 0.0 if t == 0 else run.nearer[-1]
             if label in of:
-                run.beside.append(lock.apart(label, of[label]))
+                gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference
+                run.beside.append(lock.apart(label, of[label]) / (gone if 1 < gone < math.inf else 1))
             if begun <= TRAJECTORY_GATE and _reports_another(label, of, records, arms[label].loss_resolution):
                 run.loss_parted_at = min(run.loss_parted_at, t)
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
