@@ -269,6 +269,7 @@ def stepped(arm, gradients, total):
     [
         *((take, "") for take in (loop(), cast, rounded, differentiated, by_sample)),
         *((loop(), "ema_decay=0.9"), (loop(in_window(5, reloaded)), ADAM)),
+        (loop(), f"optimizer.name=custom optimizer.target={optimizers.__file__}:Clocked"),
     ],
 )
 def test_what_a_loop_may_do_otherwise_is_right(take, settings):

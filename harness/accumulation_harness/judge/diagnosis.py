@@ -59,7 +59,7 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
     evaluated = counters.get(Counter.evaluated)
     if evaluated:
         found[Cause.unexplained] = (
-            f"the model was in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in none"
+            f"layers were in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in {evaluated[1]:g}"
         )
     elif not signature.drawn_error <= ALGEBRA_GATE:
         found[Cause.stochastic_layers] = (

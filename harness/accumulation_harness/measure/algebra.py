@@ -111,8 +111,7 @@ class Run:
     @property
     def trajectory_error(self) -> float:
         """The largest distance of the parameters while it can tell anything."""
-        distances = self.distances[: self.parted_at]
-        return math.nan if any(map(math.isnan, distances)) else max(distances, default=0.0)
+        return _largest(self.distances[: self.parted_at])
 
     def unexplained(self, inherent: Causes) -> float:
         """The gradients' error, but for what `inherent` explains exactly."""
@@ -159,6 +158,11 @@ class Run:
     def follows_oracle(self) -> bool:
         """Whether it parts from the full batch, and from its oracle not, or as the controls do."""
         return self.nearer is self.beside and (self.parted_at is not None or _parted(self.beside) == len(self.beside))
+
+
+def _largest(errors: Sequence[float]) -> float:
+    """The largest; NaN where one is."""
+    return math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
 
 
 def _parted(distances: Sequence[float]) -> int:
@@ -327,7 +331,7 @@ def _in_format(
     """
     clip_norm = setting.config.clip_norm
     runs = _run(setting, recipes, windows, precision=precision, clip_norm=clip_norm, also=also, scaler=True)
-    floor = worst(*(worst(one.gradient_error, one.resolution) for one in runs[floor_arm].seen))
+    floor = _largest([error for one in runs[floor_arm].seen for error in (one.gradient_error, one.resolution)])
     found = {}
     for label, run in runs.items():
         signature = Signature.of_run([one.above(coarse_gate(floor, precision)) for one in run.seen])
@@ -378,16 +382,19 @@ def _result(
     """
     follows = _oracle(setting)[0] if run.follows_oracle else ()
     signature = dataclasses.replace(run.signature.merged(plain.signature), follows=follows, strayed_at=run.strayed_at)
-    drawn_error = 0.0
+    drawn_error, trajectory_error, parted_at = 0.0, run.trajectory_error, run.parted_at
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
         drawn_error = 0.0 if fitting[0] & fitting[1] else drawn.signature.gradient_error
         signature = dataclasses.replace(signature, drawn_error=drawn_error)
+        if drawn.signature.gradient_error <= ALGEBRA_GATE:  # the same draws: all else has to be the same as well
+            signature = signature.merged(drawn.signature)
+            trajectory_error, parted_at = worst(trajectory_error, drawn.trajectory_error), parted_at or drawn.parted_at
     algebra = Algebra(
         gradient_error=worst(signature.gradient_error, drawn_error),
         state_error=worst(0.0, *signature.state_errors.values()),
-        trajectory_error=run.trajectory_error,
-        parted_at=run.parted_at,
+        trajectory_error=trajectory_error,
+        parted_at=parted_at,
         steps=len(run.distances),
         probes=len(run.seen),
         loss_error=signature.loss_error,
@@ -416,13 +423,16 @@ def _counters(run: Run, control: Run, rate: float) -> Differences:
         return run.counters
     found: dict[str, tuple[str, tuple[float, float]]] = {}
     for step, differences in reversed(run.carried.items()):
-        usual = [one.error for one in control.carried.get(step, {}).values() if math.isfinite(one.error)]
+        usual = control.carried.get(step, {})
         for path, one in differences.items():
             own, other = map(_number, (one.own, one.other))
             if one.own is None or one.other is None or (own is not None and other is not None and same(own, other, rate)):
                 continue
             is_whole = all(value is not None and value.is_integer() for value in (own, other)) and step == len(run.distances)
-            if is_whole or (run.has_parted_alone and not one.error <= COMPARABLE * max([TRAJECTORY_GATE, *usual])):
+            if is_whole or (
+                run.has_parted_alone
+                and not one.error <= COMPARABLE * max(TRAJECTORY_GATE, usual[path].error if path in usual else 0.0)
+            ):
                 pair = (one.error, 0.0) if own is None or other is None else (own, other)
                 name = path if pair == (own, other) else f"relative difference of {path}"
                 found.setdefault(path.rpartition(".")[2], (name, pair))
@@ -684,7 +694,8 @@ class Looks:
 def _reports_another(label: str, of: Mapping[str, str], records: Mapping[str, StepRecord], resolution: float) -> bool:
     """Whether an arm's loss is neither the reference's nor its oracle's."""
     own, *others = (records[one].loss for one in (label, REFERENCE, *([of[label]] if label in of else ())))
-    near = (math.isclose(own, other, rel_tol=max(TRAJECTORY_GATE, resolution)) for other in others)
+    tolerance = max(TRAJECTORY_GATE, resolution)
+    near = (math.isclose(own, other, rel_tol=tolerance, abs_tol=TRAJECTORY_GATE) for other in others)
     return math.isfinite(own) and not any(near)
 
 

@@ -64,7 +64,7 @@ from accumulation_harness.workloads import Batch, Workload
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.fixed_randomness import has_draws
-from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, without_dropout
+from accumulation_harness.workloads.layers import copied, draws, has_batch_norm, in_format, of_two_modes, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 LARGE = 4 * 2**20  # bytes of a model's parameters, in float32
@@ -285,8 +285,8 @@ class Watch:
         self.taken: Taken | None = None  # the last optimizer step
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
-        self.evaluated = 0  # windows with a forward in evaluation mode, of a model that this makes another one
-        self._is_another = has_batch_norm(arm.model) or draws(arm.model)
+        self.evaluated = 0  # windows with a forward in which a layer of two modes was in that of evaluation
+        self._modes = of_two_modes(arm.model)
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.loss = torch.zeros(())  # of the last window
         self._backward_begun = False
@@ -374,7 +374,7 @@ class Watch:
         else:
             self.moments = moments_of(consumed, self.reference)
 
-    def _see_outputs(self, model: nn.Module, _inputs: object, outputs: Any) -> None:
+    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
         if transforming() or (self._backward_begun and not self.sees_forwards):
             return
         weights = None
@@ -382,7 +382,7 @@ class Watch:
             if output.grad_fn is None:  # a parameter, on which a hook would stay
                 continue
             if not self._backward_begun:
-                output.register_hook(partial(self._see_backward, self._is_another and not model.training))
+                output.register_hook(partial(self._see_backward, not all(layer.training for layer in self._modes)))
             if self.began is not None:
                 weights = flatten(self.parameters) if weights is None else weights
                 others = None if torch.equal(weights, self.began) else weights

@@ -119,7 +119,7 @@ class Orders:
         """The error of each parameter group in another order, and the factor on the exact gradient."""
         self.factors[label].append(float(gradient @ self.exact / (self.exact @ self.exact)))
         for name, of_place in self.errors[label].items():
-            of_place.append(max(LEAST, relative_distance(gradient, self.exact, places=self.places[name])))
+            of_place.append(max(relative_distance(gradient, self.exact, places=self.places[name]), LEAST))
 
     def rounding(self, label: str, done: int, alpha: float) -> Rounding:
         """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""

@@ -89,7 +89,8 @@ def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Re
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
-        arm.loss_resolution = 2 * _resolution(loss) * math.sqrt(len(arm.seen))  # a sum of N rounds as a random walk does
+        # A sum rounds as a random walk does, and one of equal terms in one direction.
+        arm.loss_resolution = _resolution(loss) * max(2 * math.sqrt(len(arm.seen)), len(arm.seen) / 4)
         return torch.as_tensor(loss, dtype=torch.float64, device=arm.device).detach()
 
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)

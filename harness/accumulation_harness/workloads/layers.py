@@ -68,6 +68,19 @@ def draws(model: nn.Module) -> bool:
     return fixed_randomness.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
 
 
+def of_two_modes(model: nn.Module) -> list[nn.Module]:
+    """List the layers that compute something else in evaluation mode.
+
+    Args:
+        model: The model.
+
+    Returns:
+        BatchNorm, and layers that draw random numbers; the model itself where it draws them in its own code.
+    """
+    own = [model] if fixed_randomness.has_draws(model) else []
+    return own + [layer for layer in model.modules() if isinstance(layer, _BatchNorm) or _probabilities(layer)]
+
+
 def without_dropout(model: nn.Module) -> nn.Module:
     """Switch a model's random draws off, in place.
 
