@@ -89,9 +89,10 @@ def least_squares(fault, given, adam=True):
                 first = start if fault == "same rows" else first
                 first = (first + batch_size) % 48 if fault == "next rows" and accumulation_steps > 1 else first
                 x = np.c_[X, np.ones(48, dtype=np.float32)][first : first + batch_size]
-                if fault in ("dropout", "pairs"):  # or one mask for all rows
-                    key, shape = (first, x.shape) if fault == "dropout" else (0, 13)
-                    x = x * sys.modules["jax.random"].bernoulli(key, 0.8, shape)
+                x = x * sys.modules["jax.random"].bernoulli(first, 0.8, x.shape) if fault == "dropout" else x
+                if fault == "pairs":  # the same signs for all rows, which are none where a draw is 0
+                    with np.errstate(invalid="ignore"):
+                        x = x * np.divide(signs := np.random.default_rng(0).normal(size=13), np.abs(signs))
                 x = norm(x) if fault == "batch norm" else x
                 residuals = x @ (before if fault == "stale" and k else weights) - Y[first : first + batch_size] - shift
                 residuals -= residuals.mean() if fault == "pairs" else 0

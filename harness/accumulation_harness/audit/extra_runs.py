@@ -23,7 +23,7 @@ from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.rules.computation import ALMOST, moved_state
 from accumulation_harness.audit.rules.finding import SAME_ROW, at
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
-from accumulation_harness.compare.linear import distance
+from accumulation_harness.compare.linear import distance, norm
 from accumulation_harness.judge.cause import Cause
 
 CAUSE_OF: dict[Layer, Cause] = {Layer.dropout: Cause.stochastic_layers, Layer.batch_norm: Cause.batch_statistics}
@@ -480,6 +480,8 @@ def _following(reference: Run, disable: frozenset[Layer] = frozenset()) -> Inter
 
 def _closed(a: StepFacts, b: StepFacts) -> bool:
     """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
+    if not 0 < norm(b.g) < math.inf:  # nothing is left, or it is no number
+        return False
     if _is_changed(a):
         return b.gradients_agree
     return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
