@@ -31,7 +31,7 @@ KINDS: Mapping[str, tuple[str, str]] = {  # what is looked for: how it is spelle
     "schedules": (r"(LR|[sS]chedule\w*|get_lr|learning_rate)\(", "none found"),
     "number formats": (
         r"autocast|GradScaler|b?float16|float64|\.(half|double)\(|[bf]p?f?16|mixed_precision|default_dtype",
-        "none named: torch's own",
+        "none named: those that the library takes by itself",
     ),
     "layers that see how a batch is cut": (r"(Batch|Instance)Norm|(?i:dropout)\w*[(=]", "none named"),
 }
