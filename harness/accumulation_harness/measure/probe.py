@@ -191,7 +191,7 @@ class Probe:
 
     def _lost(self, seen: ConsumedWindow, start: Tensor) -> Signature:
         """Of a consumed gradient that is not finite: wrong where the window's own is well within range, else not measured."""
-        if not all(float(torch.linalg.vector_norm(one)) <= torch.finfo(torch.float32).max for one in (start, seen.exact)):
+        if not _in_range(start, seen.exact):
             return Signature(gradient_error=math.nan)
         contexts = self._contexts(seen.in_its_order).items() if seen.is_whole else ()
         known = {causes: self._at(seen.in_its_order, inside)(seen.state)[1] for causes, inside in contexts}
@@ -242,6 +242,8 @@ class Probe:
             return dataclasses.replace(
                 found, gradient_error=error if error <= ALGEBRA_GATE else 0.0, resolution=resolution, loss_error=min(own)
             )
+        if not _in_range(seen.consumed, gradient):
+            return dataclasses.replace(found, gradient_error=math.nan)
         if taken is not None:
             within = self._within(taken, loss) if stepped_once else Within()
             is_known = within.is_exact or not stepped_once or not bool(torch.isfinite(taken.consumed).all())
@@ -586,6 +588,11 @@ def _keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: It
     for cause, gradient in variants:
         causes = (*context, cause)
         smallest[causes] = min(smallest.get(causes, math.inf), relative_distance(consumed, gradient))
+
+
+def _in_range(*vectors: Tensor) -> bool:
+    """Whether float32 could hold them: beyond, a training has exploded, and float64 resolves nothing of it either."""
+    return all(float(torch.linalg.vector_norm(one)) <= torch.finfo(torch.float32).max for one in vectors)
 
 
 def _fingerprint(weights: Tensor) -> tuple[float, float]:
