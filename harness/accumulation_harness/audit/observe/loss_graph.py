@@ -72,20 +72,21 @@ def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Cou
 def _in_parts(loss: Tensor, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Iterator[list[str]]:
     """The rows of outputs that one row of an addend of the loss is made of, where the addend is a sum over rows."""
     named = [(names, output) for names, output in outputs if len(names) == output.shape[0] > 1]
-    addends = _terms(loss) or [loss.grad_fn]
+    addends, made = _terms(loss) or [loss.grad_fn], {output.grad_fn for _, output in named}
     for addend in addends:
         rest = dict.fromkeys((node for node in addends if node is not addend), _nothing)
         for count in dict.fromkeys(len(names) for names, _ in named):
             for row in range(0, count, -(-count // MOST_ROWS)):
-                one = {_below_reductions(addend): partial(_one_row, row, count)}
+                one = {_below_reductions(addend, made): partial(_one_row, row, count)}
                 slopes = _changed(loss, [output for _, output in named], rest | one)
                 yield [names[place] for (names, _), slope in zip(named, slopes, strict=True) for place in _rows_of(slope)]
 
 
-def _below_reductions(node: Any) -> Any:
-    """The first operation below multiplications by constants and reductions."""
+def _below_reductions(node: Any, made: Container[Any] = ()) -> Any:
+    """The first operation below multiplications by constants and reductions, and above those that have made outputs."""
     below = parents(node)
-    return _below_reductions(below[0]) if operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else node
+    further = operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF and below[0] not in made
+    return _below_reductions(below[0], made) if further else node
 
 
 def _one_row(row: int, count: int, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

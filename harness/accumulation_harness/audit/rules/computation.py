@@ -227,7 +227,7 @@ def _of_term(facts: StepFacts, term: OneTerm, which: str) -> Iterator[tuple[Caus
         else:
             right = listed(parts.weights)
             message = f"micro-batches count differently in {which}, and not by their numbers of its terms; right weights: {right}"
-            yield Cause.unexplained, message
+            yield Cause.non_separable_loss if facts.probe.coupled else Cause.unexplained, message
 
 
 def _is_mean(facts: StepFacts, term: OneTerm, factor: int) -> bool:
