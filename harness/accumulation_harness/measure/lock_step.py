@@ -271,7 +271,7 @@ def tensors_of(arm: Arm) -> Iterator[Tensor]:
 class Watch:
     """Records the gradient that an arm's optimizer receives at each step, and the weights at each forward."""
 
-    def __init__(self, arm: Arm, *, compares: bool = True) -> None:
+    def __init__(self, arm: Arm, *, compares: bool = True, looks: bool = True) -> None:
         self.compares = compares  # whether anything but its steps is wanted
         self.keeps = True  # whether `gradient` is wanted of this window
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
@@ -295,7 +295,7 @@ class Watch:
         self._versions: list[int | None] = []
         arm.optimizer.register_step_pre_hook(self._see_step)
         arm.optimizer.register_step_post_hook(self._leave_step)
-        if compares:
+        if compares and (looks or self._modes):
             arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self, reference: Elements | None = None) -> None:
@@ -457,7 +457,15 @@ class StepRecord:
 class LockStep:
     """A reference arm and its candidates, which step on the same windows together."""
 
-    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), offload: Offload | None = None) -> None:
+    def __init__(
+        self,
+        arms: Mapping[str, Arm],
+        seed: int,
+        band: Collection[str] = (),
+        offload: Offload | None = None,
+        *,
+        looks: bool = True,
+    ) -> None:
         """Create the lock step.
 
         Args:
@@ -465,11 +473,12 @@ class LockStep:
             seed: Seeds the random draws of each window.
             band: Labels of controls, of which only the weights are compared.
             offload: Where the tensors of an arm are kept while another arm steps; by default in memory.
+            looks: Whether a probe asks what was there when a window's first backward began.
         """
         self.offload = offload or Offload()
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
-        self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
+        self.watches = {label: Watch(arm, compares=label not in band, looks=looks) for label, arm in arms.items()}
         self.began = [self.offload.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's

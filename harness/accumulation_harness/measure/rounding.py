@@ -81,7 +81,7 @@ class Orders:
         self.exact = setting.offload.put(self.referee.gradient(self.state, self.window))
         setting.offload.release()
         arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=no_clipping(setting.config.clip_norm))
-        self.lock = LockStep(arms, setting.config.seed, offload=setting.offload)
+        self.lock = LockStep(arms, setting.config.seed, offload=setting.offload, looks=False)
         # Beside what its micro-batches compute exactly: under BatchNorm a small one has other dead units than the window.
         self.inside = [WHOLE, *inside_causes(setting).values()][-1]
         self.natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))

@@ -115,7 +115,7 @@ def train(
         How far weights went from the reference's, by arm and step.
     """
     config = setting.config
-    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, offload=setting.offload)
+    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, offload=setting.offload, looks=False)
     _move_one_ulp(lock.arms[ULP].model)
     names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(
