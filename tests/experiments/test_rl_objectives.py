@@ -14,7 +14,7 @@ CAUSES = {
     rl_objectives.dr_grpo_padded: "normaliser_depends_on_split",
     rl_objectives.dapo_by_completions: "mean_of_means",
     rl_objectives.ppo_entropy: "mean_of_means",
-    rl_objectives.ppo_whitened: "non_separable_loss",
+    rl_objectives.ppo_whitened: "normaliser_depends_on_split",
 }
 FAST = (rl_objectives.grpo, rl_objectives.bnpo)
 

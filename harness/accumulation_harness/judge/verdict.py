@@ -111,8 +111,8 @@ class Algebra:
 
     @property
     def error(self) -> float:
-        """`algebra_error` of the tables."""
-        return worst(self.gradient_error, self.state_error)
+        """`algebra_error` of the tables; NaN where there is no float64."""
+        return math.nan if self.not_float64 else worst(self.gradient_error, self.state_error)
 
 
 @dataclass(frozen=True, kw_only=True)

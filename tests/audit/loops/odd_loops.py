@@ -93,7 +93,7 @@ def root_of_the_own_mean(at):
     return {"loss": loss, "windows": full_windows}
 
 
-@loop("unexplained")
+@loop("non_separable_loss")
 def mixed_with_own_frequencies(at):
     """Targets are mixed with the frequencies of the classes in the micro-batch."""
 
@@ -261,5 +261,5 @@ RIGHT, WRONG = frame.tables(globals())
 SAID = {
     clipped_to_another_limit: "clipped to 0.05 where N=1 clips to 0.2",
     running_mean_ahead: "micro-batches count 0.4, 0.2, 0.2, 0.2 times",
-    mixed_with_own_frequencies: "statistics of the micro-batch, or other targets",
+    mixed_with_own_frequencies: "depends on the rows beside it",
 }
