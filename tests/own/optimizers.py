@@ -22,20 +22,6 @@ class Lion(torch.optim.Optimizer):
                 momentum.lerp_(p.grad, 1 - group["beta"])
 
 
-class Clocked(torch.optim.SGD):
-    """It times its steps, and keeps a mapping by the identities of its parameters."""
-
-    def __init__(self, params, lr):
-        super().__init__(params, lr, momentum=0.9)
-        self._seconds, self._matrices = 0.0, {}
-
-    def step(self, closure=None):
-        began = time.perf_counter()
-        self._matrices |= {id(p): p.dim() > 1 for group in self.param_groups for p in group["params"]}
-        super().step(closure)
-        self._seconds += time.perf_counter() - began
-
-
 class Stuck(torch.optim.SGD):
     def step(self, closure=None):
         raise RuntimeError("no such luck")
@@ -118,3 +104,17 @@ class Bare(torch.optim.Optimizer):
 def closing(groups, lr):
     """It asks for a closure."""
     return torch.optim.LBFGS(next(iter(groups))["params"], lr=lr)
+
+
+class Clocked(torch.optim.SGD):
+    """It times its steps, and keeps a mapping by the identities of its parameters."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr, momentum=0.9)
+        self._seconds, self._matrices = 0.0, {}
+
+    def step(self, closure=None):
+        began = time.perf_counter()
+        self._matrices |= {id(p): p.dim() > 1 for group in self.param_groups for p in group["params"]}
+        super().step(closure)
+        self._seconds += time.perf_counter() - began

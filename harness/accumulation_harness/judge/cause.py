@@ -212,9 +212,8 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.resume_in_window: Meaning(
         fault="F28",
         sentence="the first micro-batches of a window were lost",
-        remedy="The run was stopped and resumed inside a window, and the gradients accumulated so far were lost; or "
-        "gradients were cleared inside a single window, which looks the same. Save after an optimizer step; or save `.grad` "
-        "too, and go on with the next micro-batch; or begin the window again.",
+        remedy="The run was resumed inside a window, or cleared gradients there once: those so far were lost. Save after an "
+        "optimizer step; or save `.grad` too, and go on with the next micro-batch; or begin the window again.",
     ),
     Cause.replica_scale: Meaning(
         fault="F15",

@@ -56,12 +56,7 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found |= causes
     if not disturbed:
         found |= _update(signature, counters)
-    evaluated = counters.get(Counter.evaluated)
-    if evaluated:
-        found[Cause.unexplained] = (
-            f"layers were in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in {evaluated[1]:g}"
-        )
-    elif not signature.drawn_error <= ALGEBRA_GATE:
+    if not signature.drawn_error <= ALGEBRA_GATE and Counter.evaluated not in counters:
         found[Cause.stochastic_layers] = (
             f"with the draws of the model the accumulated gradient differs by {signature.drawn_error:.1e}; "
             f"without them by {signature.gradient_error:.0e}"
@@ -73,20 +68,27 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
         found[Cause.non_finite_micro_batch] = (
             "a micro-batch that was not finite was dropped and the window stepped on the others, where the full batch does not"
         )
+    unnamed = _unnamed(signature, counters, found)
+    if unnamed or not found:
+        found[Cause.unexplained] = unnamed or _evidence(signature, counters)
+    return Diagnosis(causes=tuple(found), explained=exact and Cause.unexplained not in found, sentences=tuple(found.values()))
+
+
+def _unnamed(signature: Signature, counters: Differences, found: Found) -> str:
+    """What is known to be wrong and has no name; empty where nothing is."""
+    if evaluated := counters.get(Counter.evaluated):
+        return f"layers were in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in {evaluated[1]:g}"
     if not signature.statistics_error <= ALGEBRA_GATE:
-        found[Cause.unexplained] = (
+        return (
             f"running statistics are off by {signature.statistics_error:.1e} from those of the micro-batches in turn, where the "
             "gradients are those: another forward has moved them, or none has"
         )
     if found.keys() <= INHERENT and math.isfinite(signature.strayed_at):
-        found[Cause.unexplained] = (
+        return (
             f"from window {signature.strayed_at:.0f} on its weights are no longer those of a run with that alone, although each "
             "gradient and each step since was compared and is: a rate, or something else that is no part of them, was changed"
         )
-    if not found:
-        found[Cause.unexplained] = _evidence(signature, counters)
-        exact = False
-    return Diagnosis(causes=tuple(found), explained=exact and Cause.unexplained not in found, sentences=tuple(found.values()))
+    return ""
 
 
 def underflow_cause(zeros: float, full_zeros: float) -> Found:
