@@ -442,8 +442,8 @@ def but_the_last(arm):
     [
         (lambda arm: 1.0, "Binary", ""),
         (lambda arm: 0.2, "Binary", "loss_divided_twice"),
-        (lambda arm: 1.0, "BinaryRows", "batch_statistics"),
-        (but_the_last, "BinaryRows", "batch_statistics+micro_batches_lost"),
+        slow(lambda arm: 1.0, "BinaryRows", "batch_statistics"),
+        slow(but_the_last, "BinaryRows", "batch_statistics+micro_batches_lost"),
     ],
 )
 def test_weights_that_stand_on_a_kink_excuse_nothing(factor, task, cause):
