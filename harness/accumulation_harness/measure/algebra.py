@@ -141,8 +141,13 @@ class Run:
         return max((t for t in self.carried if t < first), default=0)
 
     @property
-    def has_parted_alone(self) -> bool:
-        """Whether the weights have not, in whatever else has."""
+    def apart(self) -> float:
+        """How far the weights are by now from the full batch's, or from the oracle's where these are nearer."""
+        return min((own[-1] for own in (self.distances, self.beside) if own), default=0.0)
+
+    @property
+    def weights_stay(self) -> bool:
+        """Whether the weights are those of the full batch, or of the oracle, to the end."""
         return _parted(self.nearer) == len(self.nearer)
 
     @property
@@ -423,18 +428,17 @@ def _counters(run: Run, control: Run, rate: float) -> Differences:
         return run.counters
     found: dict[str, tuple[str, tuple[float, float]]] = {}
     for step, differences in reversed(run.carried.items()):
-        usual = control.carried.get(step, {})
+        usual, ends = control.carried.get(step, {}), step == len(run.distances)
         for path, one in differences.items():
             own, other = map(_number, (one.own, one.other))
-            if one.own is None or one.other is None or (own is not None and other is not None and same(own, other, rate)):
+            name, pair, is_number = f"relative difference of {path}", (one.error, 0.0), False
+            if own is not None and other is not None:
+                name, pair, is_number = path, (own, other), True
+            if one.own is None or one.other is None or (is_number and same(*pair, rate)):
                 continue
-            is_whole = all(value is not None and value.is_integer() for value in (own, other)) and step == len(run.distances)
-            if is_whole or (
-                run.has_parted_alone
-                and not one.error <= COMPARABLE * max(TRAJECTORY_GATE, usual[path].error if path in usual else 0.0)
-            ):
-                pair = (one.error, 0.0) if own is None or other is None else (own, other)
-                name = path if pair == (own, other) else f"relative difference of {path}"
+            is_count = ends and is_number and all(map(float.is_integer, pair))
+            apart = COMPARABLE * max(TRAJECTORY_GATE, usual[path].error if path in usual else 0.0)
+            if is_count or (run.weights_stay and not one.error <= apart):
                 found.setdefault(path.rpartition(".")[2], (name, pair))
     return dict(found.values())
 
@@ -485,7 +489,7 @@ def _followed(
     for label in since:
         run, own = runs[label], followed[label]
         run.seen = own.seen
-        if run.has_parted_alone or not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
+        if run.weights_stay or not (own.is_right(inherent) and all(map(math.isfinite, own.distances))):
             continue
         others = [] if label == floor_arm else shuffled
         is_amplified = own.is_on_a_kink or _is_amplified(run.nearer, others)
@@ -620,7 +624,7 @@ def _taken(
     arms |= setting.arms({**recipes, **made}, dropout=dropout, scaler=scaler, **changes)
     rounding, referee = RESOLUTION.get(precision, FEW_ULPS), setting.referee(dropout=dropout)
     if moved:
-        _move(setting, arms, STORED if setting.narrow_steps else rounding, partial(_exact, setting, referee, windows[0]))
+        _move(setting, arms, STORED if setting.narrow_steps else rounding, referee, windows[0])
         runs = {label: run for label, run in runs.items() if label in arms}
     lock = LockStep(arms, config.seed, band=made, offload=setting.offload)
     probe = Probe(setting, lock, referee, remembers=remembers, by=rounding)
@@ -638,9 +642,8 @@ def _taken(
         if not _is_in_range(lock.movement, lock.watches[REFERENCE]):
             break
         for label, run in runs.items():
-            distance = records[label].parameter_distance
+            begun, distance = run.apart, records[label].parameter_distance
             run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
-            begun = 0.0 if t == 0 else run.nearer[-1]
             if label in of:
                 gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference
                 run.beside.append(lock.apart(label, of[label]) / (gone if 1 < gone < math.inf else 1))
@@ -709,25 +712,25 @@ def _is_in_range(movement: float, reference: Watch) -> bool:
     return movement <= RAN_AWAY and math.isfinite(reference.loss.item())
 
 
-def _move(setting: Setting, arms: dict[str, Arm], by: float, exact: Callable[[nn.Module], Tensor]) -> None:
+def _move(setting: Setting, arms: dict[str, Arm], by: float, referee: Referee, ids: Tensor) -> None:
     """Move all weights of the arms beside the reference by the rounding of a step.
 
     An arm is taken out of `arms` where the exact gradient jumps: its weights stood on a kink (clipped to a limit), as a
     loop's rounding leaves them.
     """
+
+    def exact(model: nn.Module) -> Tensor:
+        with setting.randomness():
+            return referee.gradient(snapshot(model), setting.exact.batch(ids))
+
+    unmoved = exact(arms[REFERENCE].model)
     for k, label in enumerate([*arms][1:], start=1):
         generator = setting.generator(MOVED, k)
         with torch.no_grad():
             for parameter in arms[label].model.parameters():
                 parameter.copy_(moved_by_rounding(parameter, generator, by))
-        if relative_distance(exact(arms[label].model), exact(arms[REFERENCE].model)) > CLEAR_LEAST:
+        if relative_distance(exact(arms[label].model), unmoved) > CLEAR_LEAST:
             del arms[label]
-
-
-def _exact(setting: Setting, referee: Referee, ids: Tensor, model: nn.Module) -> Tensor:
-    """[P] the gradient of a window at a model's weights."""
-    with setting.randomness():
-        return referee.gradient(snapshot(model), setting.exact.batch(ids))
 
 
 def _compare_carried(lock: LockStep, runs: Mapping[str, Run], of: Mapping[str, str], step: int) -> None:

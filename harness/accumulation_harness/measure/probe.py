@@ -229,9 +229,13 @@ class Probe:
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(seen))
         whole = self._at(seen)
-        resolution = self._resolved(seen, error, (exact_loss, gradient), whole) if error > ALGEBRA_GATE else 0.0
+        resolution = 0.0
+        if error > ALGEBRA_GATE:
+            resolution = self._resolved(seen, error, (exact_loss, gradient))
+            if RESOLVED * resolution < error <= CLEAR_LEAST:
+                resolution = max([resolution, *(relative_distance(one, gradient) for one in self._added_up(seen))])
         if error <= max(ALGEBRA_GATE, RESOLVED * resolution):
-            if (off := self._worst_tensor(seen, exact)) > ALGEBRA_GATE:  # no fault is told by the gradient as a whole
+            if (off := self._worst_tensor(seen, gradient)) > ALGEBRA_GATE:  # no fault is told by the gradient as a whole
                 known = self._small_within(seen) if stepped_once and seen.is_whole else {}
                 return dataclasses.replace(
                     found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
@@ -260,38 +264,34 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
-    def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], whole: Computed) -> float:
-        """What float64 resolves of a window's gradient that differs by `error`, as far as that can decide."""
-        resolution = self._resolution(seen, exact, whole, error)[1]
-        if error <= RESOLVED * resolution:
-            resolution = self._bounded(resolution, self._again(seen), exact[1])
-        if RESOLVED * resolution < error <= CLEAR_LEAST:
-            resolution = max([resolution, *(relative_distance(one, exact[1]) for one in self._added_up(seen))])
-        return resolution
+    def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], inside: Inside = WHOLE) -> float:
+        """What float64 resolves of a gradient off by `error`, as far as that can decide; `exact`: as `inside` gives it."""
+        resolution = self._resolution(seen, exact, self._at(seen, inside), error)[1]
+        return self._bounded(resolution, self._again(seen, inside), exact[1]) if error <= RESOLVED * resolution else resolution
 
-    def _worst_tensor(self, seen: ConsumedWindow, exact: Tensor, inside: Inside = WHOLE) -> float:
+    def _worst_tensor(self, seen: ConsumedWindow, gradient: Tensor, inside: Inside = WHOLE) -> float:
         """The largest relative error of a tensor whose gradient is small beside the whole; zero where float64 resolves no more.
 
-        `exact`: what the optimizer has to consume, with what `inside` says computed within micro-batches. Clipping hands what
-        the largest tensors round on to all others.
+        `gradient`: the window's, with what `inside` says computed within micro-batches. Clipping hands what the largest tensors
+        round on to all others.
 
         Returns:
             A relative error ||a - g|| / ||g|| over the elements of one tensor.
         """
         places, compute = list(by_tensor(self.referee.model).values()), self._at(seen, inside)
+        exact = clipped(gradient, seen.arm.clip_norm)
         lengths, gaps = (
             torch.stack(torch._foreach_norm([one[place] for place in places])) for one in (exact, seen.consumed - exact)
         )
         suspects = (gaps > ALGEBRA_GATE * lengths) & (lengths > FEW_ULPS * torch.linalg.vector_norm(exact))
         if not bool(suspects.any()):
             return 0.0
-        unclipped = seen.exact if inside == WHOLE else compute(seen.state)[1]
         others = [*(compute(state)[1] for state in self._moved_by_rounding(seen)), *self._added_up(seen, inside)]
         moved = [clipped(one, seen.arm.clip_norm) for one in others]
         again, worst_error = self._again(seen, inside), 0.0
         for k in suspects.nonzero().flatten().tolist():
             resolved = max(relative_distance(one[places[k]], exact[places[k]]) for one in moved)
-            resolved = self._bounded(resolved, again[places[k]], unclipped[places[k]])
+            resolved = self._bounded(resolved, again[places[k]], gradient[places[k]])
             error = float(gaps[k] / lengths[k])
             worst_error = max(worst_error, error if error > RESOLVED * resolved else 0.0)
         return worst_error
@@ -300,8 +300,7 @@ class Probe:
         """What is computed within micro-batches, where that gives small tensors as they are; nothing where it does not."""
         taken = seen.in_its_order
         for causes, inside in self._contexts(taken).items():
-            own = clipped(self._at(taken, inside)(taken.state)[1], seen.arm.clip_norm)
-            if self._worst_tensor(taken, own, inside) <= ALGEBRA_GATE:
+            if self._worst_tensor(taken, self._at(taken, inside)(taken.state)[1], inside) <= ALGEBRA_GATE:
                 return {causes: 0.0}
         return {}
 
@@ -463,11 +462,7 @@ class Probe:
             within = self._at(taken, inside)
             errors[causes] = relative_distance(taken.consumed, clipped(own[1], taken.arm.clip_norm))
             if errors[causes] > ALGEBRA_GATE:
-                resolved[causes] = RESOLVED * self._resolution(taken, own, within, errors[causes])[1]
-                if errors[causes] <= resolved[causes]:
-                    resolved[causes] = min(
-                        resolved[causes], RESOLVED * self._bounded(math.inf, self._again(taken, inside), own[1])
-                    )
+                resolved[causes] = RESOLVED * self._resolved(taken, errors[causes], own, inside)
                 errors[causes] = 0.0 if errors[causes] <= resolved[causes] else errors[causes]
             if not errors[causes] <= ALGEBRA_GATE:
                 continue

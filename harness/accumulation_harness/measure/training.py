@@ -65,7 +65,7 @@ class Distances:
 
     def left_at(self, label: str) -> int | None:
         """The first step at which an arm is COMPARABLE times outside the null band; None where there is none."""
-        return next((t for ratio, t in self._ratios(label, None) if ratio > COMPARABLE), None)
+        return next((t for ratio, t in self._ratios(label) if ratio > COMPARABLE), None)
 
     def _jump(self) -> int | None:
         """The band's first jump."""
@@ -73,15 +73,15 @@ class Distances:
         first = next((value for value in band if value > 0), math.nan)
         return next((t for t, value in enumerate(band) if value > JUMP * first), None)
 
-    def _ratios(self, label: str, until: int | None) -> list[tuple[float, int]]:
+    def _ratios(self, label: str) -> list[tuple[float, int]]:
         """d_t over the band with t."""
-        pairs = zip(self.parameters[label][:until], self._band[:until], strict=True)
+        pairs = zip(self.parameters[label], self._band, strict=True)
         return [(d / null, t) for t, (d, null) in enumerate(pairs) if null > 0]
 
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
         jump, own = self._jump(), self.parameters[label]
-        ratio, step = max(self._ratios(label, jump), default=(math.nan, 0))
+        ratio, step = max((one for one in self._ratios(label) if jump is None or one[1] < jump), default=(math.nan, 0))
         usual = max([STORED, *self.errors[REFERENCE].values()])
         rough = {t: error for t, error in self.errors[label].items() if error > self.clearly * usual}
         return Trajectory(

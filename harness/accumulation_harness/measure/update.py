@@ -34,11 +34,9 @@ from accumulation_harness.system.state import Snapshot, differing, in_place, sna
 
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
-# What torch keeps in an optimizer under names of its own, and its schedules do; a user's `_velocity` is state.
-OF_TORCH = "|".join(name for name in vars(Optimizer([nn.Parameter(torch.zeros(1))], {})) if name.startswith("_"))
-NO_STATE = re.compile(
-    rf"\.params\[\d+\]$|\.(lr|initial_lr)$|\._warned_\w+$|^optimizer\.(defaults\.|_step_count|_opt_called|{OF_TORCH})"
-)
+# With what torch keeps in an optimizer under names of its own, and its schedules do; a user's `_velocity` is state.
+OF_TORCH = r"defaults\.|_step_count|_opt_called|_optimizer_\w+_hooks|_zero_grad_profile_name"
+NO_STATE = re.compile(rf"\.params\[\d+\]$|\.(lr|initial_lr)$|\._warned_\w+$|^optimizer\.({OF_TORCH})")
 BY_IDENTITY = re.compile(r"^(?!state\b|param_groups\b)([^\[]+)\[\d{9,}\]")  # what a mapping has by an object's identity
 ATTRIBUTE = re.compile(r"\.params\[\d+\]\.")
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative

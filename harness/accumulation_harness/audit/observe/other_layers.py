@@ -77,7 +77,9 @@ class OtherLayers:
             return drawn
         self.run.dropout_calls += 1
         even = drawn * 0 + number
-        return even.astype(drawn.dtype) if hasattr(even, "astype") else type(drawn)(even) if type(drawn) is int else even
+        if hasattr(even, "astype"):
+            return even.astype(drawn.dtype)
+        return int(even) if type(drawn) is int else even
 
     def _drop(self, original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():

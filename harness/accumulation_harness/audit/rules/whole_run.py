@@ -38,7 +38,7 @@ def schedule(run: RunFacts) -> list[Finding]:
         return []
     name = min(run.rates_apart, key=lambda each: (run.rates_apart[each], each != RATE))
     mine, theirs = run.mine.rates[name], run.reference.rates[name]
-    ways = [(own, run.reference.ways[rule]) for rule, own in run.mine.ways.items()] if name == RATE else []
+    ways = _ways(run, run.reference) if name == RATE else []
     mine, theirs = next((way for way in ways if _stretched(run, *way)), (mine, theirs))
     counts = run.longer is not None and _goes_through(run, run.longer, name)
     first = run.rates_apart[name]
@@ -74,20 +74,26 @@ def schedule(run: RunFacts) -> list[Finding]:
     return [finding(run, first, cause, "schedule", message, **evidence)]
 
 
-Rates = Sequence[tuple[float, ...]]
+Rates = tuple[tuple[float, ...], ...]
+
+
+def _ways(run: RunFacts, other: RunSeen) -> list[tuple[Rates, Rates]]:
+    """The rates at which either run's updates follow from its gradients, by each rule that fits both."""
+    return [(own, other.ways[rule]) for rule, own in run.mine.ways.items() if rule in other.ways]
 
 
 def _goes_through(run: RunFacts, longer: RunSeen, name: str) -> bool:
     """Whether what a schedule moves is that of N=1 after so many micro-batches."""
-    n, pairs = run.accumulation_steps, [(own, longer.ways[rule]) for rule, own in run.mine.ways.items() if rule in longer.ways]
-    pairs = pairs if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))]
+    n, pairs = (
+        run.accumulation_steps,
+        _ways(run, longer) if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))],
+    )
     return any(_are_the_same(_firsts(own), _firsts(every)[at::n]) for own, every in pairs for at in range(n))
 
 
 def _is_laid_out_for(run: RunFacts, longer: RunSeen | None) -> bool:
     """Whether its rates are those of N=1 where each micro-batch is a window, step by step."""
-    ways = {} if longer is None else longer.ways
-    return any(_are_the_same(_firsts(own), _firsts(ways[rule])) for rule, own in run.mine.ways.items() if rule in ways)
+    return longer is not None and any(_are_the_same(_firsts(own), _firsts(every)) for own, every in _ways(run, longer))
 
 
 def _counts_ahead(run: RunFacts) -> bool:
