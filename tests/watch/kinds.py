@@ -169,16 +169,20 @@ def divided_at_the_end(by):
     return body
 
 
-def divided_before_the_step(by=1):
-    """By a hook of the run's own, which it registers once it is watched."""
+def divided_before_the_step(by=1, *, inside=False):
+    """By a hook of the run's own, which it registers once it is watched; or as the step begins to gather gradients."""
 
     def divide(optimizer, *_):
         for p in optimizer.param_groups[0]["params"]:
             p.grad /= N
 
     def body(model, window, num, seen):
-        if window == 0:
-            seen.optimizers[0].register_step_pre_hook(divide)
+        (optimizer,) = seen.optimizers
+        if window == 0 and inside:
+            gather = optimizer._init_group
+            optimizer._init_group = lambda *lists: [divide(optimizer), gather(*lists)][1]
+        elif window == 0:
+            optimizer.register_step_pre_hook(divide)
         for _ in range(num):
             (of(ce, model) / by).backward()
 
@@ -322,6 +326,17 @@ def shortened(length):
         norm = torch.stack([g.norm() for g in grads]).norm()
         for g in grads:
             g.mul_((length / norm).clamp(max=1))
+
+    return body
+
+
+def before_the_step(change):
+    """Clipped, and then changed."""
+
+    def body(model, window, num, seen):
+        means(model, window, num, seen)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        change(model)
 
     return body
 
@@ -525,12 +540,16 @@ def _runs():
     yield case("tokens at the end", divided_by(lambda y: (y >= 0).sum()))
     yield case("tokens at the end, padding counted", divided_by(lambda y: y.numel()))
     yield case("clipped by hand", shortened(0.05))
+    yield case("one layer divided after the clip", before_the_step(lambda model: model[0].weight.grad.div_(N)))
+    yield case("decayed once, unseen by counters", before_the_step(lambda model: [p.data.mul_(0.99) for p in model.parameters()]))
     yield case("after a dry run", after_a_dry_run)
     yield case("divided at the end", divided_at_the_end(1))
     yield case("divided at the end, by half", divided_at_the_end(0.5))
     yield case("divided at the end, by N in short windows", divided_at_the_end(0), sizes=(N, N, N - 1, N, N, N - 1))
     yield case("divided before the step", divided_before_the_step())
     yield case("divided before the step, and the loss", divided_before_the_step(N))
+    yield case("divided inside the step", divided_before_the_step(inside=True))
+    yield case("divided inside the step, and the loss", divided_before_the_step(N, inside=True))
     for coefficient in (1e-2, 1e-5):
         yield case(f"a balance of {coefficient:g}", balanced(coefficient))
     told = {"accumulation_steps": N}

@@ -41,13 +41,9 @@ def misplaced(window: Window) -> Iterator[Finding]:
     if Call.average in inside or window.averaged is not None:
         by = f" (by {window.averaged:.4g} of its distance)" if window.averaged is not None else ""
         yield _finding(Cause.ema_per_micro_batch, window, f"the average of the weights moves between two backwards{by}")
-    if (
-        window.first is not None
-        and window.first.any()  # else it is not known
-        and window.parameters is not None
-        and not (window.moved or window.late or len(window.micro_batches) < 2)
-    ):
-        factor, off = proportion(window.parameters, window.first)
+    second = window.micro_batches[min(1, len(window.micro_batches) - 1)].weights
+    if window.first is not None and window.first.any() and second is not None and not window.moved:  # zeros: it is not known
+        factor, off = proportion(second, window.first)
         if abs(factor - 1) > STILL and off <= STILL:
             what = f"the weights are multiplied by {factor:.6g} inside the window"
             yield _finding(Cause.weight_decay_per_micro_batch, window, what)

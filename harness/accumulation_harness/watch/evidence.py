@@ -123,7 +123,7 @@ class MicroBatch:
     calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
     options: Options = field(default_factory=dict)  # the other numbers of the parameter groups
-    weights: Any = None  # at the backward, where they moved inside the window
+    weights: Any = None  # at the backward, if it is one of the first two, or they moved inside the window
     trained: int = 0  # parameters that are not frozen
     fed: bool = False  # the model's inputs were made of parameters: another model's loss may pass through
     returned: bool = False  # its gradients were returned, and not added to `.grad`
@@ -144,7 +144,6 @@ class Window:
     whole: bool = True  # all tensors were looked at; of the others, sketches are zero
     at_step: Sketch | None = None  # as the step began; None: not looked at
     parameters: Sketch | None = None  # of the weights as the step began
-    first: Sketch | None = None  # and at the first backward
     clipped: Sketch | None = None  # `.grad` after the last clip
     narrow: bool = False  # a gradient is kept in 16 bits
     half: bool = False  # in float16
@@ -161,11 +160,16 @@ class Window:
     averaged: float | None = None  # the rate at which an average of the weights moves inside the window
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights
-    late: bool = False  # weights were moved between the last backward and the step
     buffers_moved: bool = False  # since the step before; or frozen weights inside the window
     hooked: bool = False  # hooks of the run's own have changed what micro-batches give
     seconds: float = float("nan")  # since the step before
     unused: tuple[float, ...] = ()  # values of losses that no backward has differentiated
+
+    @property
+    def first(self) -> Sketch | None:
+        """Of the weights at the first backward."""
+        found: Sketch | None = self.micro_batches[0].weights
+        return found
 
     @property
     def looked_into(self) -> bool:

@@ -64,12 +64,12 @@ def summed(window: Window, last: Window | None) -> Sum:
         return Sum(remark=Remark.no_gradient)
     if window.ranks is not None:
         return _over_ranks(window, [_over_group(window, one, last, parts, gate) for one in window.ranks.groups])
-    found = Sum(error=_apart(gradient, total, parts))
+    found = Sum(error=apart(gradient, total, parts))
     if found.error <= gate:
         found.right = True
         return found
     factor, _ = proportion(gradient, total)
-    if factor > 0 and _apart(gradient / factor, total, parts) <= gate:
+    if factor > 0 and apart(gradient / factor, total, parts) <= gate:
         found.factor, found.right = factor, True
         return found
     if window.moved:
@@ -86,8 +86,17 @@ def summed(window: Window, last: Window | None) -> Sum:
     return found
 
 
-def _apart(gradient: Sketch, total: Sketch, parts: Sequence[Sketch]) -> float:
-    """How far a gradient is from a sum, relative to its parts; of one tensor, which has fewer numbers, a tenth of that counts."""
+def apart(gradient: Sketch, total: Sketch, parts: Sequence[Sketch]) -> float:
+    """Measure how far a gradient is from a sum; of one tensor, which has fewer numbers, a tenth of that counts.
+
+    Args:
+        gradient: The gradient.
+        total: The sum.
+        parts: What was added up.
+
+    Returns:
+        The distance, relative to the parts.
+    """
     sizes = [np.linalg.norm(total, axis=1), np.sqrt(sum(np.square(part).sum(axis=1) for part in parts))]
     of_each, apart = np.maximum(*sizes), np.linalg.norm(gradient - total, axis=1)
     size, there = norm(of_each), of_each > SMALLEST * norm(of_each)
@@ -130,7 +139,7 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> F
     _, off = proportion(window.gradient, ends)
     after_all = {  # also after the last backward
         Cause.low_precision_accumulator: off <= NARROW_GATE,
-        Cause.weight_decay_per_micro_batch: _is_of_weights(window.parameters, window.gradient - np.sum(parts, axis=0)),
+        Cause.weight_decay_per_micro_batch: is_of_weights(window.parameters, window.gradient - np.sum(parts, axis=0)),
     }
     named = cause is not None and (off <= 10 * gate or after_all.get(cause, False))
     return _finding(cause, window, message, error) if cause is not None and named else None
@@ -178,15 +187,23 @@ def _change(window: Window, a: Sketch, b: Sketch, this: MicroBatch, k: int, gate
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
-    if window.parameters is not None and _is_of_weights(window.parameters[moved], b - a):
+    if window.parameters is not None and is_of_weights(window.parameters[moved], b - a):
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     if window.rounded:
         return Cause.low_precision_accumulator, f"the sum so far is rounded to {window.rounded} {where}"
     return None, ""
 
 
-def _is_of_weights(weights: Sketch | None, added: Sketch) -> bool:
-    """Whether what was added to the gradient is a multiple of the weights."""
+def is_of_weights(weights: Sketch | None, added: Sketch) -> bool:
+    """Decide whether what was added to the gradient is a multiple of the weights.
+
+    Args:
+        weights: Of the weights; None where they were not looked at.
+        added: What was added.
+
+    Returns:
+        True if it is.
+    """
     return weights is not None and proportion(added, weights)[1] <= 1e-2
 
 

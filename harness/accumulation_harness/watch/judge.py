@@ -17,7 +17,7 @@ from accumulation_harness.system.address import page_of
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.costs import Costs, two_sizes
 from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
-from accumulation_harness.watch.gradients import ALIKE, OF_WEIGHTS, Sum, summed
+from accumulation_harness.watch.gradients import ALIKE, OF_WEIGHTS, Sum, apart, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.slopes import Loss
 from accumulation_harness.watch.weights import Key, weights_of
@@ -149,17 +149,17 @@ class Judge:
 
     def _weigh(self, window: Window, weights: Mapping[Key, Weighed], why: Remark | None) -> None:
         several = len(window.micro_batches) > 1
-        if not weights:
-            if why is not None:
-                self.remarks[why] += 1
-            return
         after = _after_clip(window)
-        if after is not None and abs(after - 1) > ALIKE:
-            if all(near(share * after, 1, one.tolerance) for one in weights.values() for share in one.shares):
+        if after is not None and not abs(after - 1) <= ALIKE:
+            if weights and all(near(share * after, 1, one.tolerance) for one in weights.values() for share in one.shares):
                 message = f"gradients are clipped before they are multiplied by {after:.4g}"
                 self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung=Rung.sketch, message=message))
             else:
                 self.remarks[Remark.changed_after_clip] += 1
+            return
+        if not weights:
+            if why is not None:
+                self.remarks[why] += 1
             return
         if self._left_out(window):
             return
@@ -300,11 +300,12 @@ class Judge:
 
 
 def _after_clip(window: Window) -> float | None:
-    """The factor of the gradient between the last clip and the step; None where nothing was clipped, or it is no factor."""
+    """The factor of the gradient between the last clip and the step, NaN where it is none; None where nothing was clipped."""
     if window.clipped is None or window.at_step is None or not np.isfinite(window.at_step).all():
         return None
-    factor, off = proportion(window.at_step, window.clipped)
-    return factor if off <= ALIKE else None
+    factor, _ = proportion(window.at_step, window.clipped)
+    known = factor > 0 and apart(window.at_step / factor, window.clipped, [window.clipped]) <= ALIKE
+    return factor if known else math.nan
 
 
 def _mark_of(m: MicroBatch) -> Any:

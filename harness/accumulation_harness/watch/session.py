@@ -461,7 +461,6 @@ class Watch(Loop[Track]):
         if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
             track.window.closure = track.stepped_inside = True
         track.refresh()
-        track.window.late = not track.window.moved and not track.are_still  # as counted writes show
         track.look_at_format()
         gradients = track.at_step()
         parameters = track.weights() if track.detail else None
@@ -486,6 +485,7 @@ class Watch(Loop[Track]):
         track = self._track(optimizer)
         self._stepping = None
         if track is not None:
+            track.after_step()
             found_inf = getattr(optimizer, "found_inf", None)
             self._close(track, skipped=isinstance(found_inf, Tensor) and bool(found_inf))
 

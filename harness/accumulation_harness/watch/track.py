@@ -22,7 +22,7 @@ from accumulation_harness.observe.followed import Followed, Mark, mark, versions
 from accumulation_harness.observe.tensors import is_known, is_transformed
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, Group, MicroBatch, Ranks, Sketch, Window
-from accumulation_harness.watch.gradients import ALIKE, GATE
+from accumulation_harness.watch.gradients import ALIKE, GATE, is_of_weights
 from accumulation_harness.watch.shards import Held, Shards
 from accumulation_harness.watch.sketch import FOLDED, WIDTH, Sketches, folded, local_part
 from accumulation_harness.watch.slopes import Bend, Taken, number
@@ -45,7 +45,7 @@ AVERAGED = 1  # index of the window in which averages of the weights are looked 
 class Open(Window):
     """The window that is open: what it shows in tensors is on their device until it is closed."""
 
-    ends: dict[str, Sketched] = field(default_factory=dict)  # `unclipped`, `clipped` of `.grad`; `first` of the weights
+    ends: dict[str, Sketched] = field(default_factory=dict)  # `.grad`: `unclipped`, `clipped`, `written` to by the step
     waiting: list[Call] = field(default_factory=list)  # calls since the last backward
     times: Counter[int] = field(default_factory=Counter)  # of schedules and averages, before the first one
     weights: int = 0  # versions of the parameters at the first backward
@@ -240,8 +240,8 @@ class Track(Followed):
         self._look_for_returned()
         if window.micro_batches:
             window.moved = window.moved or not self.are_still
-            if self.detail and window.moved:
-                self._weights = self.weights()
+            again = self.detail and (window.moved or len(window.micro_batches) == 1)  # writes to `.data` are not counted
+            self._weights = self.weights() if again else None
             window.buffers_moved = window.buffers_moved or window.frozen != versions(self._frozen)
             state, window.state = window.state, _marks(self.optimizer)
             window.state_moved = window.state_moved or state != window.state
@@ -253,8 +253,7 @@ class Track(Followed):
                 self._frozen = [p for p in self.model.parameters() if is_known(p) and not p.requires_grad]
             window.frozen = versions(self._frozen)
             window.as_often = self._size > 1 and self._size in window.times.values()
-            if self.detail:
-                self._weights = window.ends["first"] = self.weights()
+            self._weights = self.weights() if self.detail else None
         self.look_at_format()
         grads = self.grads()
         self._empty = self.gradient is None and all(g is None for g in grads)
@@ -341,11 +340,17 @@ class Track(Followed):
     def at_step(self) -> Sketched:
         """Sketches of `.grad` as the step takes it."""
         found = self.gradients(at_end=True) if "unclipped" in self.window.ends else self._at_end()
+        self._marks = list(map(mark, self.grads()))
         factor = getattr(self.optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
         if not isinstance(factor, Tensor):
             return found
         self.window.norms = [n / factor.to(n.device) for n in self.window.norms]
         return [None if g is None else g / factor.to(g.device) for g in found]
+
+    def after_step(self) -> None:
+        """Look at `.grad` again where the step has written to it (has divided it, say): that is what it took."""
+        if self._marks != list(map(mark, self.grads())) and getattr(self.optimizer, "grad_scale", None) is None:
+            self.window.ends["written"] = self.gradients(at_end=True)
 
     @property
     def are_still(self) -> bool:
@@ -387,7 +392,7 @@ class Track(Followed):
                 m.slopes,
                 m.own,
                 m.bends,
-                m.weights if window.moved else None,
+                m.weights,
             )
             for m in window.micro_batches
         ]
@@ -409,9 +414,11 @@ class Track(Followed):
             m.bends = [Bend(*map(number, bend)) for bend in bends]
             window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
         window.choose()
-        window.first, window.parameters = (_sketch(found.get(name), known) for name in ("first", "parameters"))
-        names = ("unclipped", "at_step", "clipped")
-        unclipped, at_step, window.clipped = (_sketch(found.get(name), looked) for name in names)
+        window.parameters = _sketch(found.get("parameters"), known)
+        names = ("unclipped", "at_step", "clipped", "written")
+        unclipped, at_step, window.clipped, written = (_sketch(found.get(name), looked) for name in names)
+        if written is not None and written.any() and not is_of_weights(window.parameters, written - at_step):
+            at_step = written
         window.gradient, window.at_step = (at_step, None) if unclipped is None else (unclipped, at_step)
         window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
         if alone is False and self.detail and together is not None:
