@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
@@ -57,6 +58,21 @@ def loop(after=nothing, factor=lambda arm: 1.0, averages=lambda arm: 1):
         arm.schedule.step()
         after(arm)
         return total
+
+    return take
+
+
+def inside(act):
+    """The right loop, but for `act` before each micro-batch, with its number."""
+
+    def take(arm, window):
+        numbers = count()
+
+        def loss(arm, rows):
+            act(arm, next(numbers))
+            return plain(arm, rows)
+
+        return stepped(arm, None, accumulate(arm, window, loss))
 
     return take
 
@@ -119,6 +135,8 @@ STATE = {
     "the rate that a schedule begins with": (loop(in_window(11, lambda arm: arm.schedule.base_lrs.__setitem__(0, 0.07))),),
     "a loss reported otherwise": (lambda arm, window: loop()(arm, window) * (4.0 if arm.windows in (4, 5) else 1.0),),
     "evaluation mode": (loop(lambda arm: arm.model.train(not 3 <= arm.windows <= 6)), "", "Drops"),
+    "evaluation mode from the second micro-batch on": (inside(lambda arm, k: arm.model.train(k == 0)), "", "Drops"),
+    "a seed of each micro-batch": (inside(lambda arm, k: torch.manual_seed(0)), "", "Drops"),
 }
 
 
@@ -144,6 +162,19 @@ def test_a_loss_that_is_not_divided_later_is_named_with_what_the_model_is(since,
     row = judged(loop(factor=lambda arm: 5.0 if since <= arm.windows <= until else 1.0), settings, task)
     assert row["verdict"] == "different" and "loss_not_divided" in row["cause"].split("+"), row["reasons"]
     assert ("batch_statistics" in row["cause"]) == (task == "Images")
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(1.0, "stochastic_layers"), (5.0, "stochastic_layers+loss_not_divided")])
+def test_a_run_is_right_but_for_its_draws_or_has_a_second_cause(factor, cause):
+    """A forward for the log draws too, so that the micro-batches draw other numbers than the full batch's rows."""
+
+    def loss(arm, rows):
+        arm.model(rows.inputs[0])
+        drops = any(isinstance(layer, nn.Dropout) and layer.p for layer in arm.model.modules())
+        return plain(arm, rows) * (factor if drops else 1.0)
+
+    row = judged(lambda arm, window: stepped(arm, None, accumulate(arm, window, loss)), task="Drops")
+    assert (row["cause"], row["explained"]) == (cause, True), row["reasons"]
 
 
 def test_a_loop_that_exchanges_its_optimizer_is_refused():

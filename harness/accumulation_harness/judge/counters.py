@@ -27,6 +27,7 @@ class Counter(StrEnum):
     loss_scale = "loss scale"
     windows_with_other_samples = "windows with other samples"
     evaluated = "windows in evaluation mode"  # of a layer that this makes another one
+    drawn_again = "micro-batches with the random numbers of other rows"
     windows_at_another_rate = "windows at another learning rate"
     poisoned_steps = "steps in a window with a non-finite micro-batch"
     poisoned_finite = "finite weights after a non-finite micro-batch"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow, Precision
-from accumulation_harness.judge.cause import Causes
+from accumulation_harness.judge.cause import PRIORITY, Cause, Causes
 from accumulation_harness.judge.counters import Differences, same
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
@@ -391,7 +391,9 @@ def _result(
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
         drawn_error = 0.0 if fitting[0] & fitting[1] else drawn.signature.gradient_error
-        signature = dataclasses.replace(signature, drawn_error=drawn_error)
+        drawn_causes = _drawn_causes(drawn.signature) if drawn_error > ALGEBRA_GATE else ()
+        signature = dataclasses.replace(signature, drawn_error=drawn_error, drawn=drawn_causes)
+        counters = {**drawn.counters, **counters}
         if drawn.signature.gradient_error <= ALGEBRA_GATE:  # the same draws: all else has to be the same as well
             signature = signature.merged(drawn.signature)
             trajectory_error, parted_at = worst(trajectory_error, drawn.trajectory_error), parted_at or drawn.parted_at
@@ -414,6 +416,14 @@ def _result(
         carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
+
+
+def _drawn_causes(seen: Signature) -> Causes:
+    """The causes of a run with the model's draws, those included; empty where they could not be made again."""
+    fitting = [c for c, error in seen.explanations.items() if error <= ALGEBRA_GATE and Cause.stochastic_layers in c]
+    if fitting:
+        return min(fitting, key=lambda causes: (len(causes), PRIORITY[causes[-1]]))
+    return (Cause.stochastic_layers, Cause.unexplained) if seen.replayed == seen.wrong else ()
 
 
 def _counters(run: Run, control: Run, rate: float) -> Differences:
@@ -626,8 +636,9 @@ def _taken(
     if moved:
         _move(setting, arms, STORED if setting.narrow_steps else rounding, referee, windows[0])
         runs = {label: run for label, run in runs.items() if label in arms}
-    lock = LockStep(arms, config.seed, band=made, offload=setting.offload)
-    probe = Probe(setting, lock, referee, remembers=remembers, by=rounding)
+    draws = dropout and setting.draws
+    lock = LockStep(arms, config.seed, band=made, offload=setting.offload, draws=draws)
+    probe = Probe(setting, lock, referee, remembers=remembers, by=rounding, draws=draws)
     looks = Looks(lock, probe, runs)
     for t, ids in enumerate(windows):
         # The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults.

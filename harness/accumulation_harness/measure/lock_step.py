@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -268,10 +268,18 @@ def tensors_of(arm: Arm) -> Iterator[Tensor]:
     yield from state_tensors(arm.optimizer)
 
 
+@dataclass(frozen=True)
+class Forward:
+    """Where torch's generators stood when a forward began, and whether it drew from them."""
+
+    began_at: RandomState
+    draws: bool
+
+
 class Watch:
     """Records the gradient that an arm's optimizer receives at each step, and the weights at each forward."""
 
-    def __init__(self, arm: Arm, *, compares: bool = True, looks: bool = True) -> None:
+    def __init__(self, arm: Arm, *, compares: bool = True, looks: bool = True, draws: bool = False) -> None:
         self.compares = compares  # whether anything but its steps is wanted
         self.keeps = True  # whether `gradient` is wanted of this window
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
@@ -285,6 +293,9 @@ class Watch:
         self.taken: Taken | None = None  # the last optimizer step
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
+        self.forwards: dict[int, Forward] = {}  # of the window, that a backward went through; where draws are looked at
+        self.rows_by_draws: dict[bytes, Tensor] = {}  # where the generators stood -> ids of the rows that drew from there
+        self.drawn_again = 0  # micro-batches that drew what other rows had drawn
         self.evaluated = 0  # windows with a forward in which a layer of two modes was in that of evaluation
         self._modes = of_two_modes(arm.model)
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
@@ -297,6 +308,10 @@ class Watch:
         arm.optimizer.register_step_post_hook(self._leave_step)
         if compares and (looks or self._modes):
             arm.model.register_forward_hook(self._see_outputs)
+        if compares and draws:
+            self._began_at, self._numbers = random_state(arm.device), count()
+            arm.model.register_forward_pre_hook(self._begin_forward)
+            arm.model.register_forward_hook(self._see_draws)
 
     def start_window(self, reference: Elements | None = None) -> None:
         """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
@@ -305,6 +320,7 @@ class Watch:
         self.steps_in_window = self.steps_before_last_forward = self._inside = 0
         self._backward_begun = False
         self._idle = None
+        self.forwards = {}
 
     def _leave_step(self, *_: object) -> None:
         self._inside -= 1
@@ -388,6 +404,35 @@ class Watch:
                 others = None if torch.equal(weights, self.began) else weights
                 output.register_hook(partial(self._note_forward, others, self.steps_in_window))
 
+    def _begin_forward(self, *_: object) -> None:
+        self._began_at = random_state(self.parameters[0].device)
+
+    def _see_draws(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
+        ended = random_state(self.parameters[0].device)
+        own = Forward(self._began_at, draws=not all(map(torch.equal, self._began_at, ended)))
+        number = next(self._numbers)
+
+        def reached(_gradient: Tensor) -> None:
+            self.forwards[number] = own
+
+        for output in () if transforming() else pytree.tensors(outputs):
+            if output.grad_fn is not None:
+                output.register_hook(reached)
+
+    @property
+    def draws(self) -> list[Forward]:
+        """Of the window's forwards in their order."""
+        return [own for _, own in sorted(self.forwards.items())]
+
+    def count_draws(self, seen: Sequence[Tensor]) -> None:
+        """Count the micro-batches of rows `seen` that drew what other rows had drawn, in this window or an earlier one."""
+        if len(seen) != len(self.forwards):
+            return
+        for own, rows in zip(self.draws, seen, strict=True):
+            if own.draws:
+                others = self.rows_by_draws.setdefault(b"".join(part.numpy().tobytes() for part in own.began_at), rows)
+                self.drawn_again += not bool(torch.isin(rows, others).any())
+
     def _note_forward(self, weights: Tensor | None, steps: int, _gradient: Tensor) -> None:
         """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
         self.last_forward, self.steps_before_last_forward = weights, steps
@@ -465,6 +510,7 @@ class LockStep:
         offload: Offload | None = None,
         *,
         looks: bool = True,
+        draws: bool = False,
     ) -> None:
         """Create the lock step.
 
@@ -474,11 +520,12 @@ class LockStep:
             band: Labels of controls, of which only the weights are compared.
             offload: Where the tensors of an arm are kept while another arm steps; by default in memory.
             looks: Whether a probe asks what was there when a window's first backward began.
+            draws: Whether the models draw random numbers, and it is looked at where each forward begins to.
         """
         self.offload = offload or Offload()
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
-        self.watches = {label: Watch(arm, compares=label not in band, looks=looks) for label, arm in arms.items()}
+        self.watches = {label: Watch(arm, compares=label not in band, looks=looks, draws=draws) for label, arm in arms.items()}
         self.began = [self.offload.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
@@ -595,6 +642,7 @@ class LockStep:
         # Of samples that are used twice the gradient decides: each backward may be one for some of the parameters.
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known
+        watch.count_draws(self.arms[label].seen)
         if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
             pairs = zip(watch.taken.rates, reference.taken.rates, strict=True)
             self.foreign_rates[label] += not all(same(own, other, self.rate) for own, other in pairs)
@@ -635,6 +683,7 @@ class LockStep:
             Counter.windows_with_other_samples: self.foreign_windows[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],
             Counter.evaluated: watch.evaluated,
+            Counter.drawn_again: watch.drawn_again,
         }
 
     def clipped_share(self, label: str) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from accumulation_harness.judge.cause import Cause, Causes
 from accumulation_harness.judge.gates import ALGEBRA_GATE, CLEAR_LEAST, COMPARABLE, RESOLVED
 from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer
-from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.lock_step import REFERENCE, Forward, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import state_tensors
 from accumulation_harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
+from accumulation_harness.recipes.determinism import set_random_state
 from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from accumulation_harness.recipes.recipe import Arm
 from accumulation_harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
@@ -41,6 +43,7 @@ class ConsumedWindow:
     state: State  # parameters and buffers at its start
     stale: Tensor | None  # [P] weights of an earlier window that its last forward has used
     exact: Tensor  # [P] the referee's gradient at its start
+    draws: Sequence[Forward] = ()  # of its forwards, where they are looked at
 
     @cached_property
     def rows(self) -> list[Tensor]:
@@ -90,13 +93,16 @@ class NotRemembered(Exception):
 class Probe:
     """Compares what each optimizer consumed with the referee's gradient at the very parameters it was computed at."""
 
-    def __init__(self, setting: Setting, lock: LockStep, referee: Referee, *, remembers: bool, by: float = FEW_ULPS) -> None:
+    def __init__(
+        self, setting: Setting, lock: LockStep, referee: Referee, *, remembers: bool, by: float = FEW_ULPS, draws: bool = False
+    ) -> None:
         """`remembers`: keeps weights and gradients of earlier windows, without which `after` raises `NotRemembered`.
 
-        `by`: what the arms' format resolves of a weight, relative.
+        `by`: what the arms' format resolves of a weight, relative; `draws`: the models draw random numbers.
         """
         self.setting, self.lock, self.referee, self.remembers, self.by = setting, lock, referee, remembers, by
         self.contexts = inside_causes(setting)
+        self.drawn = drawn_inside(self.contexts) if draws else {}
         self.arms = {label: arm for label, arm in lock.arms.items() if lock.watches[label].compares}
         self.states: dict[str, State] = {}
         self.usual: Tensor | None = None  # [P] the reference's weights at the start of the window
@@ -156,7 +162,7 @@ class Probe:
         if watch.gradient is None:
             skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
-        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale, exact=watch.gradient)
+        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale, exact=watch.gradient, draws=watch.draws)
         if not watch.is_lost and watch.steps_in_window == 1 and watch.taken is not None:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
             parts = partial(self._parts, seen.in_its_order) if seen.is_whole else lambda: None
@@ -259,6 +265,7 @@ class Probe:
                 worst_window=self._wrong_window(taken, exact) if is_furthest else None,
                 loss_error=within.loss_error,
                 statistics_error=within.statistics_error,
+                replayed=int(len(taken.draws) >= len(taken.sizes)),
             )
         if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
@@ -306,20 +313,37 @@ class Probe:
 
     def _contexts(self, taken: ConsumedWindow) -> dict[Causes, Inside]:
         """What may be computed within the window's micro-batches."""
-        return self.contexts if len(taken.sizes) > 1 or self.setting.exact.orders_rows else {}
+        own = self.contexts if len(taken.sizes) > 1 or self.setting.exact.orders_rows else {}
+        return {**own, **(self.drawn if len(taken.draws) >= len(taken.sizes) else {})}
+
+    @contextmanager
+    def _drawing(self, taken: ConsumedWindow, inside: Inside) -> Iterator[None]:
+        """With the window's draws; those of forwards inside it begin where the arm's began."""
+        began_at = iter([own.began_at for own in taken.draws] if inside.draws else [])
+
+        def begin(*_: object) -> None:
+            if (state := next(began_at, None)) is not None:
+                set_random_state(state, self.setting.device)
+
+        with self.lock.randomness(taken.step):
+            handle = self.referee.model.register_forward_pre_hook(begin)
+            try:
+                yield
+            finally:
+                handle.remove()
 
     def _at(self, taken: ConsumedWindow, inside: Inside = WHOLE) -> Computed:
         """The window's objective and gradient, by the state; with what `inside` says computed within its micro-batches."""
 
         def compute(state: State) -> tuple[Loss, Tensor]:
-            with self.lock.randomness(taken.step):
+            with self._drawing(taken, inside):
                 return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
 
         return compute
 
     def _parts(self, taken: ConsumedWindow, inside: Inside = WHOLE, state: State | None = None) -> Parts:
         """The window's gradient by micro-batches, at its own state unless told."""
-        with self.lock.randomness(taken.step):
+        with self._drawing(taken, inside):
             return self.referee.parts(state or taken.state, taken.window, taken.sizes, inside)
 
     def _added_up(self, seen: ConsumedWindow, inside: Inside = WHOLE) -> list[Tensor]:
@@ -455,7 +479,7 @@ class Probe:
         errors: dict[Causes, float] = {}
         resolved: dict[Causes, float] = {}
         for causes, inside in self._contexts(taken).items():
-            with self.lock.randomness(taken.step):
+            with self._drawing(taken, inside):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
             own, statistics = (own_loss, self.setting.offload.put(gradient)), (own_loss, after)
             del gradient  # as large as the model
@@ -470,7 +494,7 @@ class Probe:
             if inside.statistics:
 
                 def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
-                    with self.lock.randomness(taken.step):
+                    with self._drawing(taken, inside):
                         loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
                     return loss, then
 
@@ -576,6 +600,21 @@ def inside_causes(setting: Setting) -> dict[Causes, Inside]:
         if model:
             causes[(*model, exact.coupling)] = Inside(statistics=True, loss=True)
     return causes
+
+
+def drawn_inside(contexts: Mapping[Causes, Inside]) -> dict[Causes, Inside]:
+    """The same, of a model that draws random numbers in each forward.
+
+    Args:
+        contexts: As of `inside_causes`.
+
+    Returns:
+        Causes -> what a micro-batch computes.
+    """
+    whole = {} if any(one.statistics for one in contexts.values()) else {(): WHOLE}
+    return {
+        (*causes, Cause.stochastic_layers): dataclasses.replace(one, draws=True) for causes, one in {**whole, **contexts}.items()
+    }
 
 
 def _keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:

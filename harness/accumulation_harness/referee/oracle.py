@@ -161,6 +161,7 @@ class Inside:
 
     statistics: bool = False  # of BatchNorm, and what else a forward takes from its rows or leaves to the next one
     loss: bool = False  # of a loss whose terms depend on other samples
+    draws: bool = False  # of random numbers: each forward makes its own
 
 
 WHOLE = Inside()
@@ -304,7 +305,7 @@ class Referee:
 def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Sequence[int], inside: Inside) -> Tensor:
     """Compute the losses of a window's rows, with statistics or losses computed within chunks.
 
-    It takes one forward pass of the window; or one for each chunk in turn if statistics are computed within chunks, so that
+    It takes one forward pass of the window; or one for each chunk in turn if statistics or draws are the chunks', so that
     everything a forward takes from its rows, or leaves to the next one, is the chunk's.
 
     Args:
@@ -320,7 +321,7 @@ def losses_inside(workload: Workload, model: nn.Module, window: Batch, sizes: Se
     edges = list(accumulate(sizes, initial=0))
     chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
     prepared = [workload.prepared(chunk) for chunk in chunks] if inside.loss else None
-    if inside.statistics or (inside.loss and workload.pools_rows):
+    if inside.statistics or inside.draws or (inside.loss and workload.pools_rows):
         outputs = [workload.forward(model, chunk) for chunk in chunks]
         if prepared is None and workload.coupling:
             return workload.losses(pytree.joined(outputs, sizes), workload.prepared(window))
