@@ -61,8 +61,8 @@ def diagnose(signature: Signature, counters: Differences) -> Diagnosis:
             f"with the draws of the model the accumulated gradient differs by {signature.drawn_error:.1e}; "
             f"without them by {signature.gradient_error:.0e}"
         )
-        exact = exact and bool(signature.drawn)  # those that its forwards made could be made again
-        beside = (cause for cause in signature.drawn if cause not in INHERENT | {*found, Cause.unexplained})
+        exact = exact and bool(signature.drawn)
+        beside = (cause for cause in signature.drawn if cause not in INHERENT | {*found})
         found |= {cause: f"beside the draws of its forwards: {MEANINGS[cause].sentence}" for cause in beside}
     if not found:
         found |= {cause: f"{MEANINGS[cause].sentence}: its run is the arm's over all windows" for cause in signature.follows}
@@ -83,7 +83,7 @@ def _unnamed(signature: Signature, counters: Differences, found: Found) -> str:
         return f"layers were in evaluation mode in {evaluated[0]:g} windows, in the full batch's training in {evaluated[1]:g}"
     if repeated := counters.get(Counter.drawn_again):
         return f"{repeated[0]:g} micro-batches drew the random numbers that other rows had drawn: a seed is set inside the run"
-    if Cause.unexplained in signature.drawn:
+    if signature.replayed and not signature.drawn and signature.drawn_error > ALGEBRA_GATE:
         return "the exact gradient with the very draws that its forwards made is another one"
     if not signature.statistics_error <= ALGEBRA_GATE:
         return (

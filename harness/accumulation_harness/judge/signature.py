@@ -116,10 +116,8 @@ class Signature:
     wrong_in_a_run: Mapping[Causes, int] = field(default_factory=dict, metadata=WORST_BY_NAME)
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
-    replayed: int = field(
-        default=0, metadata=COUNTED
-    )  # wrong windows, with the draws of the arm's own forwards
-    drawn: Causes = field(default=(), metadata=_by(max))  # of the run with the model's draws, where these could be made again
+    replayed: bool = field(default=False, metadata=ANY)  # whether the draws of the arm's forwards were made again
+    drawn: Causes = field(default=(), metadata=_by(max))  # of the run with the model's draws
     drawn_error: float = field(default=0.0, metadata=WORST)  # of a gradient with the model's draws, if nothing explains it
     follows: Causes = field(default=(), metadata=_by(max))  # whose oracle's trajectory it is, and not the full batch's
     strayed_at: float = field(default=math.inf, metadata=SMALLEST)  # window from which it is not that oracle's, by no rounding

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow, Precision
-from accumulation_harness.judge.cause import PRIORITY, Cause, Causes
+from accumulation_harness.judge.cause import PRIORITY, Causes
 from accumulation_harness.judge.counters import Differences, same
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
@@ -391,8 +391,8 @@ def _result(
     if drawn is not None:
         fitting = [{c for c, e in one.explanations.items() if e <= ALGEBRA_GATE} for one in (signature, drawn.signature)]
         drawn_error = 0.0 if fitting[0] & fitting[1] else drawn.signature.gradient_error
-        drawn_causes = _drawn_causes(drawn.signature) if drawn_error > ALGEBRA_GATE else ()
-        signature = dataclasses.replace(signature, drawn_error=drawn_error, drawn=drawn_causes)
+        causes, replayed = min(fitting[1], key=lambda own: (len(own), PRIORITY[own[-1]]), default=()), drawn.signature.replayed
+        signature = dataclasses.replace(signature, drawn_error=drawn_error, drawn=causes, replayed=replayed)
         counters = {**drawn.counters, **counters}
         if drawn.signature.gradient_error <= ALGEBRA_GATE:  # the same draws: all else has to be the same as well
             signature = signature.merged(drawn.signature)
@@ -416,14 +416,6 @@ def _result(
         carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
-
-
-def _drawn_causes(seen: Signature) -> Causes:
-    """The causes of a run with the model's draws, those included; empty where they could not be made again."""
-    fitting = [c for c, error in seen.explanations.items() if error <= ALGEBRA_GATE and Cause.stochastic_layers in c]
-    if fitting:
-        return min(fitting, key=lambda causes: (len(causes), PRIORITY[causes[-1]]))
-    return (Cause.stochastic_layers, Cause.unexplained) if seen.replayed == seen.wrong else ()
 
 
 def _counters(run: Run, control: Run, rate: float) -> Differences:

@@ -265,7 +265,7 @@ class Probe:
                 worst_window=self._wrong_window(taken, exact) if is_furthest else None,
                 loss_error=within.loss_error,
                 statistics_error=within.statistics_error,
-                replayed=int(len(taken.draws) >= len(taken.sizes)),
+                replayed=0 < len(taken.sizes) <= len(taken.draws),
             )
         if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
@@ -589,9 +589,8 @@ def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     """
     exact, causes = setting.exact, dict[Causes, Inside]()
     mixes = setting.has_batch_norm or exact.mixes_rows
-    model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * exact.is_stateful
-    if not model and exact.moves_state:
-        model = (Cause.stateful_forward,)
+    moves = exact.is_stateful or (exact.moves_state and not mixes)
+    model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * moves
     if model:
         causes[model] = Inside(statistics=True)
     if exact.coupling:
