@@ -610,10 +610,9 @@ def drawn_inside(contexts: Mapping[Causes, Inside]) -> dict[Causes, Inside]:
     Returns:
         Causes -> what a micro-batch computes.
     """
-    whole = {} if any(one.statistics for one in contexts.values()) else {(): WHOLE}
-    return {
-        (*causes, Cause.stochastic_layers): dataclasses.replace(one, draws=True) for causes, one in {**whole, **contexts}.items()
-    }
+    whole: dict[Causes, Inside] = {} if any(one.statistics for one in contexts.values()) else {(): WHOLE}
+    both = {**whole, **contexts}
+    return {(*causes, Cause.stochastic_layers): dataclasses.replace(one, draws=True) for causes, one in both.items()}
 
 
 def _keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
