@@ -31,6 +31,8 @@ class Counter(StrEnum):
     windows_at_another_rate = "windows at another learning rate"
     poisoned_steps = "steps in a window with a non-finite micro-batch"
     poisoned_finite = "finite weights after a non-finite micro-batch"
+    after_poison = "steps in the window after one with a non-finite micro-batch"
+    error_after_poison = "relative error of the gradient in the window after one with a non-finite micro-batch"
     poisoned_scale = "loss scale's factor at a non-finite micro-batch"
 
     def of(self, part: str) -> str:

@@ -1,7 +1,8 @@
 """A window with one micro-batch that is not finite, met by the reference as well: who skips it, who steps, and on what.
 
 With a loss scaler the right answer is to skip the whole window once, to halve the scale once and to move nothing; without one the
-full batch's step is not finite, so the accumulated one must not be either.
+full batch's step is not finite, so the accumulated one must not be either. The window after it is one as any other: what of
+the poisoned one stays behind (gradients that only a step clears) would end the training, or enter the next step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from accumulation_harness.config import Precision
 from accumulation_harness.judge import counters
 from accumulation_harness.judge.counters import Counter, Counts, Differences
+from accumulation_harness.judge.gates import CLEAR_LEAST
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, digest_of
 from accumulation_harness.measure.optimizer_state import STEP
 from accumulation_harness.measure.probe import inside_causes
@@ -40,6 +42,9 @@ DEPENDS_ON = (
 )  # fmt: skip
 
 
+RIGHT_AFTER = {Counter.after_poison: 1.0, Counter.error_after_poison: 0.0}  # the next window is one as any other
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoisonedWindow:
     """What an arm did with the window."""
@@ -50,6 +55,7 @@ class PoisonedWindow:
     scale_before: float  # of the loss; 1 without a scaler
     scale_after: float
     survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
+    after: Mapping[str, float] = field(default_factory=dict)  # what is wrong of the next window and was not before, by counter
     is_measured: bool = True
 
     def counters(self) -> Counts:
@@ -87,13 +93,13 @@ def measurement(
 def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:
     """Measure what arms do with a micro-batch that is not finite.
 
-    They train `windows[0]` as it is, then `windows[1]` with one sample poisoned. All in float64, with clipping and dropout
+    They train `windows[0]` as it is, `windows[1]` with one sample poisoned, and any further one as it is. All in float64, with clipping and dropout
     off. The scaler is the configured precision's; a power of two, so exact in float64.
 
     Args:
         setting: The trial.
         recipes: Label -> recipe of all arms, the reference (`full`) too.
-        windows: Sample ids, [n] int64, of two windows.
+        windows: Sample ids, [n] int64, of two windows or three.
 
     Returns:
         Label -> steps, weights and loss scale after the poisoned window.
@@ -106,11 +112,11 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     clip_norm = no_clipping(setting.config.clip_norm)
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed, offload=setting.offload)
-    first, ids = windows
+    first, ids, *after = windows
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
-        lock.step(first)
+        before = _wrong(setting, lock, first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
     states, offload, has_moved, refused = dict[str, State](), setting.offload, dict[str, bool](), set[str]()
 
@@ -147,6 +153,43 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             scale_after=arm.scaler.get_scale(),
             survivors=_survivors(setting, arm, states.get(label, {}), lock.watches[label].gradient, window, sample.ids),
         )
+    seen = [_wrong(setting, lock, one) for one in after]
+    known = [label for label, own in found.items() if own.is_measured and not before[label]]
+    return found | {label: dataclasses.replace(found[label], after=one[label]) for one in seen for label in known}
+
+
+def _wrong(setting: Setting, lock: LockStep, ids: Tensor) -> dict[str, dict[str, float]]:
+    """Train a window: of each arm the steps, if none, and the error of its gradient, if any, beside the referee's.
+
+    Of an arm whose weights are lost, or whose rows are not known, nothing is said.
+
+    Returns:
+        Label -> counter -> value.
+    """
+    found, referee, window = dict[str, dict[str, float]](), setting.referee(dropout=False), setting.exact.batch(ids)
+
+    @contextmanager
+    def around(label: str) -> Iterator[None]:
+        arm, watch, state = lock.arms[label], lock.watches[label], snapshot(lock.arms[label].model)
+        found[label] = {}
+        try:
+            yield
+        except Exception:  # what refuses a window that is not finite may go on refusing
+            return
+        rows = torch.cat(arm.seen)
+        if not (window.holds(rows) and bool(torch.isfinite(flatten(state[name] for name in referee.names)).all())):
+            return
+        if watch.gradient is None:
+            found[label] = {Counter.after_poison: 0.0}
+            return
+        cut, sizes = window.in_order(rows), [len(part) for part in arm.seen]
+        insides = (WHOLE, *inside_causes(setting).values())
+        errors = [relative_distance(watch.gradient, referee.within(state, cut, sizes, one)[1]) for one in insides]
+        if not min(errors) <= CLEAR_LEAST:
+            found[label] = {Counter.error_after_poison: min(errors)}
+        setting.offload.release()
+
+    lock.step(ids, around=around)
     return found
 
 
@@ -163,9 +206,10 @@ def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
     Returns:
         Counter -> the arm's value and the reference's, where they differ.
     """
-    if not found[label].is_measured or not (found[label].steps or found[label].moved or found[REFERENCE].finite):
-        return {}
-    return counters.differing(found[label].counters(), found[REFERENCE].counters(), 0.0)
+    own, after = found[label], {name: (value, RIGHT_AFTER[name]) for name, value in found[label].after.items()}
+    if not own.is_measured or not (own.steps or own.moved or found[REFERENCE].finite):
+        return after
+    return after | counters.differing(own.counters(), found[REFERENCE].counters(), 0.0)
 
 
 def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:

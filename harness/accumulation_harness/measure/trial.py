@@ -426,7 +426,9 @@ class Levels:
         rounded = rounding.confirmed(first, _right(exact), self.setting.config.precision, others)
         self.clock.lap("rounding")
         self.clock.phase = "a window with a loss that is not finite"
-        windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
+        windows = self.shared.of(
+            poison.measurement(self.setting, self.recipes, self.stream[: 2 if self.is_ours else 3], ours=self.is_ours)
+        )
         self.clock.lap("poison")
         beside = {
             label: dataclasses.replace(
