@@ -177,6 +177,24 @@ def test_a_run_is_right_but_for_its_draws_or_has_a_second_cause(factor, cause):
     assert (row["cause"], row["explained"]) == (cause, True), row["reasons"]
 
 
+@pytest.mark.parametrize(("always", "outcome"), [(True, "equivalent"), (False, "different")])
+def test_a_window_that_is_not_finite_leaves_nothing_behind(always, outcome):
+    """A guard skips its step; where only a step clears, every later window is skipped too."""
+
+    def take(arm, window):
+        total = accumulate(arm, window)
+        if is_finite := all(bool(p.grad.isfinite().all()) for p in arm.model.parameters() if p.grad is not None):
+            arm.optimizer.step()
+        arm.schedule.step()
+        if is_finite or always:
+            arm.optimizer.zero_grad()
+        return total
+
+    row = judged(take)
+    assert row["verdict"] == outcome, row["reasons"]
+    assert ("steps in the window after one with a non-finite micro-batch is 0, full batch 1" in row["reasons"]) != always
+
+
 def test_a_loop_that_exchanges_its_optimizer_is_refused():
     def exchanges(arm):
         arm.optimizer = torch.optim.SGD(arm.model.parameters(), lr=0.05)

@@ -93,8 +93,8 @@ def measurement(
 def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:
     """Measure what arms do with a micro-batch that is not finite.
 
-    They train `windows[0]` as it is, `windows[1]` with one sample poisoned, and any further one as it is. All in float64, with clipping and dropout
-    off. The scaler is the configured precision's; a power of two, so exact in float64.
+    They train `windows[0]` as it is, `windows[1]` with one sample poisoned, and any further one as it is. All in float64,
+    with clipping and dropout off. The scaler is the configured precision's; a power of two, so exact in float64.
 
     Args:
         setting: The trial.
