@@ -45,6 +45,7 @@ class Observed(Loop[LiveTrack]):
         self.states = States(run, intervention, self.forwards.generators)
         self.schedules: dict[int, object] = {}  # that have advanced
         self.scalers: dict[int, object] = {}
+        self.waits, self.due = False, list[LiveTrack]()  # whether the loop hands over its weights first
         self.window_over = True  # whether nothing of the window that follows the last step has begun
         self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity
         self.found: set[int] = set()  # of these, those that were there before the function was called
@@ -106,6 +107,7 @@ class Observed(Loop[LiveTrack]):
 
     def begin_window(self, model: nn.Module | None = None) -> None:
         """Something of a window comes, a forward of this model: what is held in numbers is looked at once."""
+        self.put_weights()
         if self.window_over:
             self.window_over = False
             known = self.known
@@ -140,7 +142,15 @@ class Observed(Loop[LiveTrack]):
             self.window_over = True
             if self.intervention.redraw == len(live.track.steps):
                 self.forwards.generators.advance()
-        intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)
+        self.due.append(live)
+        if not self.waits:
+            self.put_weights()
+
+    def put_weights(self) -> None:
+        """Of what has stepped, those that the intervention asks for."""
+        while self.due:
+            live = self.due.pop()
+            intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)
 
     # -- calls of the loop ---------------------------------------------------------------------------------------------
 

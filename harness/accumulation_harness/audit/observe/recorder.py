@@ -120,6 +120,13 @@ class Recorder(HandRecorder):
         run.tracks = [track for track in run.tracks if track is not other]
         run.beside = [] if rules is same else [same]
 
+    def hand(self, weights: Any = None, gradient: Any = None, contribution: Any = None) -> Any:
+        """Take the run's own weights before those that the intervention asks for."""
+        moved = super().hand(weights, gradient, contribution)
+        self.observed.waits |= weights is not None
+        self._fence.run(self.observed.put_weights)
+        return moved
+
     def returned(self, result: Any) -> None:
         """Take what the function has returned."""
         self._fence.run(super().returned, result)
