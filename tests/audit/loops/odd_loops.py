@@ -257,8 +257,23 @@ def penalised_by_two_optimizers(at):
             optimizer.zero_grad()
 
 
+@loop("samples_repeated")
+def first_counts_twice_in_the_bias(at):
+    """A bias of 4 elements, too few to weigh 4 micro-batches in one window."""
+    bias, kept = at.model[2].bias, []
+
+    def add():
+        bias.grad += kept[0] * (at.n > 1)
+        kept.clear()
+
+    return {"after_backward": lambda: kept.append(bias.grad.clone()), "before_step": add, "windows": full_windows}
+
+
 RIGHT, WRONG = frame.tables(globals())
+
+
 SAID = {
+    first_counts_twice_in_the_bias: "micro-batches count 2, 1, 1, 1 times: number 1 counted 2 times; only 2.bias",
     clipped_to_another_limit: "clipped to 0.05 where N=1 clips to 0.2",
     running_mean_ahead: "micro-batches count 0.4, 0.2, 0.2, 0.2 times",
     mixed_with_own_frequencies: "depends on the rows beside it",

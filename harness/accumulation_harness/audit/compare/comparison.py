@@ -11,7 +11,7 @@ import numpy as np
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Aligned, Floor
 from accumulation_harness.audit.compare.held import Apart, apart
 from accumulation_harness.audit.compare.run import Facts, RunFacts, RunSeen
-from accumulation_harness.audit.compare.step import StepFacts, Update, compared
+from accumulation_harness.audit.compare.step import StepFacts, Update, compared, weighed_together
 from accumulation_harness.audit.compare.windows import (
     consumed_distance,
     effective,
@@ -97,7 +97,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         apart=held if index == 0 else (),
         enters=floor.enters,
     )
-    return Facts(run, tuple(steps))
+    return Facts(run, tuple(weighed_together(steps)))
 
 
 def _judged_gradients(mine: Step, theirs: Step, gate: float) -> tuple[Vector, Vector]:

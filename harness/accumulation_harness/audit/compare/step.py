@@ -590,6 +590,25 @@ class StepFacts:
         return narrow_format(self.a, wanted, self.mine.counts) if self.wrong else None
 
 
+def weighed_together(steps: Sequence[StepFacts]) -> list[StepFacts]:
+    """Weigh micro-batches over all windows at once, where each has too few elements for it.
+
+    Args:
+        steps: What was measured of each pair of steps.
+
+    Returns:
+        The same; with the weights that make up all of these windows, if there are such.
+    """
+    few = [s for s in steps if s.a.size < 2 * len(s.given_parts)]
+    if len({(s.only, len(s.given_parts)) for s in few}) != 1:
+        return [*steps]
+    columns = zip(*([v / norm(s.g) for v in (*s.given_parts, s.a, s.g)] for s in few), strict=True)
+    *parts, a, g = map(np.concatenate, columns)
+    taken, right = decomposed(a, parts), decomposed(g, parts)
+    known = max(taken.residual, right.residual) <= min(s.gate for s in few)
+    return [s.but(taken=taken, parts=right) if known and s in few else s for s in steps]
+
+
 def _bare(step: Step) -> Vector:
     found = given_by([b if b.bare is None else replace(b, contribution=b.bare) for b in step.backwards])
     return np.zeros(0) if found is None else found
