@@ -94,11 +94,13 @@ def least_squares(fault, given, adam=True):
                     with np.errstate(invalid="ignore"):
                         x = x * np.divide(signs := np.random.default_rng(0).normal(size=13), np.abs(signs))
                 x = norm(x) if fault == "batch norm" else x
+                x = x - x.mean(axis=0) + np.eye(13)[12] if fault == "statistics" else x
                 residuals = x @ (before if fault == "stale" and k else weights) - Y[first : first + batch_size] - shift
                 residuals -= residuals.mean() if fault == "pairs" else 0
                 shift = residuals.mean() if fault == "kept" else 0
                 zero = fault == "zero" and accumulation_steps > 1 and k in (1, 2)
                 parts.append(x.T @ residuals * (1 - zero) / np.float32(batch_size if fault == "undivided" else size))
+                parts[-1] = parts[-1] * min(1, 0.05 / np.linalg.norm(parts[-1])) if fault == "clipped" else parts[-1]
                 parts[-1] += (fault == "second term") * accumulation_steps * x.T @ np.sign(residuals) / 48
                 now = {"layer": {"w": weights[:12]}, "rest": [weights[12:]]}  # noqa: F841
                 give(contribution=parts[-1])
@@ -110,7 +112,7 @@ def least_squares(fault, given, adam=True):
             for k, part in enumerate(kept):
                 gradient = gradient + part / (accumulation_steps if fault == "divided again" else 1)
                 gradient = gradient / (2 if k and fault == "halved" else 1)
-                gradient = gradient + np.random.default_rng(start + k).normal(size=13) if fault == "noise" else gradient
+                gradient = gradient + np.random.RandomState(start + k).normal(size=13) if fault == "noise" else gradient
                 gradient *= min(1.0, 0.1 / np.linalg.norm(gradient)) if fault == "sum clipped" else 1
             if fault == "clipped unseen":
                 gradient = gradient * accumulation_steps * min(1.0, 4.0 / np.linalg.norm(gradient * accumulation_steps))
@@ -156,6 +158,8 @@ def test_what_is_handed_over_of_a_right_loop_is_equivalent(given):
         ("dropout", ("weights",), "stochastic_layers", ""),
         ("batch norm", ALL, "batch_statistics", "batch statistics off"),
         ("pairs", ALL, "non_separable_loss", "on the rows beside it"),
+        ("statistics", ALL, "batch_statistics", "a row alone gives nothing"),
+        ("clipped", ALL, "clip_per_micro_batch", "have one norm"),
         ("kept", ALL, "stateful_forward", "something is kept"),
         ("added again", ALL, "samples_repeated", "number 1 counted 2 times"),
         ("halved", ALL, "sum_rescaled_in_window", "divided by 2 again and again"),
@@ -403,8 +407,8 @@ def test_casts_of_the_loop_s_own_are_measured_as_autocast_is():
     named(casting)
 
 
-def beside(given):
-    """A loop of torch, undivided, that hands over what its hooks see as well."""
+def beside(given, cause):
+    """A loop of torch, undivided or with a rate that falls too often, that hands over what its hooks see as well."""
 
     def train(batch_size, accumulation_steps, hand):
         model = data.model()
@@ -416,16 +420,21 @@ def beside(given):
             if "gradient" in given:
                 hand(gradient={name: p.grad for name, p in model.named_parameters()})
 
+        def fall():
+            optimizer.param_groups[0]["lr"] *= 0.9 if cause == "schedule_per_micro_batch" else 1
+
         weights()
-        stages = {"windows": frame.full_windows, "before_step": gradient, "after_step": weights}
-        frame.train(batch_size, accumulation_steps, model, frame.own_mean, frame.adamw(1e-2)(model), **stages)
+        optimizer, loss = frame.adamw(1e-2)(model), frame.own_mean if cause == "loss_not_divided" else frame.mean_over_window
+        stages = {"windows": frame.full_windows, "before_step": gradient, "after_step": weights, "after_backward": fall}
+        frame.train(batch_size, accumulation_steps, model, loss, optimizer, **stages)
 
     return train
 
 
+@pytest.mark.parametrize("cause", ["loss_not_divided", "schedule_per_micro_batch"])
 @pytest.mark.parametrize(("given", "track"), [(("weights",), "AdamW"), (GRADIENTS, HANDED)])
-def test_of_an_optimizer_that_is_seen_and_handed_over_one_track_is_judged(given, track):
-    report = named(beside(given), "loss_not_divided")
+def test_of_an_optimizer_that_is_seen_and_handed_over_one_track_is_judged(given, track, cause):
+    report = named(beside(given, cause), cause)
     assert {item.run.track for item in report.results[0].facts} == {track}
 
 

@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, is_handed
 from accumulation_harness.audit.compare.held import carried, moved_inside
@@ -18,7 +20,7 @@ from accumulation_harness.audit.compare.run import Facts, RunSeen, steps_of
 from accumulation_harness.audit.compare.step import StepFacts
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import compare_rows, effective
-from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run, Step
+from accumulation_harness.audit.evidence import FLOAT32, KEPT, Finding, Held, Intervention, Layer, Run, Step, norms_by
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.rules.computation import ALMOST, moved_state
 from accumulation_harness.audit.rules.finding import SAME_ROW, at
@@ -349,7 +351,20 @@ class ExtraRuns:
         pairs = [pair for own, left in zip(every, other, strict=False) for pair in zip(own[1:], left[1:], strict=False)]
         apart = [(one.unclipped, two.unclipped) for one, two in pairs]
         leaves = any(a.shape == b.shape and distance(b, a) > first.gate for a, b in apart)
-        return judged.learning(lambda *_: {"leaves": leaves})
+        mixed = not leaves and self._reaches_some_alone(first.gate)
+        return judged.learning(lambda *_: {"leaves": leaves, "mixed": mixed})
+
+    def _reaches_some_alone(self, gate: float) -> bool:
+        """Whether rows that are alone give nothing to some tensors, those before statistics of the batch, and more to others."""
+        size, reference = self.runs.batch_size, self.family.reference
+        run = self.runs.alone(size, size, self.family.options, Intervention(follow=reference, each=(size,)))
+        if run.error is not None:
+            return False
+        rows, usual = effective(run.tracks[0]), effective(reference.tracks[0])[0]
+        given = np.sum([norms_by(row.counts, row.unclipped) for row in rows], axis=0)
+        wanted = norms_by(usual.counts, usual.unclipped)
+        reached = given[wanted > gate * norm(wanted)] > gate * norm(given)
+        return bool(reached.any() and not reached.all())
 
     def _at_another_n(self, judged: Judged) -> Judged:
         """With the gradients of another number of micro-batches: by how much a term is off goes by it."""

@@ -186,6 +186,8 @@ def _wrapper(patched: Patched) -> Callable[..., Any]:
     for name in COPIED:
         setattr(call, name, getattr(original, name, None))
     call.__wrapped__ = original  # type: ignore[attr-defined]
+    if isinstance(original, type):  # whoever asks `isinstance` needs a class
+        return type(original.__name__, (original,), {"__new__": lambda _, *args, **kwargs: call(*args, **kwargs)})
     return call
 
 

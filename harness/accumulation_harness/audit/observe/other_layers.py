@@ -14,8 +14,11 @@ from accumulation_harness.observe.patches import Place, Wrap
 
 DRAWS = {  # function -> the number that it gives for every element; 0 where numbers are whole
     **dict.fromkeys(("bernoulli", "categorical", "gumbel", "integers", "randint", "random", "uniform", "stateless_uniform"), 0.5),
+    **dict.fromkeys(("rand", "random_sample"), 0.5),
     # what is added as noise is then gone
     **dict.fromkeys(("normal", "standard_normal", "truncated_normal", "stateless_normal", "stateless_truncated_normal"), 0.0),
+    "randn": 0.0,
+    "binomial": 1.0,  # a mask of it leaves all
 }
 OF_DRAWS = ("jax.random", "mlx.core.random", "numpy.random", "tensorflow.random")  # modules of these functions
 DROPS = ("Dropout", *(f"SpatialDropout{k}D" for k in (1, 2, 3)), "AlphaDropout", "GaussianDropout", "GaussianNoise")  # of Keras
@@ -31,7 +34,7 @@ NORMS = {  # class of batch normalisation -> its forward
 class _Even:
     """A generator of NumPy's, whose draws are `draw`'s."""
 
-    def __init__(self, own: np.random.Generator, draw: Callable[..., Any]) -> None:
+    def __init__(self, own: Any, draw: Callable[..., Any]) -> None:
         self._own, self._draw = own, draw
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +60,8 @@ class OtherLayers:
                 for name, to in DRAWS.items()
                 if hasattr(module, name)
             }
-            found[np.random, "default_rng"] = lambda original, *given: _Even(original(*given), self._draw)
+            for kind in ("default_rng", "RandomState"):
+                found[np.random, kind] = lambda original, *given, **named: _Even(original(*given, **named), self._draw)
             keras = sys.modules.get("keras.layers")  # on TensorFlow one compiled operation draws and drops
             found |= {(getattr(keras, kind), "call"): self._drop for kind in DROPS if keras is not None}
         if Layer.batch_norm in self.disabled:

@@ -129,7 +129,7 @@ def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
     Returns:
         The further findings.
     """
-    off = facts.gate < min(facts.sums_line, facts.bare_sums) < math.inf
+    off = facts.gate < min(facts.sums_line, facts.bare_sums, facts.own_sum) < math.inf
     if not off or _moved_inside(facts) or not any(one.cause in OF_THE_SUM for one in found) or facts.rows == "different":
         return []
     means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
@@ -332,13 +332,15 @@ def _coupled_rows(facts: StepFacts) -> Iterator[Finding]:
     apart = _outside(facts) or (facts.probe.of_all and facts.line > facts.gate)
     if not (apart and facts.probe.coupled and _undisturbed(facts)):
         return
-    if facts.probe.mixed:
-        message = "what the model computes for a row depends on the other rows of its micro-batch"
-        yield at(facts, Cause.batch_statistics, "gradient", message)
-        return
     what = "no weights of the micro-batches give the full gradient" if _outside(facts) else "micro-batches count differently"
     message = f"{what}: the loss of a row depends on the outputs of others"
-    yield at(facts, Cause.non_separable_loss, "gradient", message)
+    if facts.probe.mixed:
+        message = "what the model computes for a row depends on the other rows of its micro-batch"
+    yield at(facts, _coupling(facts), "gradient", message)
+
+
+def _coupling(facts: StepFacts) -> Cause:
+    return Cause.batch_statistics if facts.probe.mixed else Cause.non_separable_loss
 
 
 def _undisturbed(facts: StepFacts) -> bool:
@@ -402,9 +404,11 @@ def _one_by_one(facts: StepFacts) -> Iterator[Finding]:
             return  # an arithmetic that is not known may make it
         message = (
             "each micro-batch gives what it gives on its own, and the whole batch something else: what is computed of a row "
-            "depends on the rows beside it (pairs, a divisor or baseline of the micro-batch, statistics)"
+            "depends on the rows beside it "
         )
-        yield at(facts, Cause.non_separable_loss, "gradient", message)
+        inside = "inside the model: a row alone gives nothing to the tensors before that"
+        message += inside if facts.probe.mixed else "(pairs, a divisor or baseline of the micro-batch, statistics)"
+        yield at(facts, _coupling(facts), "gradient", message)
 
 
 def _first_rows_differ(facts: StepFacts) -> bool:

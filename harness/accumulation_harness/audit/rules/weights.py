@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from accumulation_harness.audit.compare.step import StepFacts
-from accumulation_harness.audit.compare.sums import giving
+from accumulation_harness.audit.compare.sums import SAME_NORM, giving
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.finding import (
     UNEQUAL,
@@ -256,6 +256,15 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
         yield at(facts, Cause.sum_rescaled_in_window, "predicted", message, weights=weights, ratio=ratios[0])
 
 
+def _to_one_norm(facts: StepFacts) -> bool:
+    """Whether the longest of what micro-batches gave, two at least, have one norm, and others count equally and by no more."""
+    parts = facts.parts
+    long = [size >= max(parts.sizes) * (1 - SAME_NORM) for size in parts.sizes]
+    short = [w for w, is_long in zip(parts.weights, long, strict=True) if not is_long]
+    known = facts.own_sum <= facts.gate and made_of(facts, parts) and parts.told_apart and sum(long) > 1
+    return known and (not short or (equal((*short,)) and max(short) <= min(parts.weights) * (1 + UNEQUAL)))
+
+
 def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
     """Gradients are made smaller inside the window, element by element or each part before it is added elsewhere.
 
@@ -271,6 +280,8 @@ def clipped_aside(facts: StepFacts) -> Iterator[Finding]:
         message = (
             f"gradients are made smaller {facts.shrunk} times in the window, the larger ones by more; the sum is right without"
         )
+    elif facts.line > facts.gate and _to_one_norm(facts):
+        message = f"the largest of what the micro-batches give have one norm, {max(facts.parts.sizes):.4g}: each was clipped"
     elif not adds_up or facts.own_sum <= facts.gate or facts.line <= facts.gate:
         return  # nothing is clipped, or nothing that is not at N=1 as well: rows are
     elif facts.clipped_parts <= facts.gate:
