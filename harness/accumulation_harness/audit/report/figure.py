@@ -17,7 +17,7 @@ from accumulation_harness.judge.status import short
 
 COLUMNS = 32  # of the longest bar of a text
 MOST = 16  # bars that are drawn
-BEYOND = "log scale, from rounding"
+BEYOND = "log scale; bars begin at rounding"
 ROW, LABEL, BAR, WIDTH = 18, 150, 260, 840  # pixels of an SVG
 LETTERS = 100  # in its width
 STYLE = (
@@ -97,7 +97,8 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
         return None
     of = f" in {', '.join(step.only[:4])}" if step.only else ""
-    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: how often each micro-batch counts{of} (1 is right)"
+    said = f"how often each micro-batch counts{of} (1: as often as it should)"
+    title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: {said}"
     return Chart(title, [Bar(f"micro-batch {k}", count, _counted(count)) for k, count in enumerate(counts, 1)], mark=1.0)
 
 
