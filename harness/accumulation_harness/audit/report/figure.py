@@ -97,7 +97,7 @@ def _weights(line: Line, step: StepFacts) -> Chart | None:
     if not max(map(abs, counts)) < math.inf or all(abs(count - 1) <= UNEQUAL for count in counts):
         return None
     of = f" in {', '.join(step.only[:4])}" if step.only else ""
-    said = f"how often each micro-batch counts{of} (1: as often as it should)"
+    said = f"how often each micro-batch counts{of} (1: as it should)"
     title = f"N={line.arm.accumulation_steps}, optimizer step {step.step}: {said}"
     return Chart(title, [Bar(f"micro-batch {k}", count, _counted(count)) for k, count in enumerate(counts, 1)], mark=1.0)
 
