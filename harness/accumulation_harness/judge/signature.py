@@ -103,6 +103,9 @@ MOST, SMALLEST, WORST, WORST_BY_NAME = _by(max), _by(min), _by(worst), _by(_wors
 ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(lambda a, b: max(a, b, key=lambda movement: movement.magnitude))
 
 
+OF_STEPS = "update", "state_errors", "advanced_error", "average_error"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Signature:
     """Everything the diagnosis looks at, of one probed window or merged over many; the defaults say that nothing was seen."""
@@ -126,6 +129,7 @@ class Signature:
     steps_before_last_forward: int = field(default=0, metadata=MOST)  # optimizer steps of a window before its last forward
     skipped_windows: int = field(default=0, metadata=COUNTED)  # in which the full batch stepped and the arm did not
     decays_fit: bool = field(default=True, metadata=ALL)  # movements along the weights are those of a decay per micro-batch
+    wrong_steps: int = field(default=0, metadata=COUNTED)  # windows whose step, or what it leaves, is not a twin's
     update: Movement = field(default=Movement(), metadata=LONGEST)  # error of a step beside a twin's, relative to the update
     state_errors: Mapping[str, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # the same of the optimizer's state
     advanced_error: float = field(default=0.0, metadata=WORST)  # of a wrong state beside one advanced for every micro-batch
@@ -175,31 +179,45 @@ class Signature:
         wrong = [errors for one in seen for errors in one.wrong_windows]
         before = {causes[:-1] for errors in wrong for causes in errors}
         left = {causes: sum(not errors.get(causes, math.inf) <= ALGEBRA_GATE for errors in wrong) for causes in before}
-        return dataclasses.replace(reduce(cls.merged, seen, cls()), wrong_in_a_run=left)
+        steps = sum(not one.step_error <= ALGEBRA_GATE for one in seen)
+        return dataclasses.replace(reduce(cls.merged, seen, cls()), wrong_in_a_run=left, wrong_steps=steps)
 
     def merged(self, other: Signature) -> Signature:
         """What was seen here and there, field by field."""
         rules = {f.name: f.metadata["rule"] for f in dataclasses.fields(self)}
         return Signature(**{name: rule(getattr(self, name), getattr(other, name)) for name, rule in rules.items()})
 
-    def above(self, gate: float) -> Signature:
-        """What was seen, with errors up to the gate as zeros: they count as none. A NaN stays one."""
+    @property
+    def step_error(self) -> float:
+        """The largest of a step beside a twin's: of the update, or of what the optimizer carries."""
+        return worst(self.update.length, *self.state_errors.values())
 
-        def snapped(seen: Any) -> Any:
+    def above(self, gate: float, of_steps: float) -> Signature:
+        """What was seen, with errors up to the gate as zeros: they count as none. A NaN stays one.
+
+        Args:
+            gate: The largest error that is none.
+            of_steps: The same of what a step makes of its gradient.
+
+        Returns:
+            The signature of what is above.
+        """
+
+        def snapped(seen: Any, gate: float) -> Any:
             if isinstance(seen, Movement):
                 return seen if seen.magnitude > gate else Movement()
             if isinstance(seen, Mapping):
-                return {name: snapped(error) for name, error in seen.items()}
+                return {name: snapped(error, gate) for name, error in seen.items()}
             return 0.0 if seen <= gate else seen
 
         is_wrong = not self.gradient_error <= gate
         errors = [f.name for f in dataclasses.fields(self) if f.metadata in (SMALLEST, WORST, WORST_BY_NAME, LONGEST)]
         return dataclasses.replace(
             self,
-            **{name: snapped(getattr(self, name)) for name in errors},
-            wrong_windows=tuple(map(snapped, self.wrong_windows)) if is_wrong else (),
+            **{name: snapped(getattr(self, name), of_steps if name in OF_STEPS else gate) for name in errors},
+            wrong_windows=tuple(snapped(errors, gate) for errors in self.wrong_windows) if is_wrong else (),
             worst_window=self.worst_window if is_wrong else None,
-            other_samples=tuple(map(snapped, self.other_samples)),
+            other_samples=tuple(snapped(errors, gate) for errors in self.other_samples),
         )
 
     def stored(self) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _judged(evidence: Evidence) -> Verdict:
         zeros, of_full = evidence.rounding.zeros, evidence.rounding.full_zeros
         clearly = of_full <= VANISHED and zeros - of_full > CLEARLY_VANISHED
         is_inherent = INHERENT.issuperset(diagnosis.causes)
-        also = (vanished if clearly else {}) | _in_format(evidence) if is_inherent else {}
+        also = ((vanished if clearly else {}) or _in_format(evidence)) if is_inherent else {}
         unread = _unread(evidence.algebra) if evidence.signature.follows and evidence.algebra.parted_at is None else ()
         return Verdict(
             verdict=Outcome.different,
@@ -312,7 +312,7 @@ def _judged(evidence: Evidence) -> Verdict:
     aside = _remarks(evidence)
     rough = (*rounding_failures(evidence.precision, evidence.rounding), *_later_failures(evidence))
     by_weights = _weighted_otherwise(evidence.rounding)
-    alone = (by_weights if rough else {}) | _in_format(evidence)
+    alone = (by_weights if rough else {}) | _in_format(evidence, is_rough=bool(rough))
     if alone:
         return Verdict(verdict=Outcome.different, causes=tuple(alone), reasons=(*alone.values(), *rough, *aside))
     if rough:
@@ -321,11 +321,12 @@ def _judged(evidence: Evidence) -> Verdict:
     return Verdict(verdict=Outcome.equivalent, reasons=aside)
 
 
-def _in_format(evidence: Evidence) -> Found:
+def _in_format(evidence: Evidence, *, is_rough: bool = False) -> Found:
     """Name what is wrong in the format under test, where float64 shows nothing but what the model is.
 
     Args:
         evidence: What was measured of the arm: probes in that format too, errors within its rounding as zeros.
+        is_rough: Whether its gradients are known to be rounded more than the full batch's.
 
     Returns:
         Causes with a sentence each; in fewer than CONFIRMED windows those alone that reproduce the gradients.
@@ -335,7 +336,8 @@ def _in_format(evidence: Evidence) -> Found:
         return {}
     diagnosis = diagnose(narrow, {})
     found = dict(zip(diagnosis.causes, diagnosis.sentences, strict=True))
-    known = INHERENT | ({Cause.unexplained} if narrow.wrong < CONFIRMED else set())
+    is_confirmed = max(narrow.wrong_steps, 0 if is_rough else narrow.wrong) >= CONFIRMED
+    known = INHERENT | (set() if is_confirmed else {Cause.unexplained})
     return {cause: f"in {evidence.precision} alone: {sentence}" for cause, sentence in found.items() if cause not in known}
 
 
@@ -345,7 +347,7 @@ def _judged_above(evidence: Evidence) -> Verdict:
     doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
     measures = _algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
     failures = _above((what, error, gate) for what, error, _ in measures)
-    diagnosis = diagnose(evidence.signature.above(gate), evidence.counters)
+    diagnosis = diagnose(evidence.signature.above(gate, gate), evidence.counters)
     is_certain = gate <= CLEAR_MOST or diagnosis.explained
     if not (evidence.finite and (evidence.counters or (failures and is_certain))):
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))

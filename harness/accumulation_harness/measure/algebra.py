@@ -34,6 +34,7 @@ from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
     CLEAR_LEAST,
     COMPARABLE,
+    CONFIRMED,
     RESOLUTION,
     SMALL,
     STORED,
@@ -307,10 +308,9 @@ def measure(
         if label != REFERENCE
     }
     own = {label: recipe for label, recipe in recipes.items() if label in (REFERENCE, floor_arm) or recipe.loop is not None}
-    is_apart = _oracle(setting)[1] != WHOLE or setting.draws  # of the full batch by its model, which no rounding is told from
-    if len(own) == 2 or config.precision not in (Precision.bfloat16, *[Precision.float32] * is_apart):
+    if len(own) == 2 or config.precision == Precision.float64:
         return found
-    narrow = _in_format(setting, own, windows, floor_arm, config.precision)
+    narrow = _in_format(setting, own, windows, floor_arm, config.precision, range(2 * CONFIRMED))
     return {
         label: dataclasses.replace(one, narrow=narrow[label].signature) if label in narrow else one
         for label, one in found.items()
@@ -337,9 +337,11 @@ def _in_format(
     clip_norm = setting.config.clip_norm
     runs = _run(setting, recipes, windows, precision=precision, clip_norm=clip_norm, also=also, scaler=True)
     floor = _largest([error for one in runs[floor_arm].seen for error in (one.gradient_error, one.resolution)])
+    # A twin's step is the same arithmetic: no rounding, where there can be a twin at all.
+    steps = coarse_gate(_largest([one.step_error for own in (REFERENCE, floor_arm) for one in runs[own].seen]), precision)
     found = {}
     for label, run in runs.items():
-        signature = Signature.of_run([one.above(coarse_gate(floor, precision)) for one in run.seen])
+        signature = Signature.of_run([one.above(coarse_gate(floor, precision), steps) for one in run.seen])
         algebra = Algebra(
             gradient_error=run.signature.gradient_error,
             state_error=math.nan,
