@@ -12,6 +12,7 @@ COMPARABLE = 1e3  # L0, how much further than the controls a trajectory may part
 SMALL = 1e-3  # L0, of the largest tensor of a kind: what is smaller is compared relative to this, as rounding is the largest's
 # L1, windows that have to reject an arm: a false alarm in one of 1,000 is one in 10^9 of three.
 CONFIRMED = 3
+OUTLIER = 10.0  # L1: a window in which the full batch's error is so many times that of another window decides nothing
 # L0 in the format under test, and along the training: of a gradient's error, times the largest of the full batch's. In 16 bits
 # that is rounding of every product, which no order of the rows changes much.
 CLEARLY = {"float32": 100.0, "bfloat16": 5.0, "float16": 5.0}

@@ -179,6 +179,7 @@ class Evidence:
     finite: bool = True  # losses and parameters stayed finite, the losses of windows that overflowed apart
     overflows: tuple[int, ...] = ()  # windows of the run in float16 that the loss scaler skipped
     full_overflows: tuple[int, ...] = ()  # the same of the full batch
+    overflows_alone: bool = False  # no other arm that is known to be right has skipped any
 
     def stored(self) -> dict[str, Any]:
         """As in the store: plain JSON types."""
@@ -310,7 +311,7 @@ def _judged(evidence: Evidence) -> Verdict:
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     aside = _remarks(evidence)
-    rough = (*rounding_failures(evidence.precision, evidence.rounding), *_later_failures(evidence))
+    rough = (*rounding_failures(evidence.precision, evidence.rounding), *_later_failures(evidence), *_overflowed_alone(evidence))
     by_weights = _weighted_otherwise(evidence.rounding)
     alone = (by_weights if rough else {}) | _in_format(evidence, is_rough=bool(rough))
     if alone:
@@ -349,12 +350,13 @@ def _judged_above(evidence: Evidence) -> Verdict:
     failures = _above((what, error, gate) for what, error, _ in measures)
     diagnosis = diagnose(evidence.signature.above(gate, gate), evidence.counters)
     is_certain = gate <= CLEAR_MOST or diagnosis.explained
+    explained = diagnosis.explained and bool(failures or gate <= CLEAR_MOST)
     if not (evidence.finite and (evidence.counters or (failures and is_certain))):
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     return Verdict(
         verdict=Outcome.different,
         causes=diagnosis.causes,
-        explained=diagnosis.explained,
+        explained=explained,
         reasons=(*diagnosis.sentences, *failures, *described(evidence.counters), f"{doubt}: smaller differences are not judged"),
     )
 
@@ -393,7 +395,7 @@ def _remarks(evidence: Evidence) -> tuple[str, ...]:
             f"from window {parted} on this training amplifies rounding, so that any two trajectories diverge: each window since "
             "was compared at the arm's own weights, and is exact"
         )
-    if evidence.overflows != evidence.full_overflows:
+    if evidence.overflows != evidence.full_overflows and not _overflowed_alone(evidence):
         own, full = (", ".join(map(str, steps)) or "none" for steps in (evidence.overflows, evidence.full_overflows))
         told.append(
             f"float16 overflowed and the loss scaler skipped windows {own} (full batch: {full}): a property of the format at "
@@ -521,6 +523,14 @@ def _later_failures(evidence: Evidence) -> tuple[str, ...]:
         return ()
     off = f"gradients are off by up to {max(rough.values()):.1e}, the full batch's by {evidence.trajectory.usual_error:.1e}"
     return (f"in {evidence.precision} from window {min(rough)} on {off}",)
+
+
+def _overflowed_alone(evidence: Evidence) -> tuple[str, ...]:
+    """Say in which windows the arm overflowed, where no right one ever did."""
+    if not (evidence.overflows and evidence.overflows_alone):
+        return ()
+    steps = ", ".join(map(str, evidence.overflows))
+    return (f"float16 overflowed in windows {steps}, and in none of the full batch, a shuffled one or a right loop",)
 
 
 def _weighted_otherwise(own: Rounding) -> Found:

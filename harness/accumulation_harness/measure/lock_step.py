@@ -304,7 +304,8 @@ class Watch:
         self.parameters = list(arm.model.parameters())
         self._optimizer, self._inside = arm.optimizer, 0
         self._versions: list[int | None] = []
-        arm.optimizer.register_step_pre_hook(self._see_step)
+        first = arm.optimizer.register_step_pre_hook(self._see_step)
+        arm.optimizer._optimizer_step_pre_hooks.move_to_end(first.id, last=False)  # hooks of its own are part of its step
         arm.optimizer.register_step_post_hook(self._leave_step)
         if compares and (looks or self._modes):
             arm.model.register_forward_hook(self._see_outputs)

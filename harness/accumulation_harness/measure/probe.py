@@ -243,9 +243,8 @@ class Probe:
         if error <= max(ALGEBRA_GATE, RESOLVED * resolution):
             if (off := self._worst_tensor(seen, gradient)) > ALGEBRA_GATE:  # no fault is told by the gradient as a whole
                 known = self._small_within(seen) if stepped_once and seen.is_whole else {}
-                return dataclasses.replace(
-                    found, gradient_error=off, wrong_windows=(known,), worst_window=self._wrong_window(seen, exact)
-                )
+                worst = None if taken is None else self._wrong_window(taken, exact)
+                return dataclasses.replace(found, gradient_error=off, wrong_windows=(known,), worst_window=worst)
             own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
             if own[0] > ALGEBRA_GATE and taken is not None:
                 own += [loss_error(arm, loss, self._at(taken, one)(taken.state)[0]) for one in self._contexts(taken).values()]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.config import Precision, TrialConfig
-from accumulation_harness.judge.gates import LEAST, ROUNDING_GATE
+from accumulation_harness.judge.gates import CONFIRMED, LEAST, OUTLIER, ROUNDING_GATE
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
@@ -188,7 +188,7 @@ def confirmed(
 
     A ReLU that flips by rounding multiplies the error of one window, in the right arm or in the full batch, whatever the
     order of the rows; in another window it is another sample's, or none. Rounding that is the loop's own is found in every
-    window.
+    window. A window in which it is the full batch that flips acquits nobody.
 
     Args:
         found: Label -> rounding in the first window.
@@ -199,12 +199,13 @@ def confirmed(
     Returns:
         Label -> the rounding that decides, and in how many windows it was measured.
     """
-    present = dict(found)
-    for tried, measured in enumerate(others, start=2):
-        rejected = {label for label in judged if rounding_failures(precision, present[label])}
-        if not rejected:
-            break
-        present |= {label: dataclasses.replace(own, windows=tried) for label, own in measured(rejected).items()}
+    present, tried = dict(found), dict.fromkeys(judged, 1)
+    for measured in others:
+        rejected = {label for label in judged if tried[label] < CONFIRMED and rounding_failures(precision, present[label])}
+        for label, own in (measured(rejected) if rejected else {}).items():
+            if own.full_error <= OUTLIER * present[label].full_error:
+                tried[label] += 1
+                present[label] = dataclasses.replace(own, windows=tried[label])
     return present
 
 

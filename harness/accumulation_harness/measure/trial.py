@@ -355,7 +355,9 @@ class Levels:
         self.chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
         self.recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in self.chosen}
         assert len(self.recipes) == len(self.chosen) + 1, "candidates need distinct names"
-        self.is_ours = self.chosen == standard_candidates(config)
+        standard = standard_candidates(config)
+        self.is_ours = self.chosen == standard
+        self.right = [REFERENCE, *(one.label for one in self.chosen if one in standard)]
         ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
         others = setting.exact.moves_state or any(one.arm not in ours for one in self.chosen)
         self.stream = list(setting.windows(max(CONFIRMED, config.steps)))
@@ -422,7 +424,7 @@ class Levels:
         self._train_meanwhile(level1)
         self.clock.phase = "the first window in shuffled orders"
         first = self.shared.of(level1)
-        others = [partial(self._rounding_of, ids) for ids in self.stream[1:CONFIRMED]]
+        others = [partial(self._rounding_of, ids) for ids in self.stream[1 : 2 * CONFIRMED]]
         rounded = rounding.confirmed(first, _right(exact), self.setting.config.precision, others)
         self.clock.lap("rounding")
         self.clock.phase = "a window with a loss that is not finite"
@@ -456,6 +458,7 @@ class Levels:
             finite=all(map(trained.finite, (REFERENCE, label))),
             overflows=own.overflows,
             full_overflows=trained.ends[REFERENCE].overflows,
+            overflows_alone=not any(trained.ends[one].overflows for one in self.right if one != label),
         )
         verdict = judge(evidence)
         if verdict.verdict == Outcome.degraded and rounding_failures(config.precision, rounded):  # in the windows that are tried
