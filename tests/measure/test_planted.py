@@ -206,12 +206,30 @@ def test_a_loop_that_exchanges_its_optimizer_is_refused():
 def test_weights_in_the_format_under_test_alone_are_no_rounding():
     row = judged(loop(factor=lambda arm: 5.0 if arm.precision == "float32" else 1.0))
     assert (row["verdict"], row["cause"]) == ("different", "loss_not_divided")
-    assert "count 5, 5, 5, 5, 5 times" in row["reasons"]
+    assert "in float32 alone: the accumulated gradient is 5.00000" in row["reasons"]
 
 
 def test_gradients_that_are_wrong_later_in_the_format_under_test_alone_are_degraded():
-    row = judged(loop(factor=lambda arm: 5.0 if arm.precision == "float32" and arm.windows > 6 else 1.0))
-    assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to 4.0e+00" in row["reasons"]
+    def take(arm, window):
+        total = accumulate(arm, window)
+        if arm.precision == "float32" and arm.windows > 6:
+            next(p.grad for p in arm.model.parameters() if p.grad is not None).mul_(5.0)
+        return stepped(arm, None, total)
+
+    row = judged(take)
+    assert row["verdict"] == "degraded" and "in float32 from window 7 on gradients are off by up to" in row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("act", "settings", "seen"),
+    [
+        (lambda arm: arm.optimizer.state.clear(), "precision=bfloat16", "momentum_buffer"),
+        (lambda arm: arm.ema.update_parameters(arm.model), "ema_decay=0.9", "the moving average"),
+    ],
+)
+def test_what_a_step_leaves_is_compared_in_the_format_under_test(act, settings, seen):
+    row = judged(loop(lambda arm: None if arm.precision == "float64" else act(arm)), settings)
+    assert row["verdict"] == "different" and " alone: " in row["reasons"] and seen in row["reasons"], row["reasons"]
 
 
 @pytest.mark.parametrize(
