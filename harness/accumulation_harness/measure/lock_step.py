@@ -10,12 +10,13 @@ import dataclasses
 import gc
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, islice
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -304,8 +305,8 @@ class Watch:
         self.parameters = list(arm.model.parameters())
         self._optimizer, self._inside = arm.optimizer, 0
         self._versions: list[int | None] = []
-        first = arm.optimizer.register_step_pre_hook(self._see_step)
-        arm.optimizer._optimizer_step_pre_hooks.move_to_end(first.id, last=False)  # hooks of its own are part of its step
+        first, hooks = arm.optimizer.register_step_pre_hook(self._see_step), arm.optimizer._optimizer_step_pre_hooks
+        cast("OrderedDict[int, Any]", hooks).move_to_end(first.id, last=False)  # hooks of its own are part of its step
         arm.optimizer.register_step_post_hook(self._leave_step)
         if compares and (looks or self._modes):
             arm.model.register_forward_hook(self._see_outputs)

@@ -42,7 +42,10 @@ DEPENDS_ON = (
 )  # fmt: skip
 
 
-RIGHT_AFTER = {Counter.after_poison: 1.0, Counter.error_after_poison: 0.0}  # the next window is one as any other
+RIGHT_AFTER: Mapping[str, float] = {
+    Counter.after_poison: 1.0,
+    Counter.error_after_poison: 0.0,
+}  # the next window is one as any other
 
 
 @dataclass(frozen=True, kw_only=True)
