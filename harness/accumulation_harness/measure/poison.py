@@ -45,7 +45,7 @@ DEPENDS_ON = (
 RIGHT_AFTER: Mapping[str, float] = {
     Counter.after_poison: 1.0,
     Counter.error_after_poison: 0.0,
-}  # the next window is one as any other
+}  # as of any window
 
 
 @dataclass(frozen=True, kw_only=True)
