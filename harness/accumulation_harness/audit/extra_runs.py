@@ -357,7 +357,8 @@ class ExtraRuns:
     def _reaches_some_alone(self, gate: float) -> bool:
         """Whether rows that are alone give nothing to some tensors, those before statistics of the batch, and more to others."""
         size, reference = self.runs.batch_size, self.family.reference
-        run = self.runs.alone(size, size, self.family.options, Intervention(follow=reference, each=(size,)))
+        each = (size, 2 * size)  # weights after a step as well: before it a bias is 0, and a ReLU beside it shut
+        run = self.runs.alone(size, each[-1], self.family.options, Intervention(follow=reference, each=each))
         if run.error is not None:
             return False
         rows, usual = effective(run.tracks[0]), effective(reference.tracks[0])[0]
