@@ -341,6 +341,31 @@ def before_the_step(change):
     return body
 
 
+def decayed_after_the_step(times):
+    """So many times, before the next window begins."""
+
+    def body(model, window, num, seen):
+        with torch.no_grad():
+            for p in (*model.parameters(),) * times if window else ():
+                p.mul_(0.999)
+        means(model, window, num, seen)
+
+    return body
+
+
+def put_back(model, window, num, seen):
+    """What the window has so far is kept aside while others are differentiated; a metric of no rows is not a number."""
+    for k in range(num):
+        (of(ce, model) / num).backward()
+        if k == 1:
+            kept = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            of(ce, model).backward()
+            for p, gradient in zip(model.parameters(), kept, strict=True):
+                p.grad = gradient
+    of(ce, model, 0)
+
+
 def many_times_a_sum(times):
     """A sum that is divided by the rows of the window, and multiplied by a coefficient or by N."""
     return each(lambda m, n, k: times * functional.cross_entropy(m(rows()), classes(), reduction="sum") / (n * ROWS))
@@ -541,6 +566,8 @@ def _runs():
     yield case("tokens at the end, padding counted", divided_by(lambda y: y.numel()))
     yield case("clipped by hand", shortened(0.05))
     yield case("one layer divided after the clip", before_the_step(lambda model: model[0].weight.grad.div_(N)))
+    yield case("decayed N times after the step", decayed_after_the_step(N))
+    yield case("gradients put back, and a metric of no rows", put_back)
     yield case("decayed once, unseen by counters", before_the_step(lambda model: [p.data.mul_(0.99) for p in model.parameters()]))
     yield case("after a dry run", after_a_dry_run)
     yield case("divided at the end", divided_at_the_end(1))

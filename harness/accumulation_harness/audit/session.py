@@ -366,6 +366,8 @@ class Session:
         if empty and not found:
             self._problem(empty, n)
         named, evidence = tuple(located(f, candidate) for f in first_of_each(found)), _evidence(candidate)
+        if any(step.taken_inside for step in steps_of(compared)):
+            self.notes.append(f"N={n}: gradients differ, and steps move the weights alike: they divide or add up what they take")
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
 
     def _learn_what_is_kept(self, family: Family, compared: Sequence[Facts]) -> bool:

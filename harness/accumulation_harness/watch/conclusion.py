@@ -15,7 +15,8 @@ MOST_NOTES = 8
 SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
 ROWS = "which rows a window holds (repeated, left out, of two epochs) and whether their labels are right"
 BY_HAND = (
-    "what the loop keeps by hand (averages and statistics, weights that no watched optimizer holds, schedules, reported losses); "
+    "what the loop or a module keeps or moves by hand (averages, statistics and states, weights between windows and those that "
+    "no watched optimizer holds, schedules, reported losses); "
     "what functions and modules with a backward of their own make of gradients; what a large batch would do"
 )
 NEIGHBOURS = (

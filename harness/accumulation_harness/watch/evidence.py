@@ -35,6 +35,7 @@ class Call(StrEnum):
     update_scale = "update scale"
     schedule = "schedule"
     average = "average"
+    other_step = "other step"  # of another optimizer that is watched
     epoch = "epoch"  # a data loader begins anew
 
 
@@ -57,8 +58,8 @@ class Remark(Enum):
     )
     as_often = (
         True,
-        "a schedule is advanced, or an average of the weights moved, as often after a step as its window had micro-batches: "
-        "right where it counts them",
+        "a schedule is advanced, or the weights or an average of them moved, as often after a step as its window had "
+        "micro-batches: right where it counts them",
     )
     given_up = True, "micro-batches were given up: their gradients were cleared before a step"
     left_out = False, "micro-batches were given up, for a reason that shows: their gradients were cleared before a step"

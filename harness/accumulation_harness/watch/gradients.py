@@ -136,6 +136,8 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> F
     if ends is None or not window.looked_into or any(m.returned for m in window.micro_batches):
         return None  # of gradients that are put together by hand, the weights tell
     cause, message = _between(window, gate)
+    if cause is Cause.gradients_cleared_in_window and proportion(window.gradient, _since_cleared(window))[1] > 10 * gate:
+        return None  # what came before counts: it was put back, say
     _, off = proportion(window.gradient, ends)
     after_all = {  # also after the last backward
         Cause.low_precision_accumulator: off <= NARROW_GATE,
@@ -143,6 +145,14 @@ def _inside(window: Window, parts: list[Sketch], gate: float, error: float) -> F
     }
     named = cause is not None and (off <= 10 * gate or after_all.get(cause, False))
     return _finding(cause, window, message, error) if cause is not None and named else None
+
+
+def _since_cleared(window: Window) -> Sketch:
+    """What each tensor was given since it was last found without a gradient."""
+    total: Sketch = np.zeros_like(window.gradient)
+    for m in window.micro_batches:
+        total = np.where(np.broadcast_to(_there(m.before), total.shape).any(axis=1, keepdims=True), total, 0.0) + m.contribution
+    return total
 
 
 def _between(window: Window, gate: float) -> tuple[Cause | None, str]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TextIO
 
 import numpy as np
@@ -16,7 +17,7 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.system.address import page_of
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.costs import Costs, two_sizes
-from accumulation_harness.watch.evidence import Finding, MicroBatch, Remark, Rung, Window
+from accumulation_harness.watch.evidence import Call, Finding, MicroBatch, Remark, Rung, Window
 from accumulation_harness.watch.gradients import ALIKE, OF_WEIGHTS, Sum, apart, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.slopes import Loss
@@ -52,6 +53,7 @@ class Judge:
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
         self.laid_out: set[int] = set()  # steps that the schedules are laid out for
         self.forwards = 0  # most of a window
+        self.full = 0  # micro-batches of the longest window in which each forward has a backward
         self.labels: Counter[bool] = Counter()  # windows whose micro-batches have the same labels, and others
         self._waiting: list[Window] = []
         self._last: dict[int, Window] = {}
@@ -62,13 +64,14 @@ class Judge:
     def see(self, window: Window) -> bool:
         """A window has ended; whether the next ones should be looked at closely."""
         self.windows += 1
-        self.forwards = max(self.forwards, window.forwards)
+        self.forwards, num = max(self.forwards, window.forwards), len(window.micro_batches)
+        self.full = max(self.full, num if num == window.forwards else 0)
         if window.skipped or window.closure:
             self.skipped += window.skipped
             self.closures += window.closure
         else:
-            self.sizes[len(window.micro_batches)] += 1
-            self.first = self.first or (0 if window.index or window.resumed else len(window.micro_batches))
+            self.sizes[num] += 1
+            self.first = self.first or (0 if window.index or window.resumed else num)
             self._waiting.append(window)
         suspicious = self._judge_waiting() if self.configured or max(self.sizes.values(), default=0) > 1 else False
         self._say()
@@ -134,7 +137,10 @@ class Judge:
             left_out = lost * (parts[k].forwards - 1)
             bad = left_out > 0 or any(not np.isfinite(m.contribution).all() for m in parts[:k])
             fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
-            whole = fed or len(parts) - k == self.usual
+            turns = [place for place, part in enumerate(parts) if not place or Call.other_step in part.calls]
+            sizes = {b - a for a, b in pairwise([*turns, len(parts)])}
+            turn = k == turns[-1] and len(sizes) == 1 < max(sizes)  # optimizers take turns, window by window
+            whole = fed or turn or len(parts) - k == self.usual
             if not empty[k] or not (whole or bad):
                 continue
             forwards = window.forwards - sum(m.forwards for m in parts[:k]) - left_out
@@ -143,7 +149,7 @@ class Judge:
             if whole or all(one.is_right for one in weights):  # else the window goes on without what was bad
                 self.sizes[len(parts)] -= 1
                 self.sizes += Counter({len(parts) - k: 1})
-                self.remarks[Remark.left_out if fed or (bad and (whole or weights)) else Remark.given_up] += 1
+                self.remarks[Remark.left_out if fed or turn or (bad and (whole or weights)) else Remark.given_up] += 1
                 return rest
         return None
 
@@ -186,7 +192,7 @@ class Judge:
         num = len(window.micro_batches)
         if window.unused and window.forwards >= num + len(window.unused):
             bad = sum(not math.isfinite(value) for value in window.unused)
-            if bad:
+            if bad and num < self.full:
                 message = f"{bad} losses that are not finite were left out, and the step was taken on the rest"
                 self._add(Finding(cause=Cause.non_finite_micro_batch, window=window.index, rung=Rung.ledger, message=message))
                 return True

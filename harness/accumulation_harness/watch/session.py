@@ -33,7 +33,7 @@ from accumulation_harness.system.state import transforming
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.costs import tabulate
-from accumulation_harness.watch.evidence import Call, Finding, Rung
+from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, properties
@@ -203,6 +203,8 @@ class Watch(Loop[Track]):
         for track in self.tracks:
             if track.window.micro_batches:
                 self.judge.left_over = len(track.window.micro_batches)
+                if track.window.moved or not track.are_still:  # another optimizer steps, which is not watched
+                    self.judge.remarks[Remark.moved_inside] += 1
         self.judge.finish()
         self._keep(last=True)
         found = self.report()
@@ -496,6 +498,9 @@ class Watch(Loop[Track]):
         if track.window.inside:  # clipped by a trainer, inside its closure
             gradients = track.window.ends.get("clipped", gradients)
         track.num_steps += 1
+        for other in self.tracks:
+            if other is not track and other.window.micro_batches:
+                other.window.waiting.append(Call.other_step)
         track.window.forwards += self.heads.forgotten()
         track.window.still, track.window.skipped = track.are_still, skipped
         track.window.values = self.heads.unused() if len(self.tracks) == 1 else ()

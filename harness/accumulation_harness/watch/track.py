@@ -96,6 +96,7 @@ class Track(Followed):
         self.stepped = math.nan  # when it did so last, in seconds
         self.stepped_inside = False  # the backward under way
         self._marks: list[Mark] = []
+        self._after: list[Mark] = []  # the parameters as the last step has left them
         self._frozen: list[Tensor] = []
 
     def now(self) -> list[Tensor]:
@@ -252,7 +253,9 @@ class Track(Followed):
             if self.detail:
                 self._frozen = [p for p in self.model.parameters() if is_known(p) and not p.requires_grad]
             window.frozen = versions(self._frozen)
-            window.as_often = self._size > 1 and self._size in window.times.values()
+            now = zip(self._after, self._written(), strict=False)
+            writes = {b - a for (own, a), (other, b) in now if own == other} - {0}  # since the step, by hand
+            window.as_often = self._size > 1 and (self._size in window.times.values() or writes == {self._size})
             self._weights = self.weights() if self.detail else None
         self.look_at_format()
         grads = self.grads()
@@ -347,6 +350,10 @@ class Track(Followed):
         self.window.norms = [n / factor.to(n.device) for n in self.window.norms]
         return [None if g is None else g / factor.to(g.device) for g in found]
 
+    def _written(self) -> list[Mark]:
+        """How often each parameter was written to."""
+        return [mark(p) if known else (0, 0) for p, known in zip(self.parameters, self.known, strict=True)]
+
     def after_step(self) -> None:
         """Look at `.grad` again where the step has written to it (has divided it, say): that is what it took."""
         if self._marks != list(map(mark, self.grads())) and getattr(self.optimizer, "grad_scale", None) is None:
@@ -378,7 +385,7 @@ class Track(Followed):
             return None
         self.num_windows += 1
         self.window.index += 1
-        self._size = len(window.micro_batches)
+        self._size, self._after = len(window.micro_batches), self._written()
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
         parts = [
@@ -419,6 +426,9 @@ class Track(Followed):
         unclipped, at_step, window.clipped, written = (_sketch(found.get(name), looked) for name in names)
         if written is not None and written.any() and not is_of_weights(window.parameters, written - at_step):
             at_step = written
+        total = np.sum([m.contribution for m in window.micro_batches], axis=0)
+        if unclipped is not None and proportion(at_step, total)[1] <= GATE < proportion(unclipped, total)[1]:
+            unclipped = window.clipped = None  # it was looked at, and the sum that the loop keeps has been put in its place
         window.gradient, window.at_step = (at_step, None) if unclipped is None else (unclipped, at_step)
         window.alone = _is_own_sum(window.micro_batches, window.gradient) if alone is None else alone
         if alone is False and self.detail and together is not None:

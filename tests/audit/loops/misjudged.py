@@ -55,6 +55,37 @@ def rates_by_layer(at):
     return _by_n(at, before_step=rate)
 
 
+class _Inside(torch.optim.Optimizer):
+    """Adds up what so many calls hand it, divides the sum, and moves by that."""
+
+    calls = by = 1
+    called = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.called += 1
+        for p in self.param_groups[0]["params"]:
+            total = self.state[p].setdefault("sum", torch.zeros_like(p)).add_(p.grad)
+            if self.called % self.calls == 0:
+                p.sub_(total / self.by, alpha=0.1)
+                total.zero_()
+
+
+inside = partial(frame.loop, optimizer=lambda model: _Inside(model.parameters(), {"lr": 0.1}))
+
+
+@inside()
+def divides_in_its_step(at):
+    at.optimizer.by = at.n
+    return {"loss": own_mean, "windows": full_windows}
+
+
+@inside()
+def adds_up_in_its_step(at):
+    at.optimizer.by = at.optimizer.calls = at.n
+    return {"loss": own_mean, "windows": full_windows, "step": frame.nothing, "after_backward": at.step}
+
+
 class Spectral(nn.Module):
     """A filter with complex weights."""
 

@@ -181,6 +181,11 @@ class RunFacts:
                 found[name] = first
         return found
 
+    @property
+    def rates_fixed(self) -> bool:
+        """Whether those that differ are settings, and no schedule moves them: where updates agree, each does what it should."""
+        return all(len({*seen.rates[name]}) == 1 for name in self.rates_apart for seen in (self.mine, self.reference))
+
     def _lr_gate(self, step: int) -> float:
         """How far the rates of equal computations are apart by then: they may be made of weights. 0 for those of a schedule."""
         found = [SAME_MEASURED if is_handed(self.reference.effective[step]) else 0.0]

@@ -49,6 +49,7 @@ LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than th
 OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
 UNPROBED = Probe()
 DESCENT = 0.3  # cosine of a movement and a gradient, turned around, above which one is no chance: Adam's are at 0.6 to 0.8
+COARSEST_UPDATE = 1e-2  # relative; a movement that is known no better does not tell one factor from another
 NO_WEIGHT = 1e-2  # below which a weight that is known so well is 0
 
 
@@ -153,7 +154,21 @@ class StepFacts:
     @property
     def gradients_agree(self) -> bool:
         """Before clipping as well: a fault that clipping hides is still one."""
-        return self.consumed.distance <= self.gate and self.raw.distance <= self.gate
+        return (self.consumed.distance <= self.gate and self.raw.distance <= self.gate) or self.taken_inside
+
+    @cached_property
+    def taken_inside(self) -> bool:
+        """Whether the movement shows that the step took another gradient than was seen: it has divided it, or added some up.
+
+        It is that of N=1, which is its rate times its gradient (or the state agrees as well, between whose calls nothing moves),
+        and is not by far what the gradient that was seen gives.
+        """
+        rates, update = {*self.mine.lrs, *self.theirs.lrs}, self.update
+        if self.only or len(rates) != 1 or self.clipped or not update.agrees or not update.gate <= COARSEST_UPDATE:
+            return False
+        plain = (distance(step.movement, -max(rates) * step.gradient) for step in (self.mine, self.theirs))
+        mine, theirs = (off <= COARSEST_UPDATE for off in plain)
+        return not mine and (theirs or "step" in self.mine.calls_inside)
 
     @property
     def agrees(self) -> bool:

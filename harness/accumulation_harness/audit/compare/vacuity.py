@@ -49,7 +49,7 @@ def _has_gradient(run: Run) -> bool:
 
 def _accumulates(candidate: Run, one: Run) -> bool:
     """Whether a step has more forwards or backwards, or a loss of more terms; true where none are seen (weights handed over)."""
-    steps = candidate.num_steps, one.num_steps
+    steps = [max([1, *(len(effective(track)) for track in run.tracks)]) for run in (candidate, one)]
     pairs = ((candidate.backwards, one.backwards), (candidate.forwards, one.forwards))
     more = any(a / steps[0] > b / steps[1] for a, b in pairs) or candidate.summed > one.summed
     return more or not any(b for _, b in pairs)
@@ -63,8 +63,8 @@ def _too_coarse(reference: Run, compared: Sequence[Facts]) -> str | None:
     """In 32 bits and more, a hundredth of the gradient that is called rounding may as well be a fault."""
     if reference.roundoff > COARSE_ROUNDOFF:
         return None
-    worst = max(steps_of(compared), key=lambda step: step.raw.distance)
-    if worst.raw.distance <= COARSE_GATE:
+    worst = max(steps_of(compared), key=lambda step: 0.0 if step.taken_inside else step.raw.distance)
+    if worst.raw.distance <= COARSE_GATE or worst.taken_inside:
         return None
     return (
         f"the gradient of optimizer step {worst.step} differs by {worst.raw.distance:.2g}, and rounding alone moves it as far: a "

@@ -55,7 +55,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         The findings.
     """
     found = structure(run, steps)
-    rated = schedule(run) if _shows_rates(steps) else []
+    rated = schedule(run) if _shows_rates(steps) and not (run.rates_fixed and all(facts.agrees for facts in steps)) else []
     changed = min(run.rates_apart.values(), default=math.inf) if rated else math.inf  # a number of the optimizer's is another
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
     broken_off = bool(found)

@@ -228,14 +228,14 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> Iterator[Told]:
             what = "another optimizer goes on inside a window: the gradients of the"
             yield step, Cause.resume_in_window, f"{what} {lost} micro-batches before it are lost"
     others = [facts for facts in steps if facts.rows == "different"]
-    differs = mine.steps != reference.steps or others or any(not facts.gradients_agree for facts in steps)
+    differs = mine.steps != reference.steps or others or any(not facts.agrees for facts in steps)
     if differs and (mine.broken_windows or reference.broken_windows):
         message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
         if mine.skipped != reference.skipped:
             left_out, usual = list(mine.skipped) or "none", list(reference.skipped) or "none"
             message = f"the GradScaler leaves out optimizer steps {left_out}, at N=1 {usual}: only one of the two overflows there"
         yield min((*mine.broken_windows, *reference.broken_windows)), Cause.non_finite_micro_batch, message
-    if mine.idle_steps > reference.idle_steps:
+    if differs and mine.idle_steps > reference.idle_steps:
         message = f"{mine.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
         yield 0, Cause.optimizer_state_per_micro_batch, message
     if often := _one_backward_each(run):
