@@ -29,6 +29,7 @@ PARTS = "backwards differ in kind by their place in the window: they are parts o
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one
+LOST = 1e-2  # of the largest weight of a micro-batch, below which one is 0
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
@@ -92,7 +93,10 @@ class Judge:
             window, last = rest, None
         total = summed(window, last)
         weights, why = weights_of(window, total, self.rows_apart)
-        if total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
+        if total.unequal is not None and (rest := self._without(window, total.weights)) is not None:
+            window, total, (weights, why) = rest, Sum(right=True), weights_of(rest, Sum(right=True), self.rows_apart)
+            self.remarks[Remark.given_up] += 1
+        elif total.weights and not total.findings and weights and all(one.is_right for one in weights.values()):
             # What a micro-batch's loss weighs too much, the sum makes up for.
             total = Sum(error=total.error, weights=total.weights, right=True)
         elif total.unequal is not None and (total.unequal.cause in OF_WEIGHTS or (weights and why is None)):
@@ -152,6 +156,16 @@ class Judge:
                 self.remarks[Remark.left_out if fed or turn or (bad and (whole or weights)) else Remark.given_up] += 1
                 return rest
         return None
+
+    def _without(self, window: Window, counted: tuple[float, ...]) -> Window | None:
+        """The window without what counts for nothing in its sum, where the losses of the others have the right weights alone."""
+        parts = zip(window.micro_batches, counted, strict=False)
+        kept = [m for m, weight in parts if abs(weight) > LOST * max(map(abs, counted))]
+        if not 1 < len(kept) < len(window.micro_batches):
+            return None
+        rest = replace(window, micro_batches=kept)
+        weights = weights_of(rest, summed(rest, None), self.rows_apart)[0].values()
+        return rest if weights and all(one.is_right for one in weights) else None
 
     def _weigh(self, window: Window, weights: Mapping[Key, Weighed], why: Remark | None) -> None:
         several = len(window.micro_batches) > 1
