@@ -180,6 +180,11 @@ def matrices_shrink(at):
     return _by_n(at, after_backward=lambda: [p.data.mul_(0.99) for p in at.model.parameters() if p.ndim > 1])
 
 
+@loop("sum_rescaled_in_window")
+def reversed_every_time(at):
+    return _by_n(at, after_backward=lambda: [p.grad.neg_() for p in at.model.parameters()])
+
+
 @loop("loss_not_divided")
 def another_model_first(at):
     """Its outputs of all rows are never differentiated."""

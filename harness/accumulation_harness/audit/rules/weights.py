@@ -242,14 +242,15 @@ def sum_rescaled(facts: StepFacts) -> Iterator[Finding]:
         At most one finding.
     """
     weights = facts.taken.weights
-    if not known_weights(facts, facts.taken) or facts.own_sum <= facts.gate:
+    sizes = facts.taken._replace(weights=tuple(map(abs, weights)))  # a sum may be reversed, again and again
+    if not known_weights(facts, sizes) or facts.own_sum <= facts.gate:
         return
     ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
     if (
         (facts.norms_inside or (len(ratios) > 1 and min(facts.sums, facts.sums_line) <= facts.gate))
         and ratios
-        and min(ratios) >= 0
-        and equal((min(ratios), max(ratios)))
+        and equal(tuple(map(abs, ratios)))
+        and min(ratios) * max(ratios) >= 0
     ):
         of_last = listed(tuple(weight / weights[-1] for weight in weights))
         message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {of_last} of the last one"
