@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from accumulation_harness.lint import words
 from accumulation_harness.lint.source import Source
 
-DEEPEST = 12
 LOADED = re.compile(r"load|iter|batches|dl\b|data(?!set)")
 WINDOWS = re.compile("total|global|effective|accum")  # batch sizes that are a window's
 
@@ -41,22 +40,29 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
         The length of each.
     """
     name = words.last(words.receiver(step)) if isinstance(step, ast.Call) else ""
-    told = "t_total" if words.OPTIMIZER.search(name) else "step|iter|max|total|lambda"
+    told = "t_total" if re.search(f"engine|{words.OPTIMIZER.pattern}|{words.MODEL.pattern}", name) else "step|iter|max|total|lambda"
     for made in source.made.get(name, []) if name else ():
         returned = [] if isinstance(made.func, ast.Attribute) else source.returned(words.dotted(made.func))
         for call in [one for one in returned if isinstance(one, ast.Call)] or [made]:
             given = [*(call.args[1:] if told != "t_total" else ())]
             given += [one.value for one in call.keywords if re.search(told, one.arg or "")]
-            found = [one for one in (_length(source, one, DEEPEST) for one in given) if one.power or one.counts]
+            found = [one for one in (_length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts]
             yield from (replace(one, at=one.at or call) for one in found[-1:])  # the warm-up stands before the whole
 
 
-def _length(source: Source, node: ast.expr, depth: int) -> Length:
-    if not depth:
-        return Length()
+def _length(source: Source, node: ast.expr) -> Length:
+    """Return the length that an expression is; each is looked at once, and one that is made from itself says nothing."""
+    if node not in source.known:
+        source.known[node] = Length()
+        source.known[node] = _computed(source, node)
+    found: Length = source.known[node]
+    return found
+
+
+def _computed(source: Source, node: ast.expr) -> Length:
     match node:
         case ast.BinOp(left=left, right=right, op=ast.Mult() | ast.Div() | ast.FloorDiv()):
-            one, other = _length(source, left, depth - 1), _length(source, right, depth - 1)
+            one, other = _length(source, left), _length(source, right)
             if isinstance(node.op, ast.Mult):
                 return Length(one.power + other.power, one.counts or other.counts, node, one.unsure or other.unsure)
             if other.counts or other.power < 0:
@@ -70,24 +76,24 @@ def _length(source: Source, node: ast.expr, depth: int) -> Length:
                 cut and not ("len(" in words.text(left) and not WINDOWS.search(by)),
             )
         case ast.BinOp(left=left, right=right):
-            return replace(_telling(_length(source, one, depth - 1) for one in (left, right)), at=node)
+            return replace(_telling(_length(source, one) for one in (left, right)), at=node)
         case ast.Call() if words.last(node.func) == "len" or "length" in words.last(node.func):
             return Length(counts=LOADED.search(words.text(node)) is not None)
         case ast.Call():
-            found = _telling(_length(source, one, depth - 1) for one in source.returned(words.dotted(node.func)))
+            found = _telling(_length(source, one) for one in source.returned(words.dotted(node.func)))
             is_object = words.dotted(node.func).rpartition(".")[2][:1].isupper()  # no length, whatever it was made with
             if not (found.power or found.counts or is_object):  # of another file, or what it returns is a function
-                each = [_length(source, one, depth - 1) for one in (*node.args, *(one.value for one in node.keywords))]
+                each = [_length(source, one) for one in (*node.args, *(one.value for one in node.keywords))]
                 found = Length() if any(one.power > 0 for one in each) and any(one.counts for one in each) else _telling(each)
             return found
         case ast.IfExp(body=body, orelse=orelse):
-            return _telling(_length(source, one, depth - 1) for one in (body, orelse))
+            return _telling(_length(source, one) for one in (body, orelse))
         case ast.Lambda(body=body):
-            return _telling(_length(source, one, depth - 1) for one in words.inside(body, ast.Name))
+            return _telling(_length(source, one) for one in words.inside(body, ast.Name))
         case ast.Name() | ast.Attribute() | ast.Subscript():
             if source.is_number(node):
                 return Length(1)
-            return _telling(_length(source, one, depth - 1) for one in source.given(node))
+            return _telling(_length(source, one) for one in source.given(node))
     return Length()
 
 

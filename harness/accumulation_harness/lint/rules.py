@@ -50,7 +50,7 @@ SAID = {  # what happens once and is wrong at once
 }
 AGAIN = "this optimizer has stepped on these gradients already, by its scaler"
 STALE = "this step takes the gradients of the window before as well: they are not cleared between"
-LATE = re.compile("DistributedData|DDP")
+LATE = re.compile("DistributedData|DDP|no_backward_sync")
 FREEZES = re.compile(r"requires_grad|toggle|freeze|inputs=|autograd\.grad")  # what keeps gradients of a loss from parameters
 CLEARED = "gradients are cleared with every micro-batch: the last one counts"
 
@@ -476,10 +476,11 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
 
 
 def _misplaced(run: Run, first: Window, usual: Window) -> Iterator[Told]:
-    """The first window is shorter or longer than the others."""
+    """The first window, or each, is shorter or longer than N."""
     steps_alike = usual.is_flat and first.step.node is usual.step.node and first.is_whole
-    if first.size != usual.size and steps_alike and not (run.unsure or run.handling) and run.otherwise != "last":
-        sentence = f"the first step comes after {first.size} instead of {usual.size} micro-batches (here with N = {usual.size})"
+    expected = N if run.counts and abs(usual.size - N) == 1 else usual.size
+    if first.size != expected and steps_alike and not (run.unsure or run.handling) and run.otherwise != "last":
+        sentence = f"the first step comes after {first.size} instead of {int(expected)} micro-batches (here with N = {int(expected)})"
         yield _hit(first.step.node, Cause.window_misplaced, sentence), (first.step.node,)
 
 

@@ -304,6 +304,8 @@ class Run:
             value = self.number
             self.counts = True
         if isinstance(target, ast.Name):
+            if isinstance(value, Thing) and isinstance(names.get(name), int) and words.last(target) in self.source.counted:
+                return  # a count that may be resumed begins where it begins otherwise
             names[target.id] = value
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             key = self.key(target, self.value(target.value, names))
@@ -717,6 +719,9 @@ class Run:
                 return Items((None,) * int(self.number), cut=True)
             case "cat" | "stack" if isinstance(first, Items) and first.values:
                 return first.values[0]
+            case "sum" if isinstance(first, tuple):
+                losses = [one for one in first if self.is_loss(one)]
+                return Loss.total(map(self.loss, losses)) if losses else Thing(words.text(node)[:80])
             case "islice" if len(args) == 2:
                 return self.range(args[1:])
             case "min" | "max" if len(args) > 1:

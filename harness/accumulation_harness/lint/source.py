@@ -324,12 +324,17 @@ class Source:
         return found
 
     @cached_property
+    def counted(self) -> set[str]:
+        """Names that a number is added to."""
+        return {words.last(node.target) for node in self.every(ast.AugAssign) if isinstance(node.value, ast.Constant)}
+
+    @cached_property
     def _moduli(self) -> set[str]:
         """Names `n` of `(i + 1) % n == 0` in a test of a step of an optimizer, or in what such a test was given."""
         tests = [
             node.test
             for node in self.every(ast.If)
-            if any(words.last(call.func) == "step" for call in words.inside(node, ast.Call))
+            if any(words.last(call.func) in ("step", "zero_grad") for call in words.inside(node, ast.Call))
         ]
         asked = {name for test in tests for name in words.identifiers(test)}
         for node in self.every(ast.Assign):
@@ -444,7 +449,8 @@ class Source:
 
     def given(self, node: ast.expr) -> list[ast.expr]:
         """Return what a name is given: by assignments, or as a parameter by the calls of its function."""
-        found = list(self._values.get(words.text(node), []))
+        values = self._values.get(words.text(node), [])
+        found = [one for one in values if one.lineno < node.lineno] or list(values)
         if isinstance(node, ast.Name) and not found:
             for call in self.every(ast.Call):
                 function = self.functions.get(words.dotted(call.func))

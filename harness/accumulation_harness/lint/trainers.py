@@ -48,8 +48,9 @@ def hits(source: Source) -> Iterator[Hit]:
             and not any(map(_divides_itself, family))
         ):
             yield _hit(loss)
-        if loss is not None and _is_trainer(foreign) and "current_" + NUMBER not in source.text:
-            for divided in words.inside(loss, ast.BinOp):
+        own = [one for one in (loss, methods.get("training_step")) if one is not None]
+        if (_is_trainer(foreign) or any(flag in source.text for flag in FLAGS)) and "current_" + NUMBER not in source.text:
+            for divided in (found for one in own for found in words.inside(one, ast.BinOp)):
                 if isinstance(divided.op, ast.Div) and words.dotted(divided.right).endswith(f"args.{NUMBER}"):
                     yield Hit.at(divided, Cause.short_window_divided_by_n, SHORT)
         is_model = any(words.last(base).endswith("pretrainedmodel") for base in bases)

@@ -21,7 +21,7 @@ BOUNDARY = re.compile(
 )
 WITHIN = re.compile(r"accumulating|is_accum|do_accum|no_sync")  # true before the boundary
 OPTIMIZER = re.compile(r"optim|^o(pts?)?$|^opt_|_opt$|adam|sgd$|adafactor|lion$|shampoo|muon|rmsprop|adagrad|lbfgs")
-SCALER = re.compile(r"scaler$|^scaler")
+SCALER = re.compile(r"scalers?$|^scaler")
 JUDGE = re.compile(r"disc|critic|(^|_)(net)?d(_|$)|netd$")  # the discriminator of a GAN, and its optimizer
 SCHEDULE = re.compile(r"sched|^lr_|warmup")
 AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
@@ -159,7 +159,7 @@ def identifiers(node: ast.AST) -> Iterator[str]:
 
 
 def is_of_optimizers(loop: ast.AST) -> bool:
-    """Whether each round of a loop is about another optimizer, and all of them have every micro-batch.
+    """Whether each round of a loop is about another optimizer or scaler, and all of them have every micro-batch.
 
     Args:
         loop: A loop.
@@ -167,7 +167,9 @@ def is_of_optimizers(loop: ast.AST) -> bool:
     Returns:
         True for `for optimizer in self.optimizers:`.
     """
-    return isinstance(loop, ast.For | ast.AsyncFor) and any(map(OPTIMIZER.search, identifiers(loop.iter)))
+    return isinstance(loop, ast.For | ast.AsyncFor) and any(
+        OPTIMIZER.search(one) or SCALER.search(one) for one in identifiers(loop.iter)
+    )
 
 
 def batch(node: ast.AST) -> str:
