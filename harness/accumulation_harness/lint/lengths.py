@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from accumulation_harness.lint import words
 from accumulation_harness.lint.source import Source
 
+LENGTH = re.compile(r"step|iter|max|total|len|epoch|num|batches|(^|\W)T")
 LOADED = re.compile(r"load|iter|batches|dl\b|data(?!set)")
 WINDOWS = re.compile("total|global|effective|accum")  # batch sizes that are a window's
 
@@ -44,7 +45,7 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
     for made in source.made.get(name, []) if name else ():
         returned = [] if isinstance(made.func, ast.Attribute) else source.returned(words.dotted(made.func))
         for call in [one for one in returned if isinstance(one, ast.Call)] or [made]:
-            given = [*(call.args[1:] if told != "t_total" else ())]
+            given = [one for one in call.args[1:] if told != "t_total" and re.search(LENGTH, words.text(one))]
             given += [one.value for one in call.keywords if re.search(told, one.arg or "")]
             found = [one for one in (_length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts]
             yield from (replace(one, at=one.at or call) for one in found[-1:])  # the warm-up stands before the whole

@@ -350,7 +350,8 @@ def _is_of_caller(window: Window) -> bool:
     of = words.receiver(window.step.node) if isinstance(window.step.node, ast.Call) else None
     is_optimizer = isinstance(of, ast.Name) and words.OPTIMIZER.search(of.id.lower()) is not None
     is_loop = all(isinstance(loop[0], ast.For | ast.AsyncFor | ast.While) for loop in window.step.loops)
-    return is_optimizer and is_loop and window.is_flat and window.is_whole and not _has_closure(window)
+    is_given = "(" not in window.step.name  # not made here
+    return is_given and is_optimizer and is_loop and window.is_flat and window.is_whole and not _has_closure(window)
 
 
 def _has_closure(window: Window) -> bool:
@@ -464,11 +465,9 @@ def _weighed(source: Source, window: Window, named: bool) -> Iterator[Told]:
         odd = [term for term, total in zip(placed, totals, strict=True) if _near(total, never)]
         if odd and all(term.kind != "unknown" or term.of_weights for term in odd):
             yield _hit(anchor, Cause.auxiliary_loss_scale, PENALTY), (anchor,)
+        is_of_model = all(term.kind == "model" for term in placed) and source.counts_labels and backward.name != "automatic"
         of_labels = [
-            term
-            for term, total in zip(placed, totals, strict=True)
-            if _near(total, once)
-            and (term.padded or (term.kind == "model" and source.counts_labels and backward.name != "automatic"))
+            term for term, total in zip(placed, totals, strict=True) if _near(total, once) and (term.padded or is_of_model)
         ]
         if of_labels:
             sentence = "each micro-batch is averaged over its own valid labels, and the means count alike"
