@@ -535,7 +535,10 @@ class Run:
         if deferred and kind == "clear":
             kind = "deferred"
         if (not deferred and not of_own_period) or kind == "deferred":
-            self.events.append(Event(kind, node, name, loops=tuple(self.loops), **known))  # type: ignore[arg-type]
+            each = [loop for loop in self.loops if words.is_of_optimizers(loop[0])]
+            loops = tuple(loop for loop in self.loops if loop not in each)
+            numbers = tuple(loop[1] for loop in each)
+            self.events.append(Event(kind, node, name, loops=loops, each=numbers, **known))  # type: ignore[arg-type]
 
     def backward(self, node: ast.expr | ast.stmt, value: Value, by: str, divisor: float | None = 1.0) -> None:
         """Note that a loss is differentiated; `divisor`: what the framework divides it by, None where that is unknown."""

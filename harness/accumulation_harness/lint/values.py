@@ -147,15 +147,15 @@ class Event:
     loss: Loss | None = None
     loops: tuple[tuple[ast.AST, int, bool], ...] = field(
         default=()
-    )  # each loop around it, its iteration, and whether it counts to N
+    )  # each loop around it but those over optimizers, its iteration, and whether it counts to N
+    each: tuple[int, ...] = ()  # the iterations of loops over optimizers
     synchronised: bool = True
     scaled: str = ""  # by what: of a backward and a step a GradScaler, of a clip its limit
 
     @property
     def place(self) -> tuple[object, ...]:
         """Where it stands in the source, and for which of the optimizers of a loop."""
-        each = (number for node, number, _ in self.loops if words.is_of_optimizers(node))
-        return self.node, *each
+        return self.node, *self.each
 
 
 OPERATORS: dict[type[ast.operator | ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -158,6 +158,7 @@ def identifiers(node: ast.AST) -> Iterator[str]:
                 yield str(name).lower()
 
 
+@lru_cache(4096)
 def is_of_optimizers(loop: ast.AST) -> bool:
     """Whether each round of a loop is about another optimizer or scaler, and all of them have every micro-batch.
 
