@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accumulation_harness.judge.cause import Cause
@@ -337,12 +337,26 @@ def _held(source: Source, found: list[Window], usual: int) -> Iterator[Told]:
                     again = new is None and taken.loops == event.loops and bool(taken.scaled) is not bool(event.scaled)
                     if again:
                         yield _hit(event.node, Cause.gradients_not_cleared, AGAIN), (event.node, taken.node)
-                    elif new is not None and clears and window.size > 1:
+                    elif new is not None and clears and (window.size > 1 or _are_around(clears.values(), event)):
                         yield _hit(clears.get("deferred", event).node, Cause.gradients_not_cleared, STALE), (event.node,)
                 taken, new = event, None
-    is_made = source.makes_optimizers and usual > 1
+    is_made = (source.makes_optimizers and usual > 1) or _is_made_before(found[0])
     if len(found) > 1 and not clears and not source.clears and (is_made or _is_of_caller(found[0])):
         yield _hit(found[0].step.node, Cause.gradients_not_cleared, "nothing in this file clears the gradients"), ()
+
+
+def _are_around(clears: Iterable[Event], step: Event) -> bool:
+    """Whether gradients are cleared outside of the loop alone that steps, which is no window: once for an epoch."""
+    return bool(step.loops) and not step.loops[-1][2] and all(len(clear.loops) < len(step.loops) for clear in clears)
+
+
+def _is_made_before(window: Window) -> bool:
+    """Whether the optimizer is made before the loop in which it steps."""
+    made = re.search(r"@(\d+)_", window.step.name)
+    loop = window.step.loops[-1][0] if window.step.loops else None
+    if made is None or not isinstance(loop, ast.stmt):
+        return False
+    return window.is_flat and not loop.lineno <= int(made[1]) <= (loop.end_lineno or 0)
 
 
 def _is_of_caller(window: Window) -> bool:
