@@ -50,6 +50,7 @@ THROUGH = {
     "dataparallel", "distributeddataparallel", "ddp", "fullyshardeddataparallel", "fsdp", "prepare", "prepare_model", "setup",
 }  # fmt: skip
 PLACE, FIRST = "accumulation_boundary", "accumulation_start"  # names of `step % N == 0` and `== 1` where the step is unknown
+START = re.compile("start|step|iter")
 FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 
 
@@ -125,7 +126,10 @@ class Run:
                 for name in ("__init__", "setup"):
                     if (made := self.source.method(instance.of, name)) is not None and made is not root:
                         self.call(Function(made, self.module, instance), [], {}, is_root=True)
-                self.events.clear()
+                    own = {words.last(one.target) for one in words.inside(root, ast.AugAssign)}  # what it counts by itself
+                counted = {} if self.source.loops_over_backward(root) else dict.fromkeys(self.heap)
+                self.heap |= {key: Thing(key) for key in counted if words.end(key) in self.source.counted - own}
+            self.events.clear()
             for number in range(1 if self.source.loops_over_backward(root) else BATCHES):
                 self.loops = [] if self.source.loops_over_backward(root) else [(root, number, False)]
                 given = {one.arg: number for one in root.args.args if one.arg in INDEX and self.loops}
@@ -859,6 +863,8 @@ class Run:
             if name not in bound and name in defaults:
                 default = self.value(defaults[name], function.sees)
                 value = default if not is_root or default == 0 else value
+            elif isinstance(value, Thing) and START.search(name) and words.text(defaults.get(name, node.args)) == "0":
+                value = 0  # what may be resumed
             as_name = ast.Name(name)
             is_number = self.source.is_number(as_name) and isinstance(value, (Thing, int)) and value is not False
             self.counts |= is_number
