@@ -74,7 +74,8 @@ def test_of_a_script_that_is_audited_nothing_wrong_is_told(kind):
 
 
 @pytest.mark.parametrize(
-    ("group", "told", "faults"), [("tried on", 28, 29), ("held out", 14, 20), ("second", 17, 20), ("third", 11, 14), ("fourth", 4, 4)]
+    ("group", "told", "faults"),
+    [("tried on", 28, 29), ("held out", 14, 20), ("second", 17, 20), ("third", 11, 14), ("fourth", 4, 4)],
 )
 def test_loops_before_and_after_public_fixes(group, told, faults):
     """For those held out no rule was changed; the second and third were read once (9 of 20, 3 of 14), and then rules were."""

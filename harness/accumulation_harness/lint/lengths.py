@@ -41,13 +41,17 @@ def lengths(source: Source, step: ast.AST) -> Iterator[Length]:
         The length of each.
     """
     name = words.last(words.receiver(step)) if isinstance(step, ast.Call) else ""
-    told = "t_total" if re.search(f"engine|{words.OPTIMIZER.pattern}|{words.MODEL.pattern}", name) else "step|iter|max|total|lambda"
+    told = (
+        "t_total" if re.search(f"engine|{words.OPTIMIZER.pattern}|{words.MODEL.pattern}", name) else "step|iter|max|total|lambda"
+    )
     for made in source.made.get(name, []) if name else ():
         returned = [] if isinstance(made.func, ast.Attribute) else source.returned(words.dotted(made.func))
         for call in [one for one in returned if isinstance(one, ast.Call)] or [made]:
             given = [one for one in call.args[1:] if told != "t_total" and re.search(LENGTH, words.text(one))]
             given += [one.value for one in call.keywords if re.search(told, one.arg or "")]
-            found = [one for one in (_length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts]
+            found = [
+                one for one in (_length(source, one) for one in given if not source.is_number(one)) if one.power or one.counts
+            ]
             yield from (replace(one, at=one.at or call) for one in found[-1:])  # the warm-up stands before the whole
 
 

@@ -493,7 +493,9 @@ def _misplaced(run: Run, first: Window, usual: Window) -> Iterator[Told]:
     steps_alike = usual.is_flat and first.step.node is usual.step.node and first.is_whole
     expected = N if run.counts and abs(usual.size - N) == 1 else usual.size
     if first.size != expected and steps_alike and not (run.unsure or run.handling) and run.otherwise != "last":
-        sentence = f"the first step comes after {first.size} instead of {int(expected)} micro-batches (here with N = {int(expected)})"
+        sentence = (
+            f"the first step comes after {first.size} instead of {int(expected)} micro-batches (here with N = {int(expected)})"
+        )
         yield _hit(first.step.node, Cause.window_misplaced, sentence), (first.step.node,)
 
 
