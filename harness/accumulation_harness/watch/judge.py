@@ -29,7 +29,7 @@ PARTS = "backwards differ in kind by their place in the window: they are parts o
 REACH = "backwards with the same losses reach other tensors by their place in the window: what is cut off of some was not judged"
 FEWEST_MARKS = 3  # windows after which a difference between the places of backwards is none of chance
 SCALES = (Cause.loss_not_divided, Cause.loss_divided_twice)  # of a loss beside one that is right, which is an auxiliary one
-LOST = 1e-2  # of the largest weight of a micro-batch, below which one is 0
+LOST = 1e-3  # of the largest weight of a micro-batch, below which one is 0
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
