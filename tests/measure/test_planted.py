@@ -307,6 +307,25 @@ def differentiated(arm, window):
     return total
 
 
+def logged(arm, window):
+    """Losses of one's own; the task's are for the log alone."""
+
+    def loss(arm, rows):
+        outputs = arm.model(rows.inputs[0])
+        arm.workload.losses(outputs.detach(), rows)
+        return nn.functional.cross_entropy(outputs, rows.inputs[1], reduction="sum")
+
+    return stepped(arm, None, accumulate(arm, window, loss))
+
+
+def guarded(arm, window):
+    """Gradients that are not finite are cleared, and the step is called all the same."""
+    total = accumulate(arm, window)
+    if not total.isfinite():
+        arm.optimizer.zero_grad()
+    return stepped(arm, None, total)
+
+
 def by_sample(arm, window):
     """Gradients of single rows by `torch.func`."""
     weights = {name: p.detach() for name, p in arm.model.named_parameters()}
@@ -334,7 +353,7 @@ def stepped(arm, gradients, total):
 @pytest.mark.parametrize(
     ("take", "settings"),
     [
-        *((take, "") for take in (loop(), cast, rounded, differentiated, by_sample)),
+        *((take, "") for take in (loop(), cast, rounded, differentiated, logged, guarded, by_sample)),
         *((loop(), "ema_decay=0.9"), (loop(in_window(5, reloaded)), ADAM)),
         (loop(), f"optimizer.name=custom optimizer.target={optimizers.__file__}:Clocked"),
     ],
@@ -429,6 +448,17 @@ def twice(arm, window):
     return stepped(arm, None, total)
 
 
+def without_terms(arm, window, factor=1.0, until=None):
+    """Rows without a loss term are left out."""
+    terms = arm.workload.num_terms(window)
+
+    def loss(arm, rows):
+        return plain(arm, rows) / terms.sum() * len(window)
+
+    parts = [window.rows(part) for part in terms.nonzero().flatten()[:until].chunk(5)]
+    return stepped(arm, None, accumulate(arm, window, loss, parts, factor=lambda: factor))
+
+
 def one_small_tensor(arm):
     arm.model.scale.grad.mul_(1.5)
 
@@ -485,6 +515,9 @@ def after_all(act, arm, window):
         (in_two_ways, "Alike", ""),
         (partial(in_two_ways, factor=5.0), "Alike", "loss_not_divided"),
         (by_halves, "Frozen", ""),
+        (without_terms, "Unlabelled", ""),
+        (partial(without_terms, factor=5.0), "Unlabelled", "loss_not_divided"),
+        (partial(without_terms, until=-1), "Unlabelled", "window_misplaced"),
         (repeated, "Alike", "samples_repeated"),
         (later_on_old_weights, "Images", "batch_statistics+cached_weights_stale"),
         slow(one_tensor_in_bfloat16, "Images", "batch_statistics+low_precision_accumulator"),

@@ -715,6 +715,12 @@ class Weighted(Frozen):
         return self.weights[batch[1]]
 
 
+class Unlabelled(Weighted):
+    """Rows of one class have no loss term."""
+
+    weights = torch.tensor([0.0, 1.0, 1.0])
+
+
 class Queueing(nn.Module):
     """Rows of the last forwards, in their order, are what the next one is compared with."""
 

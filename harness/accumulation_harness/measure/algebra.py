@@ -540,8 +540,10 @@ def _oracles(
 
         def cut(window: Batch, label: str = label, recipe: Recipe = recipe, is_own: bool = is_own) -> tuple[Batch, Sequence[int]]:
             seen = arms[label].seen if label in arms else []
-            if is_own and seen and window.holds(torch.cat(seen)):
-                return window.in_order(torch.cat(seen)), [len(part) for part in seen]
+            if is_own and seen:
+                required = setting.exact.required(window, rows := torch.cat(seen))
+                if required.holds(rows):
+                    return required.in_order(rows), [len(part) for part in seen]
             return window, recipe.split(len(window))
 
         made.setdefault(of[label], dataclasses.replace(recipes[REFERENCE], loop=partial(_take_whole, inside, cut)))

@@ -641,6 +641,7 @@ class LockStep:
         """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
         samples = torch.cat(self.arms[label].seen)
+        window = self.arms[label].workload.required(window, samples)
         # Of samples that are used twice the gradient decides: each backward may be one for some of the parameters.
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known

@@ -44,6 +44,7 @@ class ConsumedWindow:
     stale: Tensor | None  # [P] weights of an earlier window that its last forward has used
     exact: Tensor  # [P] the referee's gradient at its start
     draws: Sequence[Forward] = ()  # of its forwards, where they are looked at
+    is_cut: bool = False  # whether the arm left rows of the window out, none with loss terms
 
     @cached_property
     def rows(self) -> list[Tensor]:
@@ -53,7 +54,12 @@ class ConsumedWindow:
             new = [i for i in dict.fromkeys(part.tolist()) if i not in met]
             met.update(new)
             rows += [torch.tensor(new, dtype=part.dtype, device=part.device)] if new else []
-        return rows if rows and self.window.holds(torch.cat(rows)) else self.arm.seen
+        return rows if rows and self.required.holds(torch.cat(rows)) else self.arm.seen
+
+    @cached_property
+    def required(self) -> Batch:
+        """The window but for rows without loss terms that the arm left out."""
+        return self.arm.workload.required(self.window, torch.cat(self.arm.seen))
 
     @property
     def sizes(self) -> list[int]:
@@ -62,13 +68,14 @@ class ConsumedWindow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arm saw the window's samples, and no others."""
-        return self.window.holds(torch.cat(self.rows))
+        """Whether the arm saw the window's samples with loss terms, and no other window's."""
+        return self.required.holds(torch.cat(self.rows))
 
     @property
     def in_its_order(self) -> ConsumedWindow:
         """With the window's rows as the arm saw them, of one that `is_whole`."""
-        return dataclasses.replace(self, window=self.window.in_order(torch.cat(self.rows)))
+        is_cut = self.is_cut or len(self.required) < len(self.window)
+        return dataclasses.replace(self, window=self.required.in_order(torch.cat(self.rows)), is_cut=is_cut)
 
 
 @dataclass(frozen=True)
@@ -211,11 +218,12 @@ class Probe:
     def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
         """What happened inside the window, whatever was consumed at its end."""
         arm, watch = self.lock.arms[label], self.lock.watches[label]
+        seen = torch.cat(arm.seen)
         found = Signature(
             probes=1,
             steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
             steps_before_last_forward=watch.steps_before_last_forward,
-            samples=_count_samples(torch.cat(arm.seen), ids, arm.strangers),
+            samples=_count_samples(seen, arm.workload.required(self.setting.exact.batch(ids), seen).ids, arm.strangers),
         )
         if watch.last_forward is None or stale is not None:
             return found
@@ -312,7 +320,7 @@ class Probe:
 
     def _contexts(self, taken: ConsumedWindow) -> dict[Causes, Inside]:
         """What may be computed within the window's micro-batches."""
-        own = self.contexts if len(taken.sizes) > 1 or self.setting.exact.orders_rows else {}
+        own = self.contexts if len(taken.sizes) > 1 or taken.is_cut or self.setting.exact.orders_rows else {}
         return {**own, **(self.drawn if len(taken.draws) >= len(taken.sizes) else {})}
 
     @contextmanager

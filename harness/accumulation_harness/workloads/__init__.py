@@ -154,6 +154,21 @@ class Workload(Protocol):
         """
         return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
+    def required(self, window: Batch, seen: Tensor) -> Batch:
+        """The window but for rows without any loss term that are not `seen` ([m] ids): nothing is lost with those.
+
+        Args:
+            window: Its samples.
+            seen: Ids of samples that a loop took.
+
+        Returns:
+            The window itself where nothing is left out.
+        """
+        unseen = ~torch.isin(window.ids, seen)
+        if not bool(unseen.any()):
+            return window
+        return window.rows((~unseen | (self.num_terms(window).cpu() != 0)).nonzero().flatten())
+
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
         """Count the loss terms whose most likely class is the target.
 
