@@ -32,7 +32,7 @@ from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, State, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
 from accumulation_harness.system import pytree
-from accumulation_harness.system.state import Snapshot, moved
+from accumulation_harness.system.state import Snapshot, moved, transforming
 from accumulation_harness.system.state import snapshot as snapshot_of
 from accumulation_harness.workloads import Batch, Workload
 
@@ -52,7 +52,7 @@ RIGHT_AFTER: Mapping[str, float] = {
 class PoisonedWindow:
     """What an arm did with the window."""
 
-    steps: int  # optimizer steps taken in it; 0 where the scaler skipped it
+    steps: int  # optimizer steps taken in it; 0 where the scaler skipped it, or they moved nothing
     finite: bool  # its weights afterwards
     moved: bool  # weights, optimizer state or moving average are not what they were
     scale_before: float  # of the loss; 1 without a scaler
@@ -117,7 +117,8 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     lock = LockStep(arms, setting.config.seed, offload=setting.offload)
     first, ids, *after = windows
     window = setting.exact.batch(ids)
-    sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
+    places = setting.exact.num_terms(window).nonzero().flatten().cpu()
+    sample = window.rows(places[len(places) // 2 :][:1])
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
         before = _wrong(setting, lock, first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
@@ -134,7 +135,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             refused.add(label)
         pairs = zip(before, _everything(arm), strict=True)
         has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
-        if watch.gradient is None or watch.is_lost:
+        if watch.gradient is None or watch.is_lost or not has_moved[label]:
             watch.gradient = None
             del states[label]
         offload.release()
@@ -149,7 +150,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             found[label] = unseen
             continue
         found[label] = PoisonedWindow(
-            steps=lock.watches[label].steps_in_window,
+            steps=lock.watches[label].steps_in_window * has_moved[label],
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
             moved=has_moved[label],
             scale_before=scales[label],
@@ -271,14 +272,17 @@ def poisoned(arms: Sequence[Arm], sample: Batch, by_outputs: Collection[Arm] = (
         by_outputs: Arms whose loss is not their workload's; the output of their model is made infinite instead.
 
     Yields:
-        A list of the arms that have met the sample so far.
+        A list of the arms that have met the sample so far; without one, of those that differentiate their workload's losses.
     """
     met: list[Arm] = []
 
     def losses(arm: Arm, own: Workload, outputs: Any, batch: Batch) -> Tensor:
         mine = torch.isin(batch.ids, sample.ids)
-        met.extend([arm] * (not len(sample) or bool(mine.any())))
         found: Tensor = _infinite(own.losses(outputs, batch), mine)
+        if len(sample) or transforming():
+            met.extend([arm] * (arm not in by_outputs and (not len(sample) or bool(mine.any()))))
+        elif found.requires_grad:  # losses may be taken for a log alone
+            found.register_hook(lambda _: met.append(arm))
         return found
 
     def by_inputs(arm: Arm, _model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
