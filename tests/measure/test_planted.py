@@ -292,12 +292,12 @@ def rounded(arm, window):
 
 
 def differentiated(arm, window):
-    """`p.grad` is assigned, and never cleared."""
+    """`p.grad` is assigned, and never cleared: zeros where there is none."""
     weights, total = [p for p in arm.model.parameters() if p.requires_grad], torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(p) for p in weights]
     for rows in micro_batches(window):
         loss = arm.workload.losses(arm.model(rows.inputs[0]), rows).sum() / len(window)
-        for own, one in zip(sums, torch.autograd.grad(loss, weights), strict=True):
+        for own, one in zip(sums, torch.autograd.grad(loss, weights, materialize_grads=True), strict=True):
             own += one
         total = total + loss.detach()
     for p, own in zip(weights, sums, strict=True):
@@ -307,20 +307,15 @@ def differentiated(arm, window):
     return total
 
 
-def logged(arm, window):
-    """Losses of one's own; the task's are for the log alone."""
+def guarded(arm, window):
+    """Losses of one's own, the task's for a log alone; gradients that are not finite are cleared, and the step is called."""
 
     def loss(arm, rows):
         outputs = arm.model(rows.inputs[0])
         arm.workload.losses(outputs.detach(), rows)
         return nn.functional.cross_entropy(outputs, rows.inputs[1], reduction="sum")
 
-    return stepped(arm, None, accumulate(arm, window, loss))
-
-
-def guarded(arm, window):
-    """Gradients that are not finite are cleared, and the step is called all the same."""
-    total = accumulate(arm, window)
+    total = accumulate(arm, window, loss)
     if not total.isfinite():
         arm.optimizer.zero_grad()
     return stepped(arm, None, total)
@@ -353,8 +348,9 @@ def stepped(arm, gradients, total):
 @pytest.mark.parametrize(
     ("take", "settings"),
     [
-        *((take, "") for take in (loop(), cast, rounded, differentiated, logged, guarded, by_sample)),
+        *((take, "") for take in (loop(), cast, rounded, differentiated, guarded, by_sample)),
         *((loop(), "ema_decay=0.9"), (loop(in_window(5, reloaded)), ADAM)),
+        (differentiated, f"{ADAM} optimizer.weight_decay=0.1 workload.target={tasks.__file__}:Spare"),
         (loop(), f"optimizer.name=custom optimizer.target={optimizers.__file__}:Clocked"),
     ],
 )
@@ -451,12 +447,9 @@ def twice(arm, window):
 def without_terms(arm, window, factor=1.0, until=None):
     """Rows without a loss term are left out."""
     terms = arm.workload.num_terms(window)
-
-    def loss(arm, rows):
-        return plain(arm, rows) / terms.sum() * len(window)
-
     parts = [window.rows(part) for part in terms.nonzero().flatten()[:until].chunk(5)]
-    return stepped(arm, None, accumulate(arm, window, loss, parts, factor=lambda: factor))
+    share = len(window) / terms.sum()
+    return stepped(arm, None, accumulate(arm, window, plain, parts, lambda: factor * share) * share)
 
 
 def one_small_tensor(arm):

@@ -715,6 +715,15 @@ class Weighted(Frozen):
         return self.weights[batch[1]]
 
 
+class Spare(Frozen):
+    """A parameter that no forward uses."""
+
+    def model(self, norm):
+        model = super().model(norm)
+        model.register_parameter("spare", nn.Parameter(torch.ones(2)))
+        return model
+
+
 class Unlabelled(Weighted):
     """Rows of one class have no loss term."""
 

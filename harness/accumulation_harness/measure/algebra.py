@@ -103,6 +103,7 @@ class Run:
     steps: int = 0  # windows that were taken, the one in which the run ended included
     counters: Differences = field(default_factory=dict)  # that are not the reference's
     widens: bool = False  # as its recipe's
+    idle: list[tuple[bool, ...]] = field(default_factory=list)  # by window and parameter, whether its step found no gradient
 
     @property
     def signature(self) -> Signature:
@@ -471,6 +472,10 @@ def _followed(
     """
     clip_norm, inherent = setting.config.clip_norm, _oracle(setting)[0]
     runs = take(recipes, windows, clip_norm=clip_norm, oracles=True)
+    for label, run in runs.items():
+        if run.idle != runs[REFERENCE].idle and run.is_right(inherent):
+            pair = {REFERENCE: _idle_as(recipes[REFERENCE], run.idle), label: recipes[label]}
+            runs[label] = take(pair, windows[: len(run.idle)], clip_norm=clip_norm, oracles=True)[label]
     since = {}
     for label, run in runs.items():
         has_parted = label != floor_arm or _parted(run.distances) < len(run.distances)
@@ -502,6 +507,23 @@ def _followed(
         elif label in of and not _is_amplified(run.beside, moved(made[of[label]])):
             run.strayed_at = _parted(run.beside)
     return runs
+
+
+def _idle_as(recipe: Recipe, idle: Sequence[Sequence[bool]]) -> Recipe:
+    """The recipe, whose parameters without gradient in a window are given none, or zeros, as those of an arm were: a convention.
+
+    Momentum moves on zeros, and decay acts. Parameters that are not trained have none.
+
+    Returns:
+        A copy; what is not zero it gives as before.
+    """
+
+    def give(arm: Arm) -> None:
+        for p, is_idle in zip(arm.model.parameters(), idle[arm.windows], strict=False):
+            if p.requires_grad and (p.grad is None or not bool(p.grad.any())):
+                p.grad = None if is_idle else torch.zeros_like(p)
+
+    return dataclasses.replace(recipe, at_boundary=(give, *recipe.at_boundary))
 
 
 def _is_amplified(own: Sequence[float], controls: Sequence[Sequence[float]]) -> bool:
@@ -646,6 +668,9 @@ def _taken(
             _compare_carried(lock, runs, of, t if oracles else 0)
         around = partial(looks.around, ids, t) if watched else None
         records = lock.step(ids, gradients="kept" if watched or remembers else "compared", around=around)
+        for label, run in runs.items():
+            taken = lock.watches[label].taken
+            run.idle.append(taken.idle if taken else ())
         if not _is_in_range(lock.movement, lock.watches[REFERENCE]):
             break
         for label, run in runs.items():

@@ -303,6 +303,7 @@ class Watch:
         self.loss = torch.zeros(())  # of the last window
         self._backward_begun = False
         self.parameters = list(arm.model.parameters())
+        self.missed = [0] * len(self.parameters)  # steps at which each had no gradient
         self._optimizer, self._inside = arm.optimizer, 0
         self._versions: list[int | None] = []
         first, hooks = arm.optimizer.register_step_pre_hook(self._see_step), arm.optimizer._optimizer_step_pre_hooks
@@ -383,6 +384,7 @@ class Watch:
         self.steps += 1
         self.steps_in_window += 1
         self.taken = taken
+        self.missed = [n + is_idle for n, is_idle in zip(self.missed, taken.idle, strict=True)]
         if not self.compares:
             return
         consumed = Elements(gradients(self.parameters))
@@ -672,8 +674,9 @@ class LockStep:
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
         # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
         overflows = len(self.loss_scales[label].overflows)
-        known = dict.fromkeys(name for each in self.arms.values() for name in state_steps(each.optimizer))
-        steps, names = state_steps(arm.optimizer), group_names(arm.optimizer)
+        missed = {p: n for each in self.watches.values() for p, n in zip(each.parameters, each.missed, strict=True)}
+        known = dict.fromkeys(name for each in self.arms.values() for name in state_steps(each.optimizer, missed))
+        steps, names = state_steps(arm.optimizer, missed), group_names(arm.optimizer)
         return {
             Counter.windows: arm.windows,
             Counter.samples: arm.samples,

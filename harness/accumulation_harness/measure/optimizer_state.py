@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -69,19 +69,20 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def state_steps(optimizer: Optimizer) -> dict[str, float]:
+def state_steps(optimizer: Optimizer, missed: Mapping[Tensor, int]) -> dict[str, float]:
     """Average the counters called `step` of each parameter group, the group's own and its parameters'.
 
     Args:
         optimizer: Any optimizer.
+        missed: Steps at which a parameter had no gradient, which are counted with its own.
 
     Returns:
         Name of the group -> mean.
     """
     found = {}
     for name, group in zip(group_names(optimizer), optimizer.param_groups, strict=True):
-        states = [group, *(one.state.get(p, {}) for one in with_inner(optimizer) for p in group["params"])]
-        counters = [float(state[STEP]) for state in states if isinstance(state, dict) and isinstance(state.get(STEP), NUMBERS)]
+        states = [(0, group), *((missed.get(p, 0), one.state.get(p)) for one in with_inner(optimizer) for p in group["params"])]
+        counters = [n + float(one[STEP]) for n, one in states if isinstance(one, dict) and isinstance(one.get(STEP), NUMBERS)]
         if counters:
             found[name] = sum(counters) / len(counters)
     return found
