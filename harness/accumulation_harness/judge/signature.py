@@ -132,6 +132,7 @@ class Signature:
     wrong_steps: int = field(default=0, metadata=COUNTED)  # windows whose step, or what it leaves, is not a twin's
     update: Movement = field(default=Movement(), metadata=LONGEST)  # error of a step beside a twin's, relative to the update
     state_errors: Mapping[str, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # the same of the optimizer's state
+    uncopied: bool = field(default=False, metadata=ANY)  # a twin of the full batch's optimizer takes another step than that does
     advanced_error: float = field(default=0.0, metadata=WORST)  # of a wrong state beside one advanced for every micro-batch
     average_error: float = field(default=0.0, metadata=WORST)  # of a wrong moving average beside one moved for every micro-batch
     loss_error: float = field(default=0.0, metadata=WORST)  # relative, of the reported loss where the gradient is exact

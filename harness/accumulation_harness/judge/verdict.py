@@ -48,6 +48,9 @@ WIDENED = (
 NARROW_STEPS = (
     "the optimizer takes no step in float64: in that comparison it stepped float32 copies of the weights, on gradients in float64"
 )
+UNCOPIED = (
+    "a copy of the optimizer takes another step than itself: single steps were not compared, the weights over all windows were"
+)
 NOT_POISONED = (
     "not measured was what the loop does with a loss that is not finite: it takes other losses than the task's, or what it calls "
     "refuses such numbers"
@@ -102,6 +105,7 @@ class Algebra:
     draws: bool = False  # the model draws random numbers in training: dropout, or noise
     widened: bool = False  # its code narrows numbers inside, and was run with these widened
     narrow_steps: bool = False  # its optimizer takes no step in float64, and was given parameters and gradients in float32
+    uncopied: bool = False  # a copy of its optimizer takes another step than itself
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
@@ -225,6 +229,7 @@ def judge(evidence: Evidence) -> Verdict:
         + (NOT_POISONED,) * (judged_right and not algebra.poisoned)
         + (WIDENED,) * algebra.widened
         + (NARROW_STEPS,) * algebra.narrow_steps
+        + (UNCOPIED,) * algebra.uncopied
     )
     return dataclasses.replace(verdict, reasons=(*verdict.reasons, *notes, seen))
 

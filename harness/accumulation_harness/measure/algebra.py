@@ -41,7 +41,7 @@ from accumulation_harness.judge.gates import (
     TRAJECTORY_GATE,
     coarse_gate,
 )
-from accumulation_harness.judge.signature import Signature, worst
+from accumulation_harness.judge.signature import Movement, Signature, worst
 from accumulation_harness.judge.verdict import Algebra
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, StepRecord, Watch, carried_by
 from accumulation_harness.measure.probe import (
@@ -416,6 +416,7 @@ def _result(
         draws=setting.draws,
         widened=setting.exact.widens or run.widens,
         narrow_steps=bool(setting.narrow_steps),
+        uncopied=signature.uncopied,
         carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
@@ -510,13 +511,7 @@ def _followed(
 
 
 def _idle_as(recipe: Recipe, idle: Sequence[Sequence[bool]]) -> Recipe:
-    """The recipe, whose parameters without gradient in a window are given none, or zeros, as those of an arm were: a convention.
-
-    Momentum moves on zeros, and decay acts. Parameters that are not trained have none.
-
-    Returns:
-        A copy; what is not zero it gives as before.
-    """
+    """The recipe, but parameters without a gradient are given none or zeros as an arm's were: a convention, which momentum shows."""
 
     def give(arm: Arm) -> None:
         for p, is_idle in zip(arm.model.parameters(), idle[arm.windows], strict=False):
@@ -714,7 +709,7 @@ class Looks:
         begins = is_gone and not (run.distances and math.isnan(run.distances[-1])) and watch.is_lost
         if _is_in_range(self.movement, reference) and (begins or not is_gone):
             try:
-                run.seen.append(self.probe.after(label, ids, t))
+                run.seen.append(self._by_an_instrument(label, self.probe.after(label, ids, t)))
             except NotRemembered:
                 self.unnamed.append(label)
             else:
@@ -724,6 +719,16 @@ class Looks:
                     run.jumps[t] = self.probe.jump(label, ids, t)
         self.probe.forget(label)
         lock.offload.release()
+
+    def _by_an_instrument(self, label: str, found: Signature) -> Signature:
+        """Without the errors, beside a twin, that the full batch's own step has in this window: its optimizer is not copied."""
+        for usual in self.runs[REFERENCE].seen[-1:] if label != REFERENCE else ():
+            off = {name for name, error in usual.state_errors.items() if not error <= ALGEBRA_GATE}
+            is_off = not usual.update.length <= ALGEBRA_GATE
+            errors = {name: 0.0 if name in off else error for name, error in found.state_errors.items()}
+            update = Movement() if is_off else found.update
+            return dataclasses.replace(found, update=update, state_errors=errors, uncopied=is_off or bool(off))
+        return found
 
 
 def _reports_another(label: str, of: Mapping[str, str], records: Mapping[str, StepRecord], resolution: float) -> bool:

@@ -534,6 +534,7 @@ class LockStep:
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
         self.movement = 0.0  # ||theta_full - theta_0|| after the last step
+        self.rates: list[tuple[float, ...]] = []  # the reference's, by window
         groups = arms[REFERENCE].optimizer.param_groups
         self.rate = max(float(group.get("initial_lr", group["lr"])) for group in groups)
         self.loss_scales = {label: LossScale(arm.scaler) for label, arm in arms.items()}
@@ -565,6 +566,7 @@ class LockStep:
         """
         window = self.arms[REFERENCE].workload.batch(ids)
         rates = {label: learning_rates(arm.optimizer)[0] for label, arm in self.arms.items()}
+        self.rates.append(learning_rates(self.arms[REFERENCE].optimizer))
         scales = {label: scale.present for label, scale in self.loss_scales.items()}
         consumed, errors = None, {}
         with kept_randomness(self.arms[REFERENCE].device):
@@ -648,9 +650,15 @@ class LockStep:
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known
         watch.count_draws(self.arms[label].seen)
-        if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
-            pairs = zip(watch.taken.rates, reference.taken.rates, strict=True)
+        if watch.steps_in_window and reference.steps_in_window and watch.taken:
+            pairs = zip(watch.taken.rates, self.rates[self.steps - self._waited(label)], strict=True)
             self.foreign_rates[label] += not all(same(own, other, self.rate) for own, other in pairs)
+
+    def _waited(self, label: str) -> int:
+        """Windows that the scaler skipped, where the arm's schedule took no step either: a convention, as the reference's is."""
+        skipped = len(self.loss_scales[label].overflows)
+        behind = self.arms[REFERENCE].schedule.last_epoch - self.arms[label].schedule.last_epoch
+        return skipped if behind == skipped else 0
 
     def apart(self, label: str, other: str) -> float:
         """The distance of an arm's weights to another's, relative to the reference's movement."""
@@ -672,6 +680,8 @@ class LockStep:
         arm, watch = self.arms[label], self.watches[label]
         buffers = dict(arm.model.named_buffers())
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
+        waited = self._waited(label)  # its rates were compared window by window
+        rates = learning_rates(self.arms[REFERENCE if waited else label].optimizer)
         # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
         overflows = len(self.loss_scales[label].overflows)
         missed = {p: n for each in self.watches.values() for p, n in zip(each.parameters, each.missed, strict=True)}
@@ -682,8 +692,8 @@ class LockStep:
             Counter.samples: arm.samples,
             Counter.optimizer_steps: watch.steps + overflows,
             **{Counter.state_step.of(name): steps.get(name, 0.0) + overflows for name in known},
-            Counter.schedule_index: arm.schedule.last_epoch,
-            **{Counter.learning_rate.of(name): rate for name, rate in zip(names, learning_rates(arm.optimizer), strict=True)},
+            Counter.schedule_index: arm.schedule.last_epoch + waited,
+            **{Counter.learning_rate.of(name): rate for name, rate in zip(names, rates, strict=True)},
             Counter.batches_tracked: max(tracked, default=0.0),
             Counter.loss_scale: self.loss_scales[label].without_overflows,
             Counter.windows_with_other_samples: self.foreign_windows[label],

@@ -69,7 +69,7 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def state_steps(optimizer: Optimizer, missed: Mapping[Tensor, int]) -> dict[str, float]:
+def state_steps(optimizer: Optimizer, missed: Mapping[nn.Parameter, int]) -> dict[str, float]:
     """Average the counters called `step` of each parameter group, the group's own and its parameters'.
 
     Args:

@@ -155,15 +155,7 @@ class Workload(Protocol):
         return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
     def required(self, window: Batch, seen: Tensor) -> Batch:
-        """The window but for rows without any loss term that are not `seen` ([m] ids): nothing is lost with those.
-
-        Args:
-            window: Its samples.
-            seen: Ids of samples that a loop took.
-
-        Returns:
-            The window itself where nothing is left out.
-        """
+        """The window but for rows without any loss term that are not `seen` ([m] ids): nothing is lost with those."""
         unseen = ~torch.isin(window.ids, seen)
         if not bool(unseen.any()):
             return window
