@@ -105,7 +105,6 @@ class Algebra:
     draws: bool = False  # the model draws random numbers in training: dropout, or noise
     widened: bool = False  # its code narrows numbers inside, and was run with these widened
     narrow_steps: bool = False  # its optimizer takes no step in float64, and was given parameters and gradients in float32
-    uncopied: bool = False  # a copy of its optimizer takes another step than itself
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
@@ -229,7 +228,7 @@ def judge(evidence: Evidence) -> Verdict:
         + (NOT_POISONED,) * (judged_right and not algebra.poisoned)
         + (WIDENED,) * algebra.widened
         + (NARROW_STEPS,) * algebra.narrow_steps
-        + (UNCOPIED,) * algebra.uncopied
+        + (UNCOPIED,) * evidence.signature.uncopied
     )
     return dataclasses.replace(verdict, reasons=(*verdict.reasons, *notes, seen))
 

@@ -416,7 +416,6 @@ def _result(
         draws=setting.draws,
         widened=setting.exact.widens or run.widens,
         narrow_steps=bool(setting.narrow_steps),
-        uncopied=signature.uncopied,
         carried=tuple(map(str, run.of_model.values())),
     )
     return AlgebraResult(algebra, signature, counters)
@@ -511,7 +510,7 @@ def _followed(
 
 
 def _idle_as(recipe: Recipe, idle: Sequence[Sequence[bool]]) -> Recipe:
-    """The recipe, but parameters without a gradient are given none or zeros as an arm's were: a convention, which momentum shows."""
+    """The recipe, but parameters without a gradient are given none or zeros as an arm's were: a convention."""
 
     def give(arm: Arm) -> None:
         for p, is_idle in zip(arm.model.parameters(), idle[arm.windows], strict=False):
@@ -724,10 +723,10 @@ class Looks:
         """Without the errors, beside a twin, that the full batch's own step has in this window: its optimizer is not copied."""
         for usual in self.runs[REFERENCE].seen[-1:] if label != REFERENCE else ():
             off = {name for name, error in usual.state_errors.items() if not error <= ALGEBRA_GATE}
-            is_off = not usual.update.length <= ALGEBRA_GATE
             errors = {name: 0.0 if name in off else error for name, error in found.state_errors.items()}
-            update = Movement() if is_off else found.update
-            return dataclasses.replace(found, update=update, state_errors=errors, uncopied=is_off or bool(off))
+            found = dataclasses.replace(found, state_errors=errors, uncopied=bool(off))
+            if not usual.update.length <= ALGEBRA_GATE:
+                return dataclasses.replace(found, update=Movement(), uncopied=True)
         return found
 
 
