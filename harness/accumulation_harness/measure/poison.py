@@ -135,7 +135,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             refused.add(label)
         pairs = zip(before, _everything(arm), strict=True)
         has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
-        if watch.gradient is None or watch.is_lost or not has_moved[label]:
+        if watch.gradient is None or watch.is_lost or not (has_moved[label] or arm.scaler.is_enabled()):
             watch.gradient = None
             del states[label]
         offload.release()
