@@ -720,13 +720,16 @@ class Looks:
         lock.offload.release()
 
     def _by_an_instrument(self, label: str, found: Signature) -> Signature:
-        """Without the errors, beside a twin, that the full batch's own step has in this window: its optimizer is not copied."""
+        """Without errors, beside a twin, as large as those of the full batch's own step in this window: no copy takes that."""
         for usual in self.runs[REFERENCE].seen[-1:] if label != REFERENCE else ():
-            off = {name for name, error in usual.state_errors.items() if not error <= ALGEBRA_GATE}
-            errors = {name: 0.0 if name in off else error for name, error in found.state_errors.items()}
-            found = dataclasses.replace(found, state_errors=errors, uncopied=bool(off))
-            if not usual.update.length <= ALGEBRA_GATE:
-                return dataclasses.replace(found, update=Movement(), uncopied=True)
+            known = {
+                name for name, error in found.state_errors.items() if error <= COMPARABLE * usual.state_errors.get(name, 0.0)
+            }
+            errors = {name: 0.0 if name in known else error for name, error in found.state_errors.items()}
+            off = found.update.magnitude > ALGEBRA_GATE and found.update.magnitude <= COMPARABLE * usual.update.magnitude
+            update = Movement() if off else found.update
+            uncopied = off or any(found.state_errors[name] > ALGEBRA_GATE for name in known)
+            found = dataclasses.replace(found, update=update, state_errors=errors, uncopied=uncopied)
         return found
 
 
