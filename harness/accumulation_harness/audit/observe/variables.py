@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from accumulation_harness.audit.observe.arrays import is_tensor, leaves, members
 from accumulation_harness.audit.observe.frames import CALL, TORCH
 
 OURS = __name__.partition(".")[0] + "."
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 NOT_THEIRS = (*TORCH, str(Path(__file__).parents[2]))
 MOST_OBJECTS = 2_000  # looked into at each look: the nearest ones
 OPAQUE = (str, bytes, type, ModuleType, BuiltinFunctionType)
@@ -120,7 +122,7 @@ def _inside(item: Any) -> Iterator[tuple[str, Any]]:
     if named is not None:
         yield from named
     elif isinstance(item, (FunctionType, MethodType, partial)):
-        yield from ((name.lstrip("."), one) for name, one in _opened("", item))
+        yield from ((name.lstrip("."), one) for name, one in _opened("", item, set()))
     else:
         yield from vars(item).items()
 
@@ -145,22 +147,23 @@ def local_variables() -> dict[str, object]:
         Name -> value.
     """
     found: dict[str, object] = {}
+    seen = set[int]()
     for frame in reversed(_frames()):
         for name, value in _variables(frame).items():
-            for path, one in _opened(name, value):
+            for path, one in _opened(name, value, seen):
                 taken = path in found and found[path] is not one
                 found[f"{frame.f_code.co_name}().{path}" if taken else path] = one
     return found
 
 
 def _frames() -> list[FrameType]:
-    """Those of the audited code, from the innermost one on; none in a thread of its own."""
+    """Those of the audited code, from the innermost one on; in a thread of its own, of all that is no library's."""
     frame: FrameType | None = sys._getframe()
     found = []
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
         found += [] if _is_ours(frame.f_code) else [frame]
         frame = frame.f_back
-    return found if frame is not None else []
+    return [one for one in found if not _is_installed(one.f_code.co_filename)] if frame is None else found
 
 
 @lru_cache(maxsize=4096)
@@ -171,28 +174,61 @@ def _is_ours(code: CodeType) -> bool:
 def _variables(frame: FrameType) -> dict[str, object]:
     """Copied, and not kept by the frame: that would make them live longer. A module's own are left where they are."""
     own = frame.f_locals
-    found = {name: value for name, value in own.items() if not name.startswith("__")}
+    found = {**_named(frame.f_code, frame.f_globals), **own}
+    found = {name: value for name, value in found.items() if not name.startswith("__")}
     if type(own) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         own.clear()
     return found
 
 
-def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The value; in place of a method its object, of a function what it holds, of a partial call its function and arguments."""
-    if isinstance(value, MethodType):
-        yield from _opened(path, value.__self__)
-    elif type(value).__module__.startswith(OURS):  # what a loop hands its arrays to, say: it holds all that was seen
+def _opened(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """The value; in place of a method its object, of a function, a class, a generator or a partial call what it holds."""
+    held: Mapping[str, object] = {}
+    if type(value).__module__.startswith(OURS):  # what a loop hands its arrays to, say: it holds all that was seen
         return
+    if isinstance(value, (MethodType, BuiltinMethodType)) and not isinstance(value.__self__, OPAQUE):
+        yield from _opened(path, value.__self__, seen)
     elif isinstance(value, partial):
-        for place, one in enumerate((value.func, *value.args, *value.keywords.values())):
-            yield from _opened(f"{path}.args[{place - 1}]" if place else path, one)
+        held = {f"args[{place}]": one for place, one in enumerate((*value.args, *value.keywords.values()))} | {"": value.func}
     elif isinstance(value, FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            try:
-                inside = cell.cell_contents
-            except ValueError:  # not yet assigned
-                continue
-            if not isinstance(inside, FunctionType):
-                yield from _opened(f"{path}.{name}", inside)
+        held = _of_function(value)
+    elif isinstance(value, GeneratorType):
+        held = value.gi_frame.f_locals if value.gi_frame is not None and not _is_installed(value.gi_code.co_filename) else {}
+    elif isinstance(value, type):
+        own = getattr(sys.modules.get(value.__module__), "__file__", None)
+        held = vars(value) if own is not None and not _is_installed(own) else {}
     else:
         yield path, value
+    if held and id(value) not in seen:
+        seen.add(id(value))
+        for name, one in held.items():
+            if not name.startswith("__"):
+                yield from _opened(f"{path}.{name}" if name else path, one, seen)
+
+
+def _of_function(function: FunctionType) -> dict[str, object]:
+    """Its closure, and of one that is not a library's its defaults and what of its module it names."""
+    code, found = function.__code__, dict[str, object]()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # not yet assigned
+            found[name] = cell.cell_contents
+    if _is_installed(code.co_filename):
+        return {name: one for name, one in found.items() if not isinstance(one, FunctionType)}
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return {
+        **_named(code, function.__globals__),
+        **dict(zip(names, defaults, strict=True)),
+        **(function.__kwdefaults__ or {}),
+        **found,
+    }
+
+
+def _named(code: CodeType, known: Mapping[str, object]) -> dict[str, object]:
+    """What code names of its module."""
+    return {name: known[name] for name in code.co_names if name in known}
+
+
+@lru_cache(maxsize=4096)
+def _is_installed(path: str) -> bool:
+    return path.startswith((*NOT_THEIRS, *LIBRARIES))
