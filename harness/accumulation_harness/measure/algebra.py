@@ -662,23 +662,28 @@ def _taken(
             _compare_carried(lock, runs, of, t if oracles else 0)
         around = partial(looks.around, ids, t) if watched else None
         records = lock.step(ids, gradients="kept" if watched or remembers else "compared", around=around)
-        for label, run in runs.items():
-            taken = lock.watches[label].taken
-            run.idle.append(taken.idle if taken else ())
         if not _is_in_range(lock.movement, lock.watches[REFERENCE]):
             break
-        for label, run in runs.items():
-            begun, distance = run.apart, records[label].parameter_distance
-            run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
-            if label in of:
-                gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference
-                run.beside.append(lock.apart(label, of[label]) / (gone if 1 < gone < math.inf else 1))
-            if begun <= TRAJECTORY_GATE and _reports_another(label, of, records, arms[label].loss_resolution):
-                run.loss_parted_at = min(run.loss_parted_at, t)
+        _note_window(lock, runs, of, records, t)
     _compare_carried(lock, runs, of, lock.steps if oracles else 0)
     for label, run in runs.items():
         run.clipped_share, run.steps, run.counters = lock.clipped_share(label), lock.steps, lock.differing_counters(label)
     return runs, looks.unnamed
+
+
+def _note_window(
+    lock: LockStep, runs: Mapping[str, Run], of: Mapping[str, str], records: Mapping[str, StepRecord], t: int
+) -> None:
+    """Note what window `t` shows of each arm, whether it was probed or not."""
+    for label, run in runs.items():
+        begun, distance, taken = run.apart, records[label].parameter_distance, lock.watches[label].taken
+        run.idle.append(taken.idle if taken else ())
+        run.distances.append(math.nan if _is_gone(distance, lock.movement) else distance)
+        if label in of:
+            gone = records[of[label]].parameter_distance  # an oracle that explodes moves by more than the reference
+            run.beside.append(lock.apart(label, of[label]) / (gone if 1 < gone < math.inf else 1))
+        if begun <= TRAJECTORY_GATE and _reports_another(label, of, records, lock.arms[label].loss_resolution):
+            run.loss_parted_at = min(run.loss_parted_at, t)
 
 
 @dataclass

@@ -568,7 +568,7 @@ class LockStep:
         rates = {label: learning_rates(arm.optimizer)[0] for label, arm in self.arms.items()}
         self.rates.append(learning_rates(self.arms[REFERENCE].optimizer))
         scales = {label: scale.present for label, scale in self.loss_scales.items()}
-        consumed, errors = None, {}
+        consumed, errors = None, dict[str, float]()
         with kept_randomness(self.arms[REFERENCE].device):
             for label, watch in self.watches.items():
                 with nullcontext() if around is None else around(label):
@@ -591,6 +591,11 @@ class LockStep:
                 if watch.gradient is not None:
                     watch.gradient = self.offload.put(watch.gradient) if gradients == "kept" else None
         self.steps += 1
+        return self._records(rates, scales, None if exact is None else errors)
+
+    def _records(
+        self, rates: Mapping[str, float], scales: Mapping[str, float], errors: Mapping[str, float] | None
+    ) -> dict[str, StepRecord]:
         records = {}
         for label, (distance, loss, *four) in self._seen().items():
             own = comparison(four)
@@ -604,7 +609,7 @@ class LockStep:
                 cosine=own.cosine,
                 learning_rate=rates[label],
                 loss_scale=scales[label] if self.arms[label].scaler.is_enabled() else None,
-                gradient_error=None if exact is None else errors.get(label, math.nan),
+                gradient_error=None if errors is None else errors.get(label, math.nan),
             )
         return records
 

@@ -70,6 +70,9 @@ class PoisonedWindow:
         }
 
 
+UNSEEN = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf, is_measured=False)
+
+
 def measurement(
     setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, ours: bool
 ) -> Measurement[dict[str, PoisonedWindow]]:
@@ -107,59 +110,67 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     Returns:
         Label -> steps, weights and loss scale after the poisoned window.
     """
-    unseen = PoisonedWindow(
-        steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf, is_measured=False
-    )
     if setting.not_float64:
-        return dict.fromkeys(recipes, unseen)
+        return dict.fromkeys(recipes, UNSEEN)
     clip_norm = no_clipping(setting.config.clip_norm)
-    arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
+    arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=len(windows), clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed, offload=setting.offload)
     first, ids, *after = windows
     window = setting.exact.batch(ids)
     places = setting.exact.num_terms(window).nonzero().flatten().cpu()
     sample = window.rows(places[len(places) // 2 :][:1])
     with poisoned(list(arms.values()), dataclasses.replace(sample, ids=sample.ids[:0])) as asked:
-        before = _wrong(setting, lock, first)
+        before = _wrong(setting, lock, first) if after else lock.step(first)
     by_outputs = [arm for arm in arms.values() if arm not in asked]
-    states, offload, has_moved, refused = dict[str, State](), setting.offload, dict[str, bool](), set[str]()
-
-    @contextmanager
-    def followed(label: str) -> Iterator[None]:
-        """What moves of an arm; its weights before are kept where it consumes what is finite."""
-        arm, watch = arms[label], lock.watches[label]
-        before, states[label] = _everything(arm), offload.put_all(snapshot(arm.model))
-        try:
-            yield
-        except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
-            refused.add(label)
-        pairs = zip(before, _everything(arm), strict=True)
-        has_moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
-        if watch.gradient is None or watch.is_lost or not (has_moved[label] or arm.scaler.is_enabled()):
-            watch.gradient = None
-            del states[label]
-        offload.release()
-
+    meeting = Meeting(lock)
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     with poisoned(list(arms.values()), sample, by_outputs) as met:
-        lock.step(ids, around=followed)
+        lock.step(ids, around=meeting.around)
     found = dict[str, PoisonedWindow]()
     for label, arm in arms.items():
         # What did not meet the sample makes other inputs of the window's rows, and takes other losses than the workload's.
-        if arm not in met or {label, REFERENCE} & refused:
-            found[label] = unseen
+        if arm not in met or {label, REFERENCE} & meeting.refused:
+            found[label] = UNSEEN
             continue
         found[label] = PoisonedWindow(
-            steps=lock.watches[label].steps_in_window * has_moved[label],
+            steps=lock.watches[label].steps_in_window * meeting.moved[label],
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
-            moved=has_moved[label],
+            moved=meeting.moved[label],
             scale_before=scales[label],
             scale_after=arm.scaler.get_scale(),
-            survivors=_survivors(setting, arm, states.get(label, {}), lock.watches[label].gradient, window, sample.ids),
+            survivors=_survivors(setting, arm, meeting.states.get(label, {}), lock.watches[label].gradient, window, sample.ids),
         )
-    seen = [_wrong(setting, lock, one) for one in after]
-    known = [label for label, own in found.items() if own.is_measured and not before[label]]
-    return found | {label: dataclasses.replace(found[label], after=one[label]) for one in seen for label in known}
+    for one in after:
+        wrong = _wrong(setting, lock, one)
+        known = [label for label, own in found.items() if own.is_measured and not before[label]]
+        found |= {label: dataclasses.replace(found[label], after=wrong[label]) for label in known}
+    return found
+
+
+@dataclass
+class Meeting:
+    """What the poisoned window does to the arms."""
+
+    lock: LockStep
+    states: dict[str, State] = field(default_factory=dict)  # before, of those that consume what is finite
+    moved: dict[str, bool] = field(default_factory=dict)  # whether anything of theirs has
+    refused: set[str] = field(default_factory=set)  # those that raised
+
+    @contextmanager
+    def around(self, label: str) -> Iterator[None]:
+        """Around an arm's window."""
+        arm, watch, offload = self.lock.arms[label], self.lock.watches[label], self.lock.offload
+        before, self.states[label] = _everything(arm), offload.put_all(snapshot(arm.model))
+        try:
+            yield
+        except Exception:  # a loss that refuses what is not finite, an optimizer that decomposes its gradients
+            self.refused.add(label)
+        pairs = zip(before, _everything(arm), strict=True)
+        self.moved[label] = any(not path.endswith(STEP) for pair in pairs for path in moved(*pair))  # but for what counts steps
+        if watch.gradient is None or watch.is_lost or not (self.moved[label] or arm.scaler.is_enabled()):
+            watch.gradient = None
+            del self.states[label]
+        offload.release()
 
 
 def _wrong(setting: Setting, lock: LockStep, ids: Tensor) -> dict[str, dict[str, float]]:
