@@ -392,6 +392,28 @@ def test_a_watched_model_can_be_copied_and_stored():
     assert seen.report().verdict == "equivalent" and seen.report().windows == 4
 
 
+class WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return functional.cross_entropy(self.model(x), y)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_a_watched_model_can_become_torchscript():
+    loop = Loop(windows=[(4,) * 4] * 2)
+    with watch(loop.model, loop.optimizer, tell=None) as seen:
+        loop.run()
+        x = torch.randn(2, FEATURES)
+        for one in (torch.jit.script(loop.model), torch.jit.script(copy.deepcopy(loop.model)), torch.jit.trace(loop.model, x)):
+            assert torch.equal(one(x), loop.model(x))
+        torch.jit.script(WithLoss(network()))
+        loop.run()
+    assert seen.report().verdict == "equivalent" and seen.report().windows == 4
+
+
 def test_refusals_name_the_argument():
     model = network()
     with pytest.raises(ValueError, match="every: expected at least 1, got 0"):

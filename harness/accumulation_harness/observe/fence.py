@@ -78,7 +78,7 @@ class Fence:
     @property
     def is_deaf(self) -> bool:
         """Whether nothing is to be seen now: it has ended, is not to look, or a compiler traces the run alone."""
-        return not self.is_open or self.paused or torch.compiler.is_compiling()
+        return not self.is_open or self.paused or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
     def replace(
         self, sees: Mapping[Place, See], changes: Mapping[Place, Wrap] | None = None, namespaces: Iterable[dict[str, Any]] = ()
@@ -88,7 +88,8 @@ class Fence:
         A change is `wrap(original, *args, **kwargs)`, which may call the original otherwise.
         """
         seen = {place: self._wrap(see) for place, see in sees.items()}
-        self.patches.replace(seen | {place: self._around(wrap) for place, wrap in (changes or {}).items()}, namespaces)
+        changed = {place: self._around(wrap) for place, wrap in (changes or {}).items()}
+        self.patches.replace({**seen, **changed, (torch.jit, "script"): _scripted}, namespaces)
 
     def _around(self, wrap: Wrap) -> Wrap:
         def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +155,28 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything, and does nothing
+
+
+def _scripted(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a function or module as it is without observers: their hooks and wrappers are no TorchScript."""
+    modules = made.modules() if isinstance(made, torch.nn.Module) else ()
+    tables = [table for module in modules for table in (module._forward_hooks, module._forward_pre_hooks)]
+    before = [dict(table) for table in tables]
+    with patches.lifted():
+        try:
+            for table in tables:
+                for key in [key for key, hook in table.items() if _is_of_an_observer(hook)]:
+                    del table[key]
+            return original(made, *args, **kwargs)
+        finally:
+            for table, hooks in zip(tables, before, strict=True):
+                table.clear()
+                table.update(hooks)
+
+
+def _is_of_an_observer(hook: Any) -> bool:
+    """Whether it is a hook of ours, or what a copy of a module has in its place."""
+    return type(hook) is Hook or isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 def is_the_runs(hook: Any) -> bool:

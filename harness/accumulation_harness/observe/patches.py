@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import RLock, get_ident
 from types import CellType
@@ -99,13 +99,12 @@ class Patched:
     __slots__ = ("is_own", "original", "place", "spaces", "wrapper", "wraps")
 
     def __init__(self, place: Place) -> None:
-        owner, name = self.place = place
+        self.place, (owner, name) = place, place
         self.original, self.is_own = getattr(owner, name), name in vars(owner)  # or of a base class
         self.wraps: tuple[tuple[Patches, Wrap], ...] = ()
         self.wrapper = _wrapper(self)
         self.spaces: list[Namespace] = []  # that hold the wrapper
-        if isinstance(owner, type):
-            setattr(owner, name, self.wrapper)
+        self.put()
 
     def here(self) -> Iterable[tuple[Patches, Wrap]]:
         """Those that observe this thread; one that autograd has started for a device differentiates for any."""
@@ -114,6 +113,14 @@ class Patched:
         if len(found) < len(self.wraps) and not any(thread.ident == me for thread in threading.enumerate()):
             return self.wraps
         return found
+
+    def put(self) -> None:
+        """The wrapper, wherever it was before."""
+        owner, name = self.place
+        if isinstance(owner, type):
+            setattr(owner, name, self.wrapper)
+        for space in self.spaces:
+            _put(space, self.original, self.wrapper)
 
     def put_back(self) -> None:
         """Wherever the wrapper was put."""
@@ -125,6 +132,25 @@ class Patched:
                 delattr(owner, name)
         for space in self.spaces:
             _put(space, self.wrapper, self.original)
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Put the originals in their places for a while, for what reads functions as text.
+
+    Yields:
+        Nothing.
+    """
+    with _lock:
+        present = list(_places.values())
+        for one in present:
+            one.put_back()
+        try:
+            yield
+        finally:
+            for one in present:
+                if _places.get(one.place) is one:
+                    one.put()
 
 
 def _put_back_elsewhere(patched: Sequence[Patched]) -> None:
