@@ -24,6 +24,8 @@ PLAIN = (
     Tensor,
     nn.Parameter,
 )  # by type alone: to ask an object for its class would wake lazy proxies, and fail on dead weak ones
+CONTAINERS = list, tuple, dict, deque
+LONG = 1_000  # members of a container that is opened last
 MOST_OBJECTS = 100_000  # that are looked into: an attribute may lead to everything there is
 OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.device, torch.dtype)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -247,11 +249,16 @@ class _Search:
     held: list[Any] = field(default_factory=list)  # so that no identity is given again
 
     def run(self) -> None:
-        while self.waiting and len(self.held) < self.most:
-            path, item = self.waiting.popleft()
+        long = deque[tuple[str, Any]]()  # what holds a data set's rows, say: opened last, for it may take all that is left
+        while (self.waiting or long) and len(self.held) < self.most:
+            is_last = not self.waiting
+            path, item = (self.waiting or long).popleft()
+            if not is_last and any(issubclass(type(item), base) and base.__len__(item) > LONG for base in CONTAINERS):
+                long.append((path, item))
+                continue
             for name, member in _members(path, item, self.paths):
                 self.visit(name, member)
-        self.unread += [f"{path}..." for path, _ in self.waiting]
+        self.unread += [f"{path}..." for path, _ in (*self.waiting, *long)]
         self.waiting.clear()
 
     def visit(self, path: str, item: Any) -> None:
