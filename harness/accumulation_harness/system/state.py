@@ -359,7 +359,7 @@ def _attributes(item: Any) -> dict[Any, Any]:
     for base in _MRO(type(item)):
         own = _DICT(base)
         descriptor = own.get("__dict__")
-        if type(descriptor) is GetSetDescriptorType and not found:
+        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType) and not found:  # that of a SimpleNamespace, say
             attributes = descriptor.__get__(item)
             found |= dict.copy(attributes) if issubclass(type(attributes), dict) else {}
         for slot in own.values() if "__slots__" in own else ():
