@@ -304,10 +304,7 @@ def _judged(evidence: Evidence) -> Verdict:
             causes=(*diagnosis.causes, *also),
             explained=diagnosis.explained and not also and not unread,
             reasons=(
-                *diagnosis.sentences,
-                *also.values(),
-                *wrong,
-                *unread,
+                *dict.fromkeys((*diagnosis.sentences, *also.values(), *wrong, *unread)),
                 *[str(Doubt.diverged)] * (not (evidence.finite or evidence.signature.is_lost)),
             ),
         )
