@@ -308,7 +308,9 @@ def measure(
         for label, run in runs.items()
         if label != REFERENCE
     }
-    own = {label: recipe for label, recipe in recipes.items() if label in (REFERENCE, floor_arm) or recipe.loop is not None}
+    inherent, controls = _oracle(setting)[0], (REFERENCE, floor_arm)
+    right = {label for label, run in runs.items() if recipes[label].loop is not None and run.is_right(inherent)}
+    own = {label: recipe for label, recipe in recipes.items() if label in (*controls, *right)}
     if len(own) == 2 or config.precision == Precision.float64:
         return found
     narrow = _in_format(setting, own, windows, floor_arm, config.precision, range(2 * CONFIRMED))

@@ -201,7 +201,7 @@ def _wrong(setting: Setting, lock: LockStep, ids: Tensor) -> dict[str, dict[str,
         insides = (WHOLE, *inside_causes(setting).values())
         errors = [relative_distance(watch.gradient, referee.within(state, cut, sizes, one)[1]) for one in insides]
         if not min(errors) <= CLEAR_LEAST:
-            found[label] = {Counter.error_after_poison: min(errors)}
+            found[label] = {Counter.error_after_poison: math.inf if watch.is_lost else min(errors)}
         setting.offload.release()
 
     lock.step(ids, around=around)

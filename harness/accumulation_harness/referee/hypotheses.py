@@ -124,11 +124,7 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
     right, total = facts.parts.gradient, sum(facts.parts.terms)
     shares = facts.parts.shares
     weights = [weight / len(shares) for weight in decompose(consumed, shares).weights]
-    times = [round(weight) if math.isfinite(weight) else 0 for weight in weights]
-    repeated, lost = min(times) == 1 < max(times), min(times) == 0 < max(times) == 1
-    if repeated or lost:
-        cause = Cause.samples_repeated if repeated else Cause.micro_batches_lost
-        yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
+    yield from _whole_times(shares, weights)
     yield from ((Cause.clip_per_micro_batch, gradient) for gradient in _clipped_somewhere(shares, weights, consumed))
     ratio = weights[0] / weights[1] if len(weights) > 2 and min(weights) > 0 else 1.0  # two have always a ratio
     if not math.isclose(ratio, 1.0, rel_tol=RESCALED):
@@ -139,6 +135,15 @@ def counted(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
         divisor = round(total * float(right @ right) / product)
         if divisor != total and abs(divisor - total) <= MISCOUNTED * total:
             yield Cause.counter_wrong, right * (total / divisor)
+
+
+def _whole_times(shares: Sequence[Tensor], weights: Sequence[float]) -> Iterator[Hypothesis]:
+    """Micro-batches that count a whole number of times, some of them not at all or several times."""
+    times = [round(weight) if math.isfinite(weight) else 0 for weight in weights]
+    repeated, lost = min(times) == 1 < max(times), min(times) == 0 < max(times) == 1
+    if repeated or lost:
+        cause = Cause.samples_repeated if repeated else Cause.micro_batches_lost
+        yield cause, summed(share * num for share, num in zip(shares, times, strict=True))
 
 
 def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
@@ -162,6 +167,13 @@ def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
             for a, g, wrong in zip(own, right, gradient.split(list(facts.tensors)), strict=True)
         ]
         yield cause, torch.cat(chosen)
+    off = [k for k, (a, g) in enumerate(zip(own, right, strict=True)) if (a - g).norm() > ALGEBRA_GATE * g.norm()]
+    if facts.max_norm is None and 0 < len(off) < len(own):
+        shares = [torch.cat([share.split(list(facts.tensors))[k] for k in off]) for share in facts.parts.shares]
+        weights = [weight / len(shares) for weight in decompose(torch.cat([own[k] for k in off]), shares).weights]
+        for cause, found in _whole_times(shares, weights):
+            pieces = dict(zip(off, found.split([facts.tensors[k] for k in off]), strict=True))
+            yield cause, torch.cat([pieces.get(k, g) for k, g in enumerate(right)])
 
 
 def _origins(facts: WindowFacts) -> Iterator[Cause]:
