@@ -3,7 +3,7 @@
     python -m tests.golden [SOURCE ...] [--results DIR]
 
 measures sources again and writes their rows, sorted: a diff shows those that moved. `trial` is read from the quick grids of all
-experiments in DIR. `wrong_today` says what would be right of a row that is known to be wrong: it may move there, no other may.
+experiments in DIR. `wrong_today` says what would be right, or right as well, of a row: it may move there, no other may.
 """
 
 import argparse
