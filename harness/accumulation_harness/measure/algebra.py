@@ -33,6 +33,7 @@ from accumulation_harness.judge.counters import Differences, same
 from accumulation_harness.judge.gates import (
     ALGEBRA_GATE,
     CLEAR_LEAST,
+    COARSE_LEAST,
     COMPARABLE,
     CONFIRMED,
     RESOLUTION,
@@ -340,11 +341,10 @@ def _in_format(
     clip_norm = setting.config.clip_norm
     runs = _run(setting, recipes, windows, precision=precision, clip_norm=clip_norm, also=also, scaler=True)
     floor = _largest([error for one in runs[floor_arm].seen for error in (one.gradient_error, one.resolution)])
-    # A twin's step is the same arithmetic: no rounding, where there can be a twin at all.
-    steps = coarse_gate(_largest([one.step_error for own in (REFERENCE, floor_arm) for one in runs[own].seen]), precision)
     found = {}
     for label, run in runs.items():
-        signature = Signature.of_run([one.above(coarse_gate(floor, precision), steps) for one in run.seen])
+        # A twin's step is the same arithmetic, without any rounding; where there can be no twin, nothing is left of its errors.
+        signature = Signature.of_run([one.above(coarse_gate(floor, precision), COARSE_LEAST) for one in run.seen])
         algebra = Algebra(
             gradient_error=run.signature.gradient_error,
             state_error=math.nan,
@@ -728,16 +728,15 @@ class Looks:
 
     def _by_an_instrument(self, label: str, found: Signature) -> Signature:
         """Without errors, beside a twin, as large as those of the full batch's own step in this window: no copy takes that."""
-        for usual in self.runs[REFERENCE].seen[-1:] if label != REFERENCE else ():
-            known = {
-                name for name, error in found.state_errors.items() if error <= COMPARABLE * usual.state_errors.get(name, 0.0)
-            }
-            errors = {name: 0.0 if name in known else error for name, error in found.state_errors.items()}
-            off = found.update.magnitude > ALGEBRA_GATE and found.update.magnitude <= COMPARABLE * usual.update.magnitude
-            update = Movement() if off else found.update
-            uncopied = off or any(found.state_errors[name] > ALGEBRA_GATE for name in known)
-            found = dataclasses.replace(found, update=update, state_errors=errors, uncopied=uncopied)
-        return found
+        before = self.runs[REFERENCE].seen
+        if label == REFERENCE or not before:
+            return found
+        usual, states = before[-1], found.state_errors
+        known = {name for name, error in states.items() if error <= COMPARABLE * usual.state_errors.get(name, 0.0)}
+        errors = {name: 0.0 if name in known else error for name, error in states.items()}
+        off = ALGEBRA_GATE < found.update.magnitude <= COMPARABLE * usual.update.magnitude
+        uncopied = off or any(states[name] > ALGEBRA_GATE for name in known)
+        return dataclasses.replace(found, update=Movement() if off else found.update, state_errors=errors, uncopied=uncopied)
 
 
 def _reports_another(label: str, of: Mapping[str, str], records: Mapping[str, StepRecord], resolution: float) -> bool:

@@ -295,7 +295,7 @@ class Watch:
         self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
         self.forwards: dict[int, Forward] = {}  # of the window, that a backward went through; where draws are looked at
-        self.rows_by_draws: dict[bytes, Tensor] = {}  # where the generators stood -> ids of the rows that drew from there
+        self.rows_by_draws: dict[str, Tensor] = {}  # digest of where the generators stood -> ids of the rows that drew from there
         self.drawn_again = 0  # micro-batches that drew what other rows had drawn
         self.evaluated = 0  # windows with a forward in which a layer of two modes was in that of evaluation
         self._modes = of_two_modes(arm.model)
@@ -384,7 +384,8 @@ class Watch:
         self.steps += 1
         self.steps_in_window += 1
         self.taken = taken
-        self.missed = [n + is_idle for n, is_idle in zip(self.missed, taken.idle, strict=True)]
+        if any(taken.idle):
+            self.missed = [n + is_idle for n, is_idle in zip(self.missed, taken.idle, strict=True)]
         if not self.compares:
             return
         consumed = Elements(gradients(self.parameters))
@@ -434,7 +435,7 @@ class Watch:
             return
         for own, rows in zip(self.draws, seen, strict=True):
             if own.draws:
-                others = self.rows_by_draws.setdefault(b"".join(part.numpy().tobytes() for part in own.began_at), rows)
+                others = self.rows_by_draws.setdefault(digest_of(own.began_at), rows)
                 self.drawn_again += not bool(torch.isin(rows, others).any())
 
     def _note_forward(self, weights: Tensor | None, steps: int, _gradient: Tensor) -> None:
@@ -650,7 +651,8 @@ class LockStep:
         """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
         samples = torch.cat(self.arms[label].seen)
-        window = self.arms[label].workload.required(window, samples)
+        if not window.holds(samples):
+            window = self.arms[label].workload.required(window, samples)
         # Of samples that are used twice the gradient decides: each backward may be one for some of the parameters.
         known = window.holds(samples) or window.holds(samples.unique()) or bool((samples == NO_SAMPLE).any())
         self.foreign_windows[label] += not known

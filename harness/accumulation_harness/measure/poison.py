@@ -42,10 +42,8 @@ DEPENDS_ON = (
 )  # fmt: skip
 
 
-RIGHT_AFTER: Mapping[str, float] = {
-    Counter.after_poison: 1.0,
-    Counter.error_after_poison: 0.0,
-}  # as of any window
+# Of a window that is as any other.
+RIGHT_AFTER: Mapping[str, float] = {Counter.after_poison: 1.0, Counter.error_after_poison: 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ class Probe:
         window = self.setting.exact.batch(ids)
         self.setting.offload.release()
         stale = self._stale_forward(label)
-        found = self._inside(label, ids, start, stale)
+        found = self._inside(label, window, start, stale)
         if watch.gradient is None:
             skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
@@ -215,7 +215,7 @@ class Probe:
             worst_window=WrongWindow(step=seen.step, whole=whole),
         )
 
-    def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
+    def _inside(self, label: str, window: Batch, start: Tensor, stale: Tensor | None) -> Signature:
         """What happened inside the window, whatever was consumed at its end."""
         arm, watch = self.lock.arms[label], self.lock.watches[label]
         seen = torch.cat(arm.seen)
@@ -223,7 +223,7 @@ class Probe:
             probes=1,
             steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
             steps_before_last_forward=watch.steps_before_last_forward,
-            samples=_count_samples(seen, arm.workload.required(self.setting.exact.batch(ids), seen).ids, arm.strangers),
+            samples=_count_samples(seen, arm.workload.required(window, seen).ids, arm.strangers),
         )
         if watch.last_forward is None or stale is not None:
             return found

@@ -84,10 +84,8 @@ def _ways(run: RunFacts, other: RunSeen) -> list[tuple[Rates, Rates]]:
 
 def _goes_through(run: RunFacts, longer: RunSeen, name: str) -> bool:
     """Whether what a schedule moves is that of N=1 after so many micro-batches."""
-    n, pairs = (
-        run.accumulation_steps,
-        _ways(run, longer) if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))],
-    )
+    n = run.accumulation_steps
+    pairs = _ways(run, longer) if name == RATE else [(run.mine.rates[name], longer.rates.get(name, ()))]
     return any(_are_the_same(_firsts(own), _firsts(every)[at::n]) for own, every in pairs for at in range(n))
 
 
