@@ -29,15 +29,3 @@ def adam(theta, gradients, lr, beta1, beta2, eps, decay=0.0):
         m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
         theta = theta - lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
     return theta
-
-
-def batch_norm_chunks(x, sizes, eps, momentum):
-    """Ghost BatchNorm of x [n, C]: outputs, running mean and running variance after all chunks (unbiased variance)."""
-    outputs, mean, variance, start = [], np.zeros(x.shape[1]), np.ones(x.shape[1]), 0
-    for size in sizes:
-        chunk = x[start : start + size]
-        outputs.append((chunk - chunk.mean(0)) / np.sqrt(chunk.var(0) + eps))
-        mean = (1 - momentum) * mean + momentum * chunk.mean(0)
-        variance = (1 - momentum) * variance + momentum * chunk.var(0, ddof=1)
-        start += size
-    return np.concatenate(outputs), mean, variance

@@ -1,6 +1,5 @@
 """The referee against per-sample gradients by `torch.func`, against numpy, and against the layers it replaces."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,9 +7,8 @@ from torch.func import functional_call, grad, vmap
 
 from accumulation_harness.config import Norm, TrialConfig
 from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.referee.oracle import GhostBatchNorm, Inside, Referee, snapshot
+from accumulation_harness.referee.oracle import Inside, Referee, snapshot
 from accumulation_harness.workloads.build import make_workload
-from tests import reference
 
 EXACT = 1e-13  # float64, two different orders of summation over a few thousand terms
 IDS = torch.arange(3, 26)
@@ -64,16 +62,6 @@ def test_parts_by_rows_are_the_parts(monkeypatch):
         ]
         for k, part in enumerate(parts):
             assert relative_distance(torch.cat([own[k] for _, own in rows]), part) < EXACT
-
-
-def test_ghost_batch_norm_against_numpy():
-    x = torch.randn(23, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    layer = GhostBatchNorm(nn.BatchNorm1d(6, dtype=torch.float64), SIZES)
-    y, mean, variance = reference.batch_norm_chunks(x.numpy(), SIZES, 1e-5, 0.1)
-    assert np.abs(layer(x).detach().numpy() - y).max() < EXACT
-    assert np.abs(layer.running_mean.numpy() - mean).max() < EXACT
-    assert np.abs(layer.running_var.numpy() - variance).max() < EXACT
-    assert int(layer.num_batches_tracked) == 3
 
 
 def test_refereeing_leaves_the_state_alone():

@@ -59,8 +59,8 @@ def grad_cache_other_draws(recipe: Recipe) -> Recipe:
 def temperature_repeated(recipe: Recipe) -> Recipe:
     """Plant the fault of a temperature that has its gradient once for each part.
 
-    The whole window's loss is computed for every part, whose rows alone have a graph.
-    The towers' gradients are exact and the temperature's is N times too large (open_clip's `accum_freq`).
+    The whole window's loss is differentiated for every part, whose rows alone have a graph: the towers' gradients are exact and
+    the temperature's is N times too large (open_clip's `accum_freq`).
 
     Args:
         recipe: Plain accumulation.
@@ -68,31 +68,12 @@ def temperature_repeated(recipe: Recipe) -> Recipe:
     Returns:
         The wrong method.
     """
-
-    def loop(arm: Arm, window: Batch) -> Tensor:
-        parts, whole = _parts(arm, window)
-        with torch.no_grad():
-            held = [_forward(arm, part, position) for position, part in enumerate(parts)]
-        arm.memory["held"] = held
-        loss = torch.zeros(())
-        for position, part in enumerate(parts):
-            mine = _forward(arm, part, position)
-            own = pytree.joined([*held[:position], mine, *held[position + 1 :]])
-            live = iter(pytree.leaves(mine))  # what has no rows is the live part's, not the first's
-
-            def from_live(leaf: Any, live: Any = live) -> Any:
-                one = next(live)
-                return one if isinstance(leaf, Tensor) and leaf.dim() == 0 else leaf
-
-            loss = _objective(arm, pytree.map_leaves(from_live, own), whole)
-            arm.scaler.scale(loss).backward()
-            run(arm.recipe.after_backward, arm)
-        return _end_window(arm, window, loss)
-
-    return dataclasses.replace(recipe, loop=loop)
+    return dataclasses.replace(recipe, loop=_cached(same_draws=False, once=False))
 
 
-def _cached(*, same_draws: bool) -> Callable[[Arm, Batch], Tensor]:
+def _cached(*, same_draws: bool, once: bool = True) -> Callable[[Arm, Batch], Tensor]:
+    """GradCache; `once`: the gradient of what has no rows, a temperature, goes back for the first part alone."""
+
     def loop(arm: Arm, window: Batch) -> Tensor:
         parts, whole = _parts(arm, window)
         drawn, held = [], []
@@ -114,7 +95,7 @@ def _cached(*, same_draws: bool) -> Callable[[Arm, Batch], Tensor]:
             if same_draws:
                 set_random_state(state, arm.device)
             again = [leaf for leaf in pytree.tensors(_forward(arm, part, position)) if leaf.is_floating_point()]
-            _backward(again, slopes, slice(*edge), is_first=position == 0)
+            _backward(again, slopes, slice(*edge), with_whole=position == 0 or not once)
             run(arm.recipe.after_backward, arm)
         if same_draws:
             set_random_state(after, arm.device)
@@ -129,15 +110,12 @@ def _with_gradient(leaf: Any) -> Any:
     return leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-def _backward(outputs: Sequence[Tensor], slopes: Sequence[Tensor], rows: slice, *, is_first: bool) -> None:
-    """Pass the window's gradient with respect to its outputs back through those of `rows`.
-
-    What has no rows, a temperature, is one tensor of the window: its gradient goes back once.
-    """
+def _backward(outputs: Sequence[Tensor], slopes: Sequence[Tensor], rows: slice, *, with_whole: bool) -> None:
+    """Pass the window's gradient with respect to its outputs back through those of `rows`, and of what has no rows."""
     going = [
         (output, slope[rows] if output.dim() else slope)
         for output, slope in zip(outputs, slopes, strict=True)
-        if output.requires_grad and (output.dim() or is_first)
+        if output.requires_grad and (output.dim() or with_whole)
     ]
     torch.autograd.backward([output for output, _ in going], [slope for _, slope in going])
 

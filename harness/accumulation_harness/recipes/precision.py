@@ -24,11 +24,6 @@ def parameter_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == Precision.float64 else torch.float32
 
 
-def _resolution(precision: Precision) -> float:
-    """Distance from 1 to the next number, in the format in which a forward computes."""
-    return torch.finfo(HALF.get(precision, parameter_dtype(precision))).eps
-
-
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Make the context of the forward pass.
 

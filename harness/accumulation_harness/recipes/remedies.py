@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from accumulation_harness.config import ConfigError
 from accumulation_harness.recipes import precision, two_pass
 from accumulation_harness.recipes.recipe import Arm, Recipe, Stage
 from accumulation_harness.recipes.two_pass import LossOf, WindowNorm
-from accumulation_harness.referee.oracle import GhostBatchNorm
+from accumulation_harness.system import pytree
+from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.layers import replace_layers
 
 Transform = Callable[[Recipe], Recipe]
@@ -132,7 +134,7 @@ def detached_statistics(recipe: Recipe) -> Recipe:
 
 
 def ghost_full_batch(recipe: Recipe) -> Recipe:
-    """The full batch in one forward, normalised in chunks of b (Hoffer et al. 2017).
+    """The full batch in one backward, normalised in chunks of b (Hoffer et al. 2017): a forward for each chunk in turn.
 
     Args:
         recipe: A right recipe.
@@ -141,15 +143,11 @@ def ghost_full_batch(recipe: Recipe) -> Recipe:
         The recipe with this remedy.
     """
 
-    def chunk(arm: Arm) -> None:
-        sizes = recipe.split(sum(map(len, arm.seen)))
-        if not arm.windows:
-            replace_layers(arm.model, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
-        for layer in arm.model.modules():
-            if isinstance(layer, GhostBatchNorm):
-                layer.sizes = list(sizes)
+    def forward(arm: Arm, window: Batch) -> Any:
+        edges = pairwise(accumulate(recipe.split(len(window)), initial=0))
+        return pytree.joined([recipe.forward(arm, window.rows(slice(*edge))) for edge in edges])
 
-    return before(dataclasses.replace(recipe, split=whole), chunk)
+    return dataclasses.replace(recipe, split=whole, forward=forward)
 
 
 def before(recipe: Recipe, stage: Stage) -> Recipe:

@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from accumulation_harness.referee.gradients import flatten
 from accumulation_harness.system import pytree
@@ -192,14 +191,10 @@ class Referee:
         Returns:
             [P] the gradient of sum(losses) / sum(terms).
         """
-        return self.loss_and_gradient(state, window)[1]
-
-    def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
-        """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
-        return self.within(state, window, [len(window)], WHOLE)[:2]
+        return self.within(state, window, [len(window)], WHOLE)[1]
 
     def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, Tensor]:
-        """Compute loss and gradient with something computed within chunks of the window.
+        """Compute the objective sum_i l_i / sum_i n_i + penalty and its gradient with something computed within chunks.
 
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in
         turn. Accumulation over micro-batches of the same sizes is this computation exactly.
@@ -347,49 +342,3 @@ def running_statistics(state: State) -> Tensor:
     """
     values = [value for name, value in state.items() if name.endswith(("running_mean", "running_var"))]
     return flatten(values) if values else torch.zeros(0, dtype=torch.float64)
-
-
-class GhostBatchNorm(nn.Module):
-    """BatchNorm over virtual batches, from its definition: y = (x - mean_k) / sqrt(var_k + eps) * weight + bias.
-
-    It is written out, without `torch.nn.functional`, so that it is independent of the layer that it judges. Running statistics
-    move once for each chunk, in order: r <- (1 - m) r + m s_k, with the unbiased variance.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
-    def __init__(self, layer: _BatchNorm, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.sizes, self.eps, self.momentum = list(sizes), layer.eps, layer.momentum
-        for name, parameter in layer._parameters.items():  # None where the layer has no scale and shift
-            self.register_parameter(name, parameter)
-        for name, buffer in layer._buffers.items():  # None where it keeps no running statistics
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, C, ...] -> the same shape; the n samples are cut into chunks of `sizes`."""
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        others = [0, *range(2, x.dim())]
-        outputs = []
-        for chunk in x.split(self.sizes):
-            mean = chunk.mean(others)
-            centred = chunk - mean.view(shape)
-            variance = (centred * centred).mean(others)
-            outputs.append(centred / torch.sqrt(variance + self.eps).view(shape))
-            self._move(mean.detach(), variance.detach(), chunk.numel() // chunk.shape[1])
-        normalised = torch.cat(outputs)
-        if self.weight is None or self.bias is None:
-            return normalised
-        return normalised * self.weight.view(shape) + self.bias.view(shape)
-
-    def _move(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked += 1
-        rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.mul_(1 - rate).add_(rate * mean)
-        self.running_var.mul_(1 - rate).add_(rate * variance * count / (count - 1))
