@@ -86,7 +86,7 @@ def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder):
     assert "Nothing to do" in harness(folder, *one, DATA="0").stdout
     harness(folder, *one, DATA="1")
     assert len({trial["config"]["workload"]["source"] for trial in trials(folder).values()}) == 2
-    assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one, DATA="two", code=2).stderr
+    assert "that gives a text; it raised ValueError: invalid literal" in harness(folder, *one, DATA="two", code=2).stderr
 
 
 def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path):
@@ -113,7 +113,7 @@ def test_a_fingerprint_that_leaves_a_process_is_one_and_an_exit_is_none(tmp_path
     if "exit" not in does:
         assert data_fingerprint("workload.target", f"{file}:Told", "{}") == digest_of(1)
     else:
-        with pytest.raises(ConfigError, match=r"fingerprint\(\) that gives a text; it said nothing"):
+        with pytest.raises(ConfigError, match=r"fingerprint\(\) that gives a text; its process ended with exit code 0"):
             data_fingerprint("workload.target", f"{file}:Told", "{}")
 
 

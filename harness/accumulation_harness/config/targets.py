@@ -8,21 +8,19 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from accumulation_harness.config import ConfigError
+from accumulation_harness.system.processes import NoAnswer, answered
 
 EXPECTED = "FILE.py:NAME or package.module:NAME"
 _modules: dict[str, dict[str, Any]] = {}  # by the folder of a target: those that it has imported from there
 _python_import = builtins.__import__
-SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
 MOST_SECONDS = 300  # for a task to say what its data are
 SHOWN = 8  # names of a file that are told
 
@@ -62,35 +60,19 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
     """
     if b"def fingerprint(" not in _file(field, target).read_bytes():
         return ""
-    program = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-P", "-c", program, field, target, arguments]
-    # Files, not pipes: what the task's code leaves running would keep a pipe open.
-    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
-        try:
-            code = subprocess.run(command, env=environment, stdout=out, stderr=err, check=False, timeout=MOST_SECONDS).returncode
-        except subprocess.TimeoutExpired as error:
-            raise ConfigError(field, target, f"fingerprint() that answers within {MOST_SECONDS} s") from error
-        for file in (out, err):
-            file.seek(0)
-        _, has_told, told = out.read().rpartition(SAYS)
-        last = (err.read().strip().splitlines() or ["it said nothing"])[-1]
-    if code == 0 and has_told:
-        return told.strip()
-    own = last.partition(": expected ")[2] if last.startswith(f"{ConfigError.__module__}.ConfigError: ") else ""
-    raise ConfigError(field, target, own or f"fingerprint() that gives a text; {last}")
+    try:
+        return answered(_told, field, target, arguments, seconds=MOST_SECONDS)
+    except TimeoutError as error:
+        raise ConfigError(field, target, f"fingerprint() that answers within {MOST_SECONDS} s") from error
+    except NoAnswer as error:
+        raise ConfigError(field, target, f"fingerprint() that gives a text; {error}") from error
 
 
-def tell_data(field: str, target: str, arguments: str) -> None:
-    """Print the fingerprint of a task's data, where it has one: the method may be another class's of the same file.
-
-    Args:
-        field: The setting that holds the target.
-        target: `FILE.py:NAME` or `package.module:NAME`.
-        arguments: Arguments of the target, as JSON.
-    """
-    task = load(field, target)(**json.loads(arguments))
-    print(SAYS + (digest_of(task.fingerprint()) if hasattr(task, "fingerprint") else ""))
+def _told(field: str, target: str, arguments: str) -> str:
+    """What the task says, where it has the method: that may be another class's of the same file."""
+    with redirect_stdout(sys.stderr), expecting(field, target, "fingerprint() that gives a text"):
+        task = load(field, target)(**json.loads(arguments))
+        return digest_of(task.fingerprint()) if hasattr(task, "fingerprint") else ""
 
 
 def digest_of(value: object) -> str:

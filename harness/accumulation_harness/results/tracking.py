@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
+from accumulation_harness.system.processes import NoAnswer, answered
 
 if TYPE_CHECKING:
     import wandb
@@ -35,14 +36,6 @@ LOG_SECONDS = 10.0  # and to a local log
 HAND_OVER_SECONDS = 1.0
 
 _WAY_OUT = "`wandb login`, WANDB_API_KEY=…, or tracking=offline (upload later with `accumulation-harness sync`)"
-# A process of its own, because wandb's own timeouts do not bound a server that accepts the connection and stays silent.
-_CHECK = """
-import sys, wandb
-try:
-    wandb.Api(timeout=10)  # asks the server who the key belongs to
-except Exception as error:
-    sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
-"""
 _SPELLINGS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -61,23 +54,26 @@ def check(config: TrackingConfig) -> None:
     """
     if config.mode != TrackingMode.online:
         return
-    command, said = [sys.executable, "-c", _CHECK], f"no answer in {CHECK_SECONDS:.0f} s"
-    try:  # without an input, wandb cannot ask for a key
-        subprocess.run(
-            command,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CHECK_SECONDS,
-            check=True,
-        )
-        return
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or ["the check died"])[-1]
-    except subprocess.TimeoutExpired:
-        pass
-    raise ConfigError("tracking.mode", "online", f"a W&B server that accepts the key ({said}); otherwise {_WAY_OUT}")
+    try:
+        said = answered(_refusal, seconds=CHECK_SECONDS)
+    except TimeoutError:
+        said = f"no answer in {CHECK_SECONDS:.0f} s"
+    except NoAnswer as error:
+        said = str(error)
+    if said:
+        raise ConfigError("tracking.mode", "online", f"a W&B server that accepts the key ({said}); otherwise {_WAY_OUT}")
+
+
+def _refusal() -> str:
+    """Why the server does not accept the key; asked in a process of its own, as wandb's timeouts do not bound a silent server."""
+    os.environ.update(_environment())
+    import wandb
+
+    try:
+        wandb.Api(timeout=10)  # asks the server who the key belongs to
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return ""
 
 
 def finish_seconds(mode: TrackingMode) -> float:

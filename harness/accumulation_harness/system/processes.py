@@ -152,19 +152,21 @@ class NoAnswer(Exception):
         self.code = code
 
 
-def answered(function: Callable[..., Value], *args: Any, method: str = "spawn") -> Value:
+def answered(function: Callable[..., Value], *args: Any, method: str = "spawn", seconds: float | None = None) -> Value:
     """Call a function in a process of its own, which has ended when this returns.
 
     Args:
         function: A function of a module, to be pickled by name.
         args: Its arguments, picklable.
         method: How the process is started; a `forkserver` that is at work has imported what a trial needs.
+        seconds: How long it may take; without it, any time.
 
     Returns:
         What it returned. What it raised is raised here.
 
     Raises:
         NoAnswer: The process ended before it answered; it has the exit code.
+        TimeoutError: It took longer than `seconds`.
     """  # noqa: DOC501 (EOFError is caught here)
     context: Any = get_context(method)
     receiver, sender = context.Pipe(duplex=False)
@@ -173,7 +175,8 @@ def answered(function: Callable[..., Value], *args: Any, method: str = "spawn") 
         with interrupts_blocked():
             process.start()
         sender.close()
-        wait([receiver, process.sentinel])
+        if not wait([receiver, process.sentinel], seconds):
+            raise TimeoutError
         if not receiver.poll():
             raise EOFError
         is_good, found = receiver.recv()
