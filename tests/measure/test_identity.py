@@ -18,7 +18,7 @@ BASE = trial(
     "workload.model=mlp workload.width=2 norm=layer effective_batch=751 accumulation_steps=[3] split=ragged",
     "algebra_steps=3 probe_every=3 permutations=30 clip_norm=0.5",
 )
-# Another value of every setting of a trial. Those that only faults and methods read have none: such arms depend on all of them.
+# Another value of every setting of a trial. Those that only faults and methods read have none: such arms share nothing.
 OTHERS = [
     "experiment=mine", "study=convergence", "workload.width=3", "data.last_window=drop", "norm=group",
     "optimizer.name=momentum optimizer.lr=0.3", "schedule.warmup_steps=2", "clip_norm=0.01", "ema_decay=0.9",
@@ -37,9 +37,9 @@ def of(name, config):
         case "algebra":
             return algebra.measurement(setting, recipes, windows[: config.algebra_steps], [*recipes][-1], ours=True)
         case "rounding":
-            return rounding.measurement(setting, recipes, windows[0], ours=True)
+            return rounding.measurement(setting, recipes, windows[0])
         case _:
-            return poison.measurement(setting, recipes, windows[:2], ours=True)
+            return poison.measurement(setting, recipes, windows[:2])
 
 
 def test_every_setting_is_tried():

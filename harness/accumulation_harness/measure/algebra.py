@@ -69,8 +69,6 @@ DEPENDS_ON = (
     "workload", "data", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
     "accumulation_steps", "split", "algebra_steps", "probe_every", "seed",
 )  # fmt: skip
-# Arms that are not ours may look at them.
-OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
 CONTROLS = 4  # full batches from weights moved by rounding, trained where an arm parts and the shuffled one does not as far
 NARROWED = 1e-4  # relative, what a gradient may change by where float32 inside a loop is widened
 MOVED = 9  # stream of the trial's seed
@@ -239,7 +237,7 @@ def measurement(
     *,
     ours: bool,
 ) -> Measurement[dict[str, AlgebraResult]]:
-    """Wrap `measure`, so that trials share it.
+    """Wrap `measure`, so that trials of our right arms share it.
 
     Args:
         setting: The trial.
@@ -252,9 +250,8 @@ def measurement(
     Returns:
         The measurement, with the settings that it depends on.
     """
-    settings = DEPENDS_ON + (() if ours else OTHERS_DEPEND_ON)
-    if setting.config.precision == Precision.float64:
-        settings += ("execution",)  # here alone L0 is run as the precision under test
+    # In float64 alone L0 is run as the precision under test.
+    settings = DEPENDS_ON + (("execution",) if setting.config.precision == Precision.float64 else ())
     make = partial(measure, setting, recipes, windows, floor_arm, scaler=not ours)
     return Measurement("algebra", dict[str, AlgebraResult], partial(setting.identity, settings, windows), make)
 

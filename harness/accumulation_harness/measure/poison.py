@@ -38,7 +38,7 @@ from accumulation_harness.workloads import Batch, Workload
 
 DEPENDS_ON = (
     "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
-    "accumulation_steps", "split", "seed", "faults", "methods",
+    "accumulation_steps", "split", "seed",
 )  # fmt: skip
 
 
@@ -72,25 +72,21 @@ UNSEEN = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale
 
 
 def measurement(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, ours: bool
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]
 ) -> Measurement[dict[str, PoisonedWindow]]:
-    """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's.
+    """`measure`, as trials of our right arms share it: nothing but the scaler is the precision's.
 
     Args:
         setting: The trial's task, initial weights and windows.
         recipes: Name of an arm -> its recipe.
         windows: Numbers of the samples of each window.
-        ours: Whether all arms are our right ones, and nothing but the scaler is the precision's.
 
     Returns:
         What identifies it, and how it is made.
     """
-    config = setting.config
-    is_scaled = config.precision == Precision.float16
-    settings = DEPENDS_ON + (("loss_scale",) if is_scaled else ())
-    if not ours or config.precision == Precision.float64:
-        settings += ("precision", "execution")
-    depends_on = partial(setting.identity, settings, windows, is_scaled=is_scaled)
+    precision = setting.config.precision
+    settings = DEPENDS_ON + {Precision.float16: ("loss_scale",), Precision.float64: ("execution",)}.get(precision, ())
+    depends_on = partial(setting.identity, settings, windows, is_scaled=precision == Precision.float16)
     return Measurement("poison", dict[str, PoisonedWindow], depends_on, partial(measure, setting, recipes, windows))
 
 

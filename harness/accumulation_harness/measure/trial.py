@@ -350,13 +350,14 @@ class Levels:
     def __init__(
         self, setting: Setting, candidates: Sequence[Candidate], on_step: OnStep, shared: Measurements, clock: Clock
     ) -> None:
-        config, self.setting, self.on_step, self.shared, self.clock = setting.config, setting, on_step, shared, clock
+        config, self.setting, self.on_step, self.clock = setting.config, setting, on_step, clock
         clock.phase = "the first windows, in float64"
         self.chosen = [dataclasses.replace(one, recipe=algebra.settled(setting, one.recipe)) for one in candidates]
         self.recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in self.chosen}
         assert len(self.recipes) == len(self.chosen) + 1, "candidates need distinct names"
         standard = standard_candidates(config)
         self.is_ours = self.chosen == standard
+        self.shared = shared if self.is_ours else Measurements()  # any other arm may depend on whatever it looks at
         self.right = [REFERENCE, *(one.label for one in self.chosen if one in standard)]
         ours = {ACCUMULATED, PERMUTED, *catalogue.names(config), *config.methods}
         others = setting.exact.moves_state or any(one.arm not in ours for one in self.chosen)
@@ -416,7 +417,7 @@ class Levels:
         """L0, with what was done with the poisoned window, and L1, by label."""
         floor_arm = next(candidate.label for candidate in self.chosen if candidate.arm == PERMUTED)
         level0 = algebra.measurement(self.setting, self.recipes, self.probed, floor_arm, ours=self.is_ours)
-        level1 = self._rounding(self.recipes, self.stream[0])
+        level1 = rounding.measurement(self.setting, self.recipes, self.stream[0])
         self._train_meanwhile(level0)
         self.clock.phase = "the run in float64"
         exact = self.shared.of(level0)
@@ -428,9 +429,8 @@ class Levels:
         rounded = rounding.confirmed(first, _right(exact), self.setting.config.precision, others)
         self.clock.lap("rounding")
         self.clock.phase = "a window with a loss that is not finite"
-        windows = self.shared.of(
-            poison.measurement(self.setting, self.recipes, self.stream[: 2 if self.is_ours else 3], ours=self.is_ours)
-        )
+        looked_at = self.stream[: 2 if self.is_ours else 3]
+        windows = self.shared.of(poison.measurement(self.setting, self.recipes, looked_at))
         self.clock.lap("poison")
         beside = {
             label: dataclasses.replace(
@@ -474,13 +474,10 @@ class Levels:
         if self.shared.is_being_made(measurement):
             _ = self.training
 
-    def _rounding(self, recipes: Mapping[str, Recipe], ids: Tensor) -> Measurement[dict[str, Rounding]]:
-        return rounding.measurement(self.setting, recipes, ids, ours=self.is_ours)
-
     def _rounding_of(self, ids: Tensor, labels: Collection[str]) -> dict[str, Rounding]:
         """L1 of the arms `labels` in the window `ids`."""
         chosen = {label: recipe for label, recipe in self.recipes.items() if label in labels or label == REFERENCE}
-        return self.shared.of(self._rounding(chosen, ids))
+        return self.shared.of(rounding.measurement(self.setting, chosen, ids))
 
 
 def _right(exact: Mapping[str, AlgebraResult]) -> list[str]:
