@@ -2,7 +2,7 @@
 
 For each parameter a trial keeps so many bytes, and moves so many, whatever the model is; and it takes each window so many times.
 All three are counted while the same trial (its arms, optimizer, steps, faults) runs on the stand-in. To them come what one window
-keeps for its backward, counted on fake tensors where the task computes with them, and the seconds that the task takes for it.
+keeps for its backward, extrapolated from two small ones, and the seconds that the task takes for it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.config import (
@@ -154,9 +153,7 @@ def _noted(forward: Callable[..., Any], passes: Counter[Pass], size: int, exact:
 
 
 def bytes_of_window(setting: Setting) -> float:
-    """Measure what the backward of a window keeps, and the results of operations, in `exact_dtype`.
-
-    On fake tensors, which have no values and take no memory; from two real sizes where the task does not compute with them.
+    """Measure what the backward of a window keeps, and the results of operations, in `exact_dtype`, from two small sizes.
 
     Args:
         setting: The trial.
@@ -165,14 +162,10 @@ def bytes_of_window(setting: Setting) -> float:
         Bytes beside weights, gradients and data.
     """
     [ids] = setting.windows(1)
-    workload, model = setting.exact, copied(setting.initial)
-    window = workload.prepared(workload.batch(ids))
-    with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as mode:  # whatever the task does with values
-        return _most(workload, _faked(model, mode, setting), window)
-    least = max(smallest_micro_batch(setting.config), workload.smallest_micro_batch)
+    workload, model = setting.exact, in_format(copied(setting.initial), setting.device, setting.exact_dtype)
+    window, least = workload.batch(ids), max(smallest_micro_batch(setting.config), workload.smallest_micro_batch)
     sizes = (least, 2 * least)
-    taken = [_most(workload, in_format(model, setting.device, setting.exact_dtype), window.rows(slice(b))) for b in sizes]
-    static, each = memory.fit(sizes, taken)
+    static, each = memory.fit(sizes, [_most(workload, model, workload.prepared(window.rows(slice(b)))) for b in sizes])
     return static + each * len(window)
 
 
@@ -185,21 +178,6 @@ def _most(workload: Workload, model: nn.Module, window: Batch) -> int:
     gradients = memory.num_bytes(memory.gradients_of(model.parameters()))
     model.zero_grad()
     return int(max(0, live.most - before - gradients))
-
-
-def _faked(model: nn.Module, mode: FakeTensorMode, setting: Setting) -> nn.Module:
-    """The model, its parameters and buffers exchanged for fake ones in place; one with several names stays one."""
-    made = dict[int, Tensor]()
-    for layer in model.modules():
-        for place in (layer._parameters, layer._buffers):
-            for name, own in place.items():
-                if own is not None:
-                    if id(own) not in made:
-                        dtype = setting.exact_dtype if own.is_floating_point() else own.dtype
-                        fake = mode.from_tensor(own.detach()).to(setting.device, dtype)
-                        made[id(own)] = nn.Parameter(fake, own.requires_grad) if isinstance(own, nn.Parameter) else fake
-                    place[name] = made[id(own)]  # type: ignore[assignment]
-    return model
 
 
 def seconds(setting: Setting, counted: Counted, overhead: float) -> float:
