@@ -26,7 +26,7 @@ def _schema(base):
 def trial(*told, base=TrialConfig):
     """The trial of settings as on a command line, between blanks; later ones win."""
     settings = OmegaConf.from_dotlist(" ".join(told).split())
-    return _made(TrialConfig, OmegaConf.to_container(OmegaConf.merge(_schema(base), settings)))
+    return _made(OmegaConf.to_container(OmegaConf.merge(_schema(base), settings))).trial
 
 
 def setting_of(config):

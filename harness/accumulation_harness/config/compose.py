@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 import pickle
 import sys
 import traceback
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
+import msgspec
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -68,7 +68,7 @@ def to_config(composed: DictConfig) -> HarnessConfig:
         ConfigError: A setting is unknown, out of its bounds, or cannot be run with the others.
     """
     values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    config: HarnessConfig = _made(HarnessConfig, {key: value for key, value in values.items() if key != "hydra"})
+    config = _made({key: value for key, value in values.items() if key != "hydra"})
     if config.name is not None:
         config = dataclasses.replace(config, experiment=config.name)
     validate(config)
@@ -77,40 +77,26 @@ def to_config(composed: DictConfig) -> HarnessConfig:
     return config
 
 
-def _made(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`kind` from plain values. OmegaConf checks types, but not of keys added with `+`, nor of what `${...}` stands for."""
-    kinds, made = _kinds(kind), {}
+def _made(values: Mapping[str, Any]) -> HarnessConfig:
+    """A configuration. OmegaConf checks types, but not of keys added with `+`, nor of what `${...}` stands for."""
+    try:
+        config = msgspec.convert(values, HarnessConfig)
+    except msgspec.ValidationError as error:
+        name = str(error).partition("`$.")[2].rstrip("`").partition("[")[0]
+        value = functools.reduce(operator.getitem, name.split("."), values)
+        raise ConfigError(name, value, expected(name) or "another value") from None
+    for name, value in _unknown(values, config):
+        raise ConfigError(name, value, meant(name))
+    return config
+
+
+def _unknown(values: Mapping[str, Any], config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys that are no fields of a configuration, with their values."""
     for key, value in values.items():
-        name = prefix + key
-        if key not in kinds:
-            raise ConfigError(name, value, meant(name))
-        try:
-            if dataclasses.is_dataclass(kinds[key]):
-                made[key] = _made(kinds[key], value, f"{name}.")
-            else:
-                made[key] = _taken(kinds[key], value)
-        except (TypeError, AttributeError, OverflowError):
-            raise ConfigError(name, value, expected(name) or "another value") from None
-    return kind(**made)
-
-
-def _taken(kind: Any, value: Any) -> Any:
-    """The value as one of that kind; TypeError where it is none."""
-    parts, origin = typing.get_args(kind), typing.get_origin(kind)
-    if isinstance(kind, types.UnionType):
-        return None if value is None else _taken(parts[0], value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_taken(parts[0], one) for one in value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not (origin or kind):
-        raise TypeError(value)
-    return value
-
-
-@functools.cache
-def _kinds(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+        if not hasattr(config, key):
+            yield prefix + key, value
+        elif dataclasses.is_dataclass(own := getattr(config, key)):
+            yield from _unknown(value, own, f"{prefix}{key}.")
 
 
 def compose_trial(overrides: Sequence[str]) -> HarnessConfig:
