@@ -17,16 +17,27 @@ Errors = Mapping[Causes, float]  # of one window: causes -> relative error of th
 NEARER = 10.0  # times, that a cause has to bring the gradient nearer than no cause at all
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attribution:
-    """A gradient a that an optimizer received, compared with the reference gradient g and the micro-batch gradients g_k."""
+@dataclass(frozen=True)
+class Comparison:
+    """A gradient a compared with a reference g; NaN, which never passes, where g is zero or not finite."""
 
-    distance: float  # ||a - g|| / ||g||
-    scale: float  # ||a|| / ||g||
-    cosine: float
-    weights: tuple[float, ...]  # of a on the g_k, by least squares, relative to what they should be
-    residual: float  # ||part of a outside their span|| / ||a||
-    condition: float  # of the g_k at unit length; the weights mean nothing when it is huge
+    distance: float = math.nan  # ||a - g|| / ||g||
+    scale: float = math.nan  # ||a|| / ||g||
+    cosine: float = math.nan  # <a, g> / (||a|| ||g||)
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A least-squares decomposition a = sum_k weights[k] / N * parts[k] + rest; NaN where a vector is not finite."""
+
+    weights: tuple[float, ...] = ()  # times N: all 1 when equal micro-batches are averaged
+    residual: float = math.nan  # ||rest|| / ||a||
+    condition: float = math.nan  # of the matrix of parts scaled to unit columns; the weights mean nothing when it is huge
+
+
+@dataclass(frozen=True)
+class Attribution(Decomposition, Comparison):
+    """A gradient that an optimizer received beside the reference's, and in micro-batch gradients: 1 is a right weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +128,6 @@ class Signature:
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # those whose gradient was wrong
     # Causes -> those that they leave wrong, the most of a run
     wrong_in_a_run: Mapping[Causes, int] = field(default_factory=dict, metadata=WORST_BY_NAME)
-    other_samples: tuple[Errors, ...] = field(default=(), metadata=COUNTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
     replayed: bool = field(default=False, metadata=ANY)  # whether the draws of the arm's forwards were made again
     drawn: Causes = field(default=(), metadata=_by(max))  # of the run with the model's draws
@@ -218,7 +228,6 @@ class Signature:
             **{name: snapped(getattr(self, name), of_steps if name in OF_STEPS else gate) for name in errors},
             wrong_windows=tuple(snapped(errors, gate) for errors in self.wrong_windows) if is_wrong else (),
             worst_window=self.worst_window if is_wrong else None,
-            other_samples=tuple(snapped(errors, gate) for errors in self.other_samples),
         )
 
     def stored(self) -> dict[str, Any]:
@@ -228,7 +237,7 @@ class Signature:
             "explanations": {joined(causes): error for causes, error in self.explanations.items()},
             "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
         }
-        return {name: value for name, value in row.items() if name not in ("wrong_windows", "wrong_in_a_run", "other_samples")}
+        return {name: value for name, value in row.items() if name not in ("wrong_windows", "wrong_in_a_run")}
 
 
 def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:

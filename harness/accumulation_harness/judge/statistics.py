@@ -32,12 +32,17 @@ def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Inter
     Returns:
         mean ± t s / sqrt(n), with s of reduction n - 1; NaN limits below two values.
     """
-    values = np.asarray(differences, dtype=np.float64)
-    mean = float(values.mean()) if len(values) else float("nan")
-    if len(values) < 2:
-        return Interval(mean, float("nan"), float("nan"))
-    half = float(special.stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    freedom, mean, error = _estimated(differences)
+    half = float(special.stdtrit(freedom, (1 + level) / 2) * error)
     return Interval(mean, mean - half, mean + half)
+
+
+def _estimated(differences: Sequence[float]) -> tuple[int, float, float]:
+    """Degrees of freedom, the mean, and its standard error s / sqrt(n) with s of reduction n - 1; NaN where it has none."""
+    values = np.asarray(differences, dtype=np.float64)
+    num = len(values)
+    mean = float(values.mean()) if num else math.nan
+    return num - 1, mean, float(values.std(ddof=1) / math.sqrt(num)) if num > 1 else math.nan
 
 
 def equivalence_p(differences: Sequence[float], margin: float) -> float:
@@ -50,16 +55,10 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float:
     Returns:
         The larger of the two p values; NaN below two pairs; 0 or 1 if all differences are the same.
     """
-    values = np.asarray(differences, dtype=np.float64)
-    if len(values) < 2:
-        return float("nan")
-    error = values.std(ddof=1) / np.sqrt(len(values))
+    freedom, mean, error = _estimated(differences)
     if error == 0:
-        return 0.0 if abs(values.mean()) < margin else 1.0
-    freedom = len(values) - 1
-    below = special.stdtr(freedom, -(values.mean() + margin) / error)
-    above = special.stdtr(freedom, (values.mean() - margin) / error)
-    return float(max(below, above))
+        return 0.0 if abs(mean) < margin else 1.0
+    return float(special.stdtr(freedom, (abs(mean) - margin) / error))
 
 
 def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -124,11 +123,9 @@ def detectable(differences: Sequence[float], level: float = 0.05) -> float:
     Returns:
         (t_{1 - level/2} + t_{0.8}) s / sqrt(n), with n - 1 degrees of freedom; NaN below two pairs.
     """
-    values = np.asarray(differences, dtype=np.float64)
-    if len(values) < 2:
-        return float("nan")
-    two_sided, wanted = special.stdtrit(len(values) - 1, [1 - level / 2, 0.8])
-    return float((two_sided + wanted) * values.std(ddof=1) / np.sqrt(len(values)))
+    freedom, _, error = _estimated(differences)
+    two_sided, wanted = special.stdtrit(freedom, [1 - level / 2, 0.8])
+    return float((two_sided + wanted) * error)
 
 
 def t_test(differences: Sequence[float]) -> float:
@@ -145,8 +142,8 @@ def t_test(differences: Sequence[float]) -> float:
         return float("nan")
     if values.std() <= RESOLUTION * abs(values.mean()):
         return 1.0 if values[0] == 0 else 0.0
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    return float(2 * special.stdtr(len(values) - 1, -abs(values.mean()) / error))
+    freedom, mean, error = _estimated(differences)
+    return float(2 * special.stdtr(freedom, -abs(mean) / error))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -30,7 +30,7 @@ from accumulation_harness.judge.gates import (
     clear_gate,
     coarse_gate,
 )
-from accumulation_harness.judge.signature import Signature, worst
+from accumulation_harness.judge.signature import Decomposition, Signature, worst
 from accumulation_harness.system.enums import StrEnum
 
 CLEARLY_VANISHED = (
@@ -130,8 +130,8 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounding(Part):
-    """Check L1: rounding in the target precision, at the initial weights, relative to float64."""
+class Rounding(Decomposition, Part):
+    """Check L1: rounding in the target precision, at the initial weights, relative to float64, and in micro-batch gradients."""
 
     groups: Mapping[str, Part] = field(default_factory=dict)  # by the optimizer's parameter groups
     permutations: int = 0  # that it took to decide
@@ -139,9 +139,6 @@ class Rounding(Part):
     cosine: float = math.nan
     full_factor: float = math.nan  # `factor` of the full batch, median over permutations
     factor_range: float = math.nan  # the largest less the smallest over permutations, of the full batch and of the arm together
-    residual: float = math.nan  # of a outside the span of the full batch's micro-batch gradients
-    weights: tuple[float, ...] = ()
-    condition: float = math.nan
     dimensions: int = 0  # entries of the gradient
     zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
     full_zeros: float = math.nan  # the same of the full batch

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accumulation_harness.measure import optimizer_state
+from accumulation_harness.measure.lock_step import tensors_of
 from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.system import accelerator, pytree
 from accumulation_harness.workloads import Batch
@@ -199,19 +200,16 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
 
 
 def kept(arm: Arm) -> Iterator[Tensor]:
-    """Yield the tensors that an arm holds on its device between two steps.
+    """List the tensors that an arm holds on its device between two steps.
 
     Args:
         arm: The arm.
 
-    Yields:
+    Returns:
         Parameters, buffers, gradients, optimizer state and averaged weights.
     """
-    model = arm.model
-    yield from (*model.parameters(), *model.buffers(), *gradients_of(model.parameters()))
-    yield from (one for one in state_tensors(arm) if one.device.type == arm.device.type)
-    if arm.ema is not None:
-        yield from (*arm.ema.parameters(), *arm.ema.buffers())
+    each = (*tensors_of(arm), *gradients_of(arm.model.parameters()))
+    return (one for one in each if one.device.type == arm.device.type)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

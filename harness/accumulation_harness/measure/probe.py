@@ -208,7 +208,7 @@ class Probe:
             return Signature(gradient_error=math.nan)
         contexts = self._contexts(seen.in_its_order).items() if seen.is_whole else ()
         known = {causes: self._at(seen.in_its_order, inside)(seen.state)[1] for causes, inside in contexts}
-        whole = Attribution(distance=math.inf, scale=math.inf, cosine=math.nan, weights=(), residual=math.nan, condition=math.nan)
+        whole = Attribution(distance=math.inf, scale=math.inf)
         return Signature(
             gradient_error=math.inf,
             wrong_windows=({causes: 0.0 for causes, one in known.items() if not bool(torch.isfinite(one).all())},),
@@ -236,7 +236,7 @@ class Probe:
 
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
-        arm, samples = seen.arm, torch.cat(seen.arm.seen)
+        arm = seen.arm
         taken = seen.in_its_order if seen.is_whole else None
         exact = clipped(gradient, arm.clip_norm)
         stepped_once = self.lock.watches[label].steps_in_window == 1
@@ -274,8 +274,6 @@ class Probe:
                 statistics_error=within.statistics_error,
                 replayed=0 < len(taken.sizes) <= len(taken.draws),
             )
-        if stepped_once and len(samples) and bool((samples >= 0).all()):
-            return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
     def _resolved(self, seen: ConsumedWindow, error: float, exact: tuple[Loss, Tensor], inside: Inside = WHOLE) -> float:
@@ -442,16 +440,6 @@ class Probe:
         if len(terms) == 1 and seen.is_whole:
             terms = {n.sum().item() for n in exact.num_terms(seen.in_its_order.window).split(seen.sizes)}
         return len(terms) > 1
-
-    def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
-        """Causes -> error of their best variant, of the samples that the arm saw in place of its window's."""
-        other = dataclasses.replace(seen, window=self.setting.exact.batch(torch.cat(seen.arm.seen)), stale=None)
-        facts, max_norm = self._facts(label, other, WHOLE), seen.arm.clip_norm
-        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
-        alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
-        smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
-        _keep_smallest(smallest, seen.consumed, hypotheses(facts))
-        return smallest
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
         self.setting.offload.release()

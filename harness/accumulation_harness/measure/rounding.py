@@ -19,11 +19,12 @@ from torch import Tensor
 from accumulation_harness.config import Precision, TrialConfig
 from accumulation_harness.judge.gates import CONFIRMED, LEAST, OUTLIER, ROUNDING_GATE
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
+from accumulation_harness.judge.signature import Comparison, Decomposition
 from accumulation_harness.judge.verdict import Part, Rounding, rounding_failures
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.referee.gradients import Comparison, Decomposition, by_group, compare, decompose_rows, relative_distance
+from accumulation_harness.referee.gradients import by_group, compare, decompose_rows, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, no_clipping, restore, snapshot
 from accumulation_harness.results.measurements import Measurement
 
@@ -33,8 +34,6 @@ DEPENDS_ON = (
     "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
     "permutations", "seed",
 )  # fmt: skip
-# Arms that are not ours may look at them.
-OTHERS_DEPEND_ON = ("faults", "methods", "optimizer", "schedule", "clip_norm", "ema_decay")
 
 
 def measure(
@@ -84,8 +83,8 @@ class Orders:
         self.lock = LockStep(arms, setting.config.seed, offload=setting.offload, looks=False)
         # Beside what its micro-batches compute exactly: under BatchNorm a small one has other dead units than the window.
         self.inside = [WHOLE, *inside_causes(setting).values()][-1]
-        self.natural = dict.fromkeys(recipes, Comparison(math.nan, math.nan, math.nan))
-        self.apart, self.zeros = dict.fromkeys(recipes, Decomposition((), math.nan, math.nan)), dict.fromkeys(recipes, math.nan)
+        self.natural = dict.fromkeys(recipes, Comparison())
+        self.apart, self.zeros = dict.fromkeys(recipes, Decomposition()), dict.fromkeys(recipes, math.nan)
         self.places = {WHOLE_MODEL: [slice(None)], **by_group(arms[REFERENCE].model, arms[REFERENCE].optimizer)}
         self.errors: dict[str, dict[str, list[float]]] = {label: {name: [] for name in self.places} for label in recipes}
         self.factors: dict[str, list[float]] = {label: [] for label in recipes}
@@ -160,20 +159,18 @@ def _is_decided(own: Rounding, config: TrialConfig) -> bool:
     return own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE
 
 
-def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:
-    """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes.
+def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> Measurement[dict[str, Rounding]]:
+    """`measure`, as trials of our right arms share it: no optimizer changes the first gradient.
 
     Args:
         setting: The trial's task, initial weights and windows.
         recipes: Name of an arm -> its recipe.
         ids: [n] numbers of the window's samples.
-        ours: Whether all arms are our right ones, whose first gradient no optimizer changes.
 
     Returns:
         What identifies it, and how it is made.
     """
-    is_scaled = ("loss_scale",) if setting.config.precision == Precision.float16 else ()
-    settings = (*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON))
+    settings = DEPENDS_ON + (("loss_scale",) if setting.config.precision == Precision.float16 else ())
     depends_on = partial(setting.identity, settings, [ids], arms=[*recipes])
     return Measurement("rounding", dict[str, Rounding], depends_on, partial(measure, setting, recipes, ids))
 

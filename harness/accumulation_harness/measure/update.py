@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Flag, auto
 from itertools import accumulate
 
 import torch
@@ -42,16 +41,19 @@ ATTRIBUTE = re.compile(r"\.params\[\d+\]\.")
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
-class Kind(Flag):
-    """Of an optimizer's state."""
-
-    counts = auto()  # called `step`
-    moments = auto()  # tensors with a shape
-    numbers = auto()  # all others
+Advances = Callable[[str, object], bool]  # (name, value) of an entry of an optimizer's state -> whether it has advanced
 
 
-EVERYTHING = ~Kind(0)
-BY_HAND = (Kind.counts, Kind.moments, Kind.counts | Kind.moments)  # what code that advances state by hand reaches
+def _is_count(name: str, value: object) -> bool:
+    return name == STEP
+
+
+def _is_moment(name: str, value: object) -> bool:
+    return name != STEP and isinstance(value, Tensor) and value.dim() > 0
+
+
+# What code that advances state by hand reaches.
+BY_HAND: tuple[Advances, ...] = (_is_count, _is_moment, lambda *entry: _is_count(*entry) or _is_moment(*entry))
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Twin:
         first: Sequence[Tensor] = (),
         *,
         decays: bool = True,
-        advances: Kind = EVERYTHING,
+        advances: Advances | None = None,
         offload: Offload,
     ) -> Twin:
         """Take one plain step from `before` with a copy of the optimizer, as the arm took it.
@@ -114,7 +116,7 @@ class Twin:
             consumed: [P] gradient.
             first: Gradients that its state alone has taken in, at rates of zero.
             decays: Whether with the configured weight decay.
-            advances: The kinds of state that these have changed, the others being as before.
+            advances: Tells the entries of the state that these have changed, the others being as before; without it, all.
             offload: Where large tensors are kept meanwhile.
 
         Returns:
@@ -129,7 +131,7 @@ class Twin:
                     group["weight_decay"] = 0.0
                 _give(parameters, start, gradient, taken.idle)
                 optimizer.step()
-            if advances != EVERYTHING:
+            if advances is not None:
                 optimizer, parameters = _partly_advanced(before, optimizer, parameters, advances)
             for group, own in zip(optimizer.param_groups, before.optimizer.param_groups, strict=True):
                 if "weight_decay" in group:
@@ -200,24 +202,16 @@ def _give(parameters: Sequence[nn.Parameter], weights: Tensor, gradient: Tensor,
 
 
 def _partly_advanced(
-    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], kinds: Kind
+    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], advances: Advances
 ) -> tuple[Optimizer, list[nn.Parameter]]:
-    """A copy of the optimizer `before`, with those kinds of state that the `advanced` one keeps for its parameters `theirs`."""
+    """A copy of the optimizer `before`, with those entries of state that the `advanced` one keeps for its parameters `theirs`."""
     optimizer, parameters = copied(before.optimizer, before.parameters)
     for own, other in zip(with_inner(optimizer), with_inner(advanced), strict=True):
         for p, q in zip(parameters, theirs, strict=True):
-            for name, value in other.state.get(q, {}).items():
-                if _kind(name, value) in kinds:
-                    own.state[p][name] = value
+            own.state[p].update({name: value for name, value in other.state.get(q, {}).items() if advances(name, value)})
         for group, reached in zip(own.param_groups, other.param_groups, strict=True):
-            group |= {name: reached[name] for name in {STEP} & reached.keys() if Kind.counts in kinds}
+            group |= {STEP: reached[STEP]} if STEP in reached and advances(STEP, None) else {}
     return optimizer, parameters
-
-
-def _kind(name: str, value: object) -> Kind:
-    if name == STEP:
-        return Kind.counts
-    return Kind.moments if isinstance(value, Tensor) and value.dim() else Kind.numbers
 
 
 def check_update(
@@ -241,14 +235,14 @@ def check_update(
         Relative errors of weights, state and moving average, also under each known fault.
     """
 
-    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kind = EVERYTHING) -> Twin:
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Advances | None = None) -> Twin:
         return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, offload=setting.offload)
 
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
         zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
-        hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in _partial_gradients(parts()))]
-        for first, decays, advances in (*hypotheses, *((zeros, False, kinds) for kinds in BY_HAND)):
+        hypotheses = [(zeros, False, None), *((each, True, None) for each in _partial_gradients(parts()))]
+        for first, decays, advances in (*hypotheses, *((zeros, False, some) for some in BY_HAND)):
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
                 yield own.state_errors(twin(start, first, decays=decays, advances=advances), before)
 

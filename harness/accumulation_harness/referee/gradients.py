@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors  # one call where reshape and cat take one for each tensor
 
+from accumulation_harness.judge.signature import Comparison, Decomposition
+
 # Elements compared at once. On a CPU 0.5 MiB of float64 stays in the cache, and what is freed stays with the process: blocks of
 # 1 MiB went back to the system and were faulted in again: 8 times as long for 370,000 parameters. A GPU wants few kernels.
 BLOCK, BLOCK_ON_DEVICE = 2**16, 2**22
 MOST_AT_ONCE = 2**22  # elements of a matrix that is factorised at once, with its factors: 32 MiB
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A gradient a compared with a reference g."""
-
-    distance: float  # ||a - g|| / ||g||
-    scale: float  # ||a|| / ||g||
-    cosine: float  # <a, g> / (||a|| ||g||)
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """A least-squares decomposition a = sum_k weights[k] / N * parts[k] + rest."""
-
-    weights: tuple[float, ...]  # times N: all 1 when equal micro-batches are averaged
-    residual: float  # ||rest|| / ||a||
-    condition: float  # of the matrix of parts scaled to unit columns; the weights mean nothing when it is huge
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
@@ -137,8 +120,7 @@ def norm(a: Elements) -> Tensor:
 def distances_to(reference: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> Tensor:
     """Compute the distances of several lists of tensors to a reference.
 
-    Few elements are compared in one pass. Of many, the reference is read once and each block is freed before the next. A
-    difference is then rounded once in the format of the tensors, by a relative 2^-24 in float32.
+    Of many elements the reference is read once, and each block is freed before the next.
 
     Args:
         reference: Tensors with P elements together.
@@ -147,13 +129,8 @@ def distances_to(reference: Sequence[Tensor], others: Sequence[Sequence[Tensor]]
     Returns:
         [A] float64 on the device.
     """
-    block = _block(reference[0].device)
-    if len(others) * sum(tensor.numel() for tensor in reference) <= block:
-        rows = flatten(tensor for own in others for tensor in own).reshape(len(others), -1) - flatten(reference)
-        distances: Tensor = torch.linalg.vector_norm(rows, dim=1)
-        return distances
-    own = [_blocks(tensors, block) for tensors in others]
-    squares = [torch.stack([_square(next(vectors) - x) for vectors in own]) for x in _blocks(reference, block)]
+    own = [iter(Elements(tensors)) for tensors in others]
+    squares = [torch.stack([_square(next(vectors) - x) for vectors in own]) for x in Elements(reference)]
     return torch.stack(squares).sum(0).sqrt()
 
 
@@ -202,7 +179,7 @@ def comparison(four: Sequence[float]) -> Comparison:
     """
     difference, a, g, product = four
     if not g > 0:
-        return Comparison(math.nan, math.nan, math.nan)
+        return Comparison()
     cosine = product / (math.sqrt(a) * math.sqrt(g)) if a > 0 else math.nan  # a * g may underflow
     return Comparison(math.sqrt(difference / g), math.sqrt(a / g), cosine)
 
@@ -274,7 +251,7 @@ def decompose_rows(rows: Iterable[tuple[Tensor, Sequence[Tensor]]]) -> Decomposi
     num = triangle.shape[1] - 1
     lengths = torch.linalg.vector_norm(triangle, dim=0)
     if not bool(torch.isfinite(lengths).all()):
-        return Decomposition((math.nan,) * num, math.nan, math.nan)
+        return Decomposition((math.nan,) * num)
     norm, lengths = lengths[num], torch.where(lengths > 0, lengths, 1.0)[:num]
     r, coordinates, rest = triangle[:num, :num] / lengths, triangle[:num, num], triangle[num:, num]
     singular = torch.linalg.svdvals(r).tolist()

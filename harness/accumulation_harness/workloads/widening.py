@@ -45,13 +45,8 @@ def widened(narrow: Collection[torch.dtype] = WIDE.keys()) -> Iterator[None]:
     Yields:
         Nothing; float64 is the default format inside.
     """
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Wider(narrow):
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    with _default_format(torch.float64), _Wider(narrow):
+        yield
 
 
 @contextmanager
@@ -61,11 +56,17 @@ def as_asked() -> Iterator[None]:
     Yields:
         Nothing; float32 is the default format inside.
     """
+    with _default_format(torch.float32), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextmanager
+def _default_format(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors have this format inside."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(dtype)
     try:
-        with torch._C.DisableTorchFunction():
-            yield
+        yield
     finally:
         torch.set_default_dtype(default)
 
