@@ -388,40 +388,13 @@ class Track(Followed):
         self._size, self._after = len(window.micro_batches), self._written()
         known = np.array(self.known)
         looked = known & self.sketched  # less than what was looked at where a tensor was found to be unknown since
-        parts = [
-            (
-                m.contribution,
-                m.before,
-                m.after,
-                m.hooks,
-                m.scale,
-                m.loss,
-                m.slopes,
-                m.own,
-                m.bends,
-                m.weights,
-            )
-            for m in window.micro_batches
-        ]
         ends = {"at_step": gradients, "parameters": parameters, **window.ends}
-        parts, found, norms, values = _on_host((parts, ends, window.norms, window.values))
-        for m, (*sketches, bare, scale, loss, heads, own, bends, weights) in zip(window.micro_batches, parts, strict=True):
-            m.weights = _sketch(weights, known)
-            m.scale = 1.0 if scale is None else number(scale)
-            m.contribution, m.before, m.after = (_sketch(s, looked, m.scale) for s in sketches)
-            there = np.array([one is not None for one in bare])
-            m.hooks, off = proportion(m.contribution[there], _sketch(bare, looked, m.scale)[there]) if there.any() else (1.0, 0.0)
-            some = abs(m.hooks - 1) > ALIKE and m.contribution[~there].any()
-            if off > GATE or some:  # no factor of all that it gives
-                m.hooks, window.hooked = 1.0, True
-            m.loss = number(loss) / m.scale
-            m.slopes, m.own = (
-                None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (heads, own)
-            )
-            m.bends = [Bend(*map(number, bend)) for bend in bends]
-            window.hooked = window.hooked or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
+        parts, found, norms, values = _on_host(([*map(vars, window.micro_batches)], ends, window.norms, window.values))
+        for m, part in zip(window.micro_batches, parts, strict=True):
+            vars(m).update(part)
+            window.hooked |= _settled(m, looked, known)
         window.choose()
-        window.parameters = _sketch(found.get("parameters"), known)
+        window.parameters = _sketch(found["parameters"], known)
         names = ("unclipped", "at_step", "clipped", "written")
         unclipped, at_step, window.clipped, written = (_sketch(found.get(name), looked) for name in names)
         if written is not None and written.any() and not is_of_weights(window.parameters, written - at_step):
@@ -445,6 +418,22 @@ class Track(Followed):
         window.ranks = None if window.skipped else window.ranks
         window.ends, window.norms, window.values, window.averages = {}, (), (), None  # nothing is held on the device any longer
         return window
+
+
+def _settled(m: MicroBatch, looked: Any, known: Any) -> bool:
+    """Numbers in place of the vectors that were copied to the host; whether hooks of the run's own have changed what it gives."""
+    m.scale = 1.0 if m.scale is None else number(m.scale)
+    m.weights, m.loss = _sketch(m.weights, known), number(m.loss) / m.scale
+    there = np.array([one is not None for one in m.hooks])
+    m.contribution, m.before, m.after, bare = (_sketch(s, looked, m.scale) for s in (m.contribution, m.before, m.after, m.hooks))
+    m.hooks, off = proportion(m.contribution[there], bare[there]) if there.any() else (1.0, 0.0)
+    no_factor = off > GATE or (abs(m.hooks - 1) > ALIKE and bool(m.contribution[~there].any()))  # of all that it gives
+    m.hooks = 1.0 if no_factor else m.hooks
+    m.slopes, m.own = (
+        None if of is None else [[form.on_host(m.scale) for form in forms] for forms in of] for of in (m.slopes, m.own)
+    )
+    m.bends = [Bend(*map(number, bend)) for bend in m.bends]
+    return no_factor or any(abs(bend.factor - 1) > ALIKE or bend.off > 1 for bend in m.bends)
 
 
 def _nothing(_: Tensor) -> None:
