@@ -80,17 +80,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     steps = f"optimizer steps at which a run ends (default {MAX_STEPS}; for a script an epoch, or a few slow steps)"
     made.add_argument("--max-steps", type=int, help=steps)
-    numbers = "{batch_size} (of a micro-batch), {accumulation_steps}, {total_batch}"
-    for option, form, what in (
-        ("--set", "WORDS", f"command line of the script, with {numbers}; may be repeated"),
-        ("--set-env", "NAME=VALUE", "variable of the environment, likewise"),
-        (
-            "--set-file",
-            "FILE:KEY=VALUE",
-            "value in a YAML, TOML, INI or JSON file that it reads, or of a name in a .py file, likewise",
-        ),
-    ):
-        made.add_argument(option, action="append", default=[], metavar=form, help=what)
+    _add_settings(made)
     made.add_argument(
         "--explain",
         action="store_true",
@@ -119,6 +109,21 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
     return made
+
+
+def _add_settings(made: argparse.ArgumentParser) -> None:
+    """How a script is told the two numbers."""
+    numbers = "{batch_size} (of a micro-batch), {accumulation_steps}, {total_batch}"
+    for option, form, what in (
+        ("--set", "WORDS", f"command line of the script, with {numbers}; may be repeated"),
+        ("--set-env", "NAME=VALUE", "variable of the environment, likewise"),
+        (
+            "--set-file",
+            "FILE:KEY=VALUE",
+            "value in a YAML, TOML, INI or JSON file that it reads, or of a name in a .py file, likewise",
+        ),
+    ):
+        made.add_argument(option, action="append", default=[], metavar=form, help=what)
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -235,25 +240,16 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     Returns:
         Exit code, text for stdout, text for stderr.
     """
-    begun, said, remarks = time.monotonic(), "", ""
+    begun = time.monotonic()
     read_script(given)
     subject = subject_of(given)
     try:
-        from accumulation_harness.audit.report import github
-
         report = _audited(given)
         if report is None:  # of a rank that judges nothing
             return 0, "", ""
-        report = replace(report, subject=subject, seconds=time.monotonic() - begun)
-        said = report.told(given.format)
-        remarks = github.tell(report)
-        remarks += _written(given, report)
+        return _answer(given, replace(report, subject=subject, seconds=time.monotonic() - begun))
     except BaseException as error:  # reading the file can raise anything
-        what = _told(error)
-        if not said:
-            return refused(given, subject, f"audit could not run: {what}")
-        return BAD_INPUT, *_streams(given.format, said, remarks, f"audit could not be saved: {what}")
-    return report.exit_code, *_streams(given.format, said, remarks)
+        return refused(given, subject, f"audit could not run: {_told(error)}")
 
 
 def _audited(given: argparse.Namespace) -> Report | None:
@@ -398,19 +394,25 @@ def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int
     Returns:
         Exit code, stdout and stderr: where text is not asked for, stdout is a report with that problem.
     """
-    from accumulation_harness.audit.report import Problem, Report, github
+    from accumulation_harness.audit.report import Problem, Report
 
     if given.rank:
         return 0, "", f"rank {given.rank}: {what}\n"
     report = Report(batch_size=given.batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
-    said = report.told(given.format) if given.format != "text" else ""
-    remarks = ""
+    return _answer(given, report, what)
+
+
+def _answer(given: argparse.Namespace, report: Report, error: str = "") -> tuple[int, str, str]:
+    """What is said of a report, and written; `error`: in place of its text, where nothing was judged."""
+    from accumulation_harness.audit.report import github
+
+    code, said, remarks = report.exit_code, "" if error and given.format == "text" else report.told(given.format), ""
     try:
         remarks = github.tell(report)
         remarks += _written(given, report)
-    except OSError as error:
-        what += f"\naudit could not be saved: {_told(error)}"
-    return BAD_INPUT, *_streams(given.format, said, remarks, what)
+    except Exception as unsaved:
+        code, error = BAD_INPUT, "\n".join(filter(None, (error, f"audit could not be saved: {_told(unsaved)}")))
+    return code, *_streams(given.format, said, remarks, error)
 
 
 def _streams(format: Format, said: str, remarks: str, error: str = "") -> tuple[str, str]:

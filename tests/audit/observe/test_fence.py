@@ -97,7 +97,7 @@ def reached(what):
 
 def fails(target, event):
     fired = []
-    remembered = (variables._is_ours, variables.places, frames._owner, places._places, tensors._adds_nothing)
+    remembered = (variables.places, frames._owner, places._places, tensors._adds_nothing)
     for kept in remembered:  # is not called again
         kept.cache_clear()
     error, weights = observed(PROBED, failing(target, event, fired, is_observer))

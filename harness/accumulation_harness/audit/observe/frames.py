@@ -19,7 +19,8 @@ UNINSTALLED = "code that is not installed"
 INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
 CALL = ("_call", str(Path(__file__).with_name("runs.py")))  # what calls the audited function
 TORCH = tuple(place + os.sep for place in (getattr(find_spec("torch"), "submodule_search_locations", None) or ()))
-PASSES_ON = ("<", str(Path(__file__).parents[2]) + os.sep, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
+OURS = str(Path(__file__).parents[2]) + os.sep
+PASSES_ON = ("<", OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
 
 
 def callers() -> Iterator[str]:
@@ -56,12 +57,34 @@ def line() -> str:
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
-    """Of code with an owner, innermost first, up to the call of the audited function."""
+    """Of code with an owner, innermost first."""
+    return ((owner, frame) for frame in under_way()[0] if (owner := _owner(frame.f_code.co_filename)))
+
+
+def under_way() -> tuple[list[FrameType], bool]:
+    """List the frames of the code under way, innermost first, up to the call of the audited function.
+
+    Returns:
+        The frames, and whether they come to that call; those of a thread of its own do not.
+    """
     frame: FrameType | None = sys._getframe(1)
+    found = []
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
-        if owner := _owner(frame.f_code.co_filename):
-            yield owner, frame
+        found.append(frame)
         frame = frame.f_back
+    return found, frame is not None
+
+
+def is_a_librarys(file: str) -> bool:
+    """Whether a file is of a library: Python's, an installed one, or this one.
+
+    Args:
+        file: A path, as code names it; `<...>` is of no file.
+
+    Returns:
+        True if it is.
+    """
+    return _owner(file) != UNINSTALLED and not file.startswith("<")
 
 
 @lru_cache(maxsize=4096)
@@ -69,5 +92,5 @@ def _owner(file: str) -> str:
     """The package that a file is of; empty of Python's own and of ours, which pass calls on."""
     if file.startswith(TORCH):
         return "torch"
-    installed = None if file.startswith(PASSES_ON[1]) else INSTALLED.search(file)
+    installed = None if file.startswith(OURS) else INSTALLED.search(file)
     return installed[1] if installed else "" if file.startswith(PASSES_ON) else UNINSTALLED

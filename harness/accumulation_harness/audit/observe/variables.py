@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
-from pathlib import Path
 from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -17,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from accumulation_harness.audit.evidence import HELD, Held, Vector
+from accumulation_harness.audit.observe import frames
 from accumulation_harness.audit.observe.arrays import is_tensor, leaves, members, read
-from accumulation_harness.audit.observe.frames import CALL, TORCH
+from accumulation_harness.audit.observe.frames import is_a_librarys
 
 OURS = __name__.partition(".")[0] + "."
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-NOT_THEIRS = (*TORCH, str(Path(__file__).parents[2]))
+NOT_THEIRS = (*frames.TORCH, frames.OURS)
 MOST_OBJECTS = 2_000  # looked into at each look: the nearest ones
 OPAQUE = (str, bytes, type, ModuleType, BuiltinFunctionType)
 WEIGHTS = "weights handed over"
@@ -158,17 +156,9 @@ def local_variables() -> dict[str, object]:
 
 def _frames() -> list[FrameType]:
     """Those of the audited code, from the innermost one on; in a thread of its own, of all that is no library's."""
-    frame: FrameType | None = sys._getframe()
-    found = []
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
-        found += [] if _is_ours(frame.f_code) else [frame]
-        frame = frame.f_back
-    return [one for one in found if not _is_installed(one.f_code.co_filename)] if frame is None else found
-
-
-@lru_cache(maxsize=4096)
-def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(NOT_THEIRS)
+    found, is_called = frames.under_way()
+    theirs = [one for one in found if not one.f_code.co_filename.startswith(NOT_THEIRS)]
+    return theirs if is_called else [one for one in theirs if not is_a_librarys(one.f_code.co_filename)]
 
 
 def _variables(frame: FrameType) -> dict[str, object]:
@@ -193,10 +183,10 @@ def _opened(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, obj
     elif isinstance(value, FunctionType):
         held = _of_function(value)
     elif isinstance(value, GeneratorType):
-        held = value.gi_frame.f_locals if value.gi_frame is not None and not _is_installed(value.gi_code.co_filename) else {}
+        held = value.gi_frame.f_locals if value.gi_frame is not None and not is_a_librarys(value.gi_code.co_filename) else {}
     elif isinstance(value, type):
         own = getattr(sys.modules.get(value.__module__), "__file__", None)
-        held = vars(value) if own is not None and not _is_installed(own) else {}
+        held = vars(value) if own is not None and not is_a_librarys(own) else {}
     else:
         yield path, value
     if held and id(value) not in seen:
@@ -212,7 +202,7 @@ def _of_function(function: FunctionType) -> dict[str, object]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # not yet assigned
             found[name] = cell.cell_contents
-    if _is_installed(code.co_filename):
+    if is_a_librarys(code.co_filename):
         return {name: one for name, one in found.items() if not isinstance(one, FunctionType)}
     defaults = function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
@@ -227,8 +217,3 @@ def _of_function(function: FunctionType) -> dict[str, object]:
 def _named(code: CodeType, known: Mapping[str, object]) -> dict[str, object]:
     """What code names of its module."""
     return {name: known[name] for name in code.co_names if name in known}
-
-
-@lru_cache(maxsize=4096)
-def _is_installed(path: str) -> bool:
-    return path.startswith((*NOT_THEIRS, *LIBRARIES))

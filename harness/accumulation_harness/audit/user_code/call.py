@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from accumulation_harness.audit.observe.frames import INSTALLED
 from accumulation_harness.audit.observe.runs import described
 from accumulation_harness.audit.request import SIZES, takes_sizes
 from accumulation_harness.audit.user_code.asking import advised, asking
@@ -32,7 +33,6 @@ ANEW = (
     "gin",
     "sacred",
 )  # libraries that keep what an earlier run has told them: each run imports its own
-INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 ENDED_WELL = (None, 0, "os._exit(0)")  # what a SystemExit says
 LAST_WORDS = 5  # lines of its standard error that are kept
 SCRIPT = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SIZES])
@@ -51,7 +51,7 @@ class UserCode:
         source = target.file()
         self.root, self.dotted = module_of(source)
         self.folder = Path.cwd()
-        originals = [self.folder] if any(part in str(source) for part in INSTALLED) else [self.folder, self.root]
+        originals = [self.folder] if INSTALLED.search(str(source)) else [self.folder, self.root]
         if in_place and (settings.edits or source.suffix == NOTEBOOK):
             raise ValueError("expected no --in-place with --set-file or a notebook: they need files of their own")
         self.scratch = None if in_place else Scratch(originals)
@@ -224,9 +224,8 @@ class UserCode:
         roots = [str(self._here(self.root)), str(self._here(self.folder))]
         known = vars(module)  # nothing lazy is woken
         places = [str(known.get("__file__") or "")] if known.get("__file__") else getattr(known.get("__path__"), "_path", ())
-        return any(place.startswith(root + os.sep) for place in places for root in roots) and not any(
-            part in place for part in INSTALLED for place in places
-        )
+        is_inside = any(place.startswith(root + os.sep) for place in places for root in roots)
+        return is_inside and not any(map(INSTALLED.search, places))
 
     def there(self, text: str) -> str:
         """A text with the names that files have where their owner has them."""
