@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from accumulation_harness.audit.__main__ import main
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -17,7 +15,7 @@ parser.add_argument("--accum", type=int)
 parser.add_argument("--unused", type=int)
 args = parser.parse_args()
 loader = torch.utils.data.DataLoader(DATA, args.rows, shuffle=True)
-steps = LENGTH
+steps = len(loader) * 3
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
 """
 
@@ -50,21 +48,11 @@ def test_a_function_of_a_package_and_what_it_imports_from_there(monkeypatch, cap
     assert "seeds\n    package/train.py:" in said
 
 
-@pytest.mark.parametrize(
-    ("length", "warned"),
-    [
-        ("len(loader) * 3", True),
-        ("len(loader) * 3 // args.accum", False),
-        ("9000 // args.rows", True),
-        ("9000 // args.unused", False),
-    ],
-)
-def test_a_schedule_as_long_as_there_are_micro_batches(length, warned, tmp_path, monkeypatch, capsys):
-    (tmp_path / "train.py").write_text(SCHEDULED.replace("LENGTH", length))
+def test_what_is_read_in_a_schedule_and_what_nobody_reads(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(SCHEDULED)
     monkeypatch.chdir(tmp_path)
     said = explained(capsys, "train.py", "--set", "-b {batch_size} --accum {accumulation_steps} --unused {total_batch}")
-    assert "DataLoader" in section(said, "rows") and ("read nowhere" in section(said, "unused")) == ("unused" not in length)
-    assert ("it is 4 times as long at N=4" in said) == warned
+    assert "DataLoader" in section(said, "rows") and "read nowhere" in section(said, "unused")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

@@ -21,7 +21,6 @@ from accumulation_harness.audit.user_code.target import NOTEBOOK, Target
 
 MOST = 8  # lines of a kind that are listed
 WIDTH = 100  # of a line of source
-SCHEDULE = re.compile(r"(LR|get_\w*schedule\w*|\w_scheduler?)$")  # what is called to make one
 KINDS: Mapping[str, tuple[str, str]] = {  # what is looked for: how it is spelled; what is said where nothing is
     "seeds": (
         r"(manual_seed|set_seed|seed_everything|random\.(seed|key)|default_rng|RandomState|PRNGKey|set_random_seed)\(",
@@ -84,7 +83,6 @@ def explained(given: argparse.Namespace) -> str:
     lines += ["", "In the text of all runs"]
     for kind, (spelled, otherwise) in KINDS.items():
         lines += [f"  {kind}", *_listed([p for file in trees for p in _spelled(spelled, file, texts[file])], otherwise)]
-    lines += [f"  ! {said}" for file, tree in trees.items() for said in _lengths(file, tree, known, max(arms))]
     subject = subject_of(given)
     assert subject is not None
     lines += ["  versions", "    " + ", ".join(f"{name} {version}" for name, version in subject.versions(()).items())]
@@ -197,40 +195,3 @@ def _place(file: str, row: int, line: str, name: str) -> str:
 def _listed(places: Sequence[str], otherwise: str) -> list[str]:
     more = [f"and {len(places) - MOST} more"] if len(places) > MOST else []
     return [f"    {place}" for place in (*places[:MOST], *more)] or [f"    {otherwise}"]
-
-
-def _lengths(file: str, tree: ast.AST, known: Mapping[str, Numbers], most: int) -> Iterator[str]:
-    """Schedules whose length is that of a loader, or is divided by a micro-batch's size, and by no number of micro-batches."""
-    counts = {name for name, values in known.items() if values[0] < values[-1] == most}
-    sizes = {name for name, values in known.items() if values[-1] < values[0]}
-    taken, calls = _parameters(tree), [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    given: dict[str, list[ast.expr]] = {}
-    arguments = (pair for call in calls for pair in zip(taken.get(_name(call.func), ()), call.args, strict=False))
-    for dotted, value in (*values_in_python(ast.unparse(tree)), *arguments):
-        given.setdefault(dotted.rpartition(".")[2], []).append(value)
-    for call in calls:
-        if not SCHEDULE.search(ast.unparse(call.func)) or _name(call.func) in taken:
-            continue
-        todo, seen = [*call.args, *(keyword.value for keyword in call.keywords)], set[str]()
-        for value in todo:  # which grows
-            names = {_name(node) for node in ast.walk(value)} - seen
-            seen |= names | ({"len(...)"} if "len(" in ast.unparse(value) else set())
-            todo += [more for name in names for more in given.get(name, ())]
-        if (by := ", ".join(sorted(seen & {*sizes, "len(...)"}))) and not seen & counts:
-            yield (
-                f"{file}:{call.lineno}  the length of the schedule goes with {by} and with no number of micro-batches: "
-                f"where that counts micro-batches, it is {most} times as long at N={most}"
-            )
-
-
-def _parameters(tree: ast.AST) -> dict[str, list[str]]:
-    """Those of the functions of a file, and of what makes its classes."""
-    found = dict[str, list[str]]()
-    for node in ast.walk(tree):
-        makers = (
-            [one for one in node.body if getattr(one, "name", "") == "__init__"] if isinstance(node, ast.ClassDef) else [node]
-        )
-        for one in makers:
-            if isinstance(one, ast.FunctionDef) and isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-                found[node.name] = [arg.arg for arg in one.args.args if arg.arg not in ("self", "cls")]
-    return found
